@@ -1,7 +1,9 @@
-//! `NV_ESC_RM_ALLOC` and `NV_ESC_RM_ALLOC_MEMORY`: an object is made below another one, and its memory is
-//! [charged](crate::monitor::calls::charge).
+//! `NV_ESC_RM_ALLOC` and `NV_ESC_RM_ALLOC_MEMORY`: makes an object below another one.
 //!
-//! Pointers in our copies are ours while the driver has them, and the caller's again when they go back.
+//! [`allocate`] copies the parameters and the access rights, and enters the lane. It reads from the parameters how much
+//! memory the object takes, finds the GPU, and has the object made and [charged](crate::monitor::calls::charge). Last,
+//! it enters what else is to be known of the object. Pointers in the copies lead to the monitor's buffers while the
+//! driver has the copies, and are the caller's again when the copies go back.
 
 use crate::ledger::{Client, Handle};
 use crate::monitor::caller::listener::Reply;
@@ -20,7 +22,7 @@ use crate::rm::memory::{self, Memory, Use, class_use};
 use crate::rm::number::*;
 use crate::rm::{Answer, Key, Meaning};
 
-/// Bytes of a mask of access rights, `RS_ACCESS_MASK` of rs_access.h.
+/// The size of a mask of access rights, in bytes (`RS_ACCESS_MASK`, rs_access.h).
 const RIGHTS_BYTES: usize = 4;
 
 pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over> {
@@ -87,7 +89,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over
     Ok(case.executed(made))
 }
 
-/// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is.
+/// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is: the caller is shown the quota.
 pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Reply, Over> {
     let mut lane = begin_on_lane(case)?;
     let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
@@ -108,9 +110,9 @@ pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Rep
     Ok(case.executed(made))
 }
 
-/// Whether a surface of semaphores is to lie in memory of a GPU, which it would keep in nobody's
-/// figure. The driver refuses that, too: it has to be the host's (`semsurfConstruct_IMPL`,
-/// sem_surf.c, from 535.43.02 to 595.45.04).
+/// Whether a surface of semaphores is to lie in memory of a GPU. The surface would keep that memory in nobody's figure.
+/// The driver refuses this, too: the memory has to be the host's (`semsurfConstruct_IMPL`, sem_surf.c, from 535.43.02
+/// to 595.45.04).
 fn is_over_gpu_memory(case: &Case<'_>, client: u32) -> bool {
     let layout = case.parts.state.release.layouts(Key::Class(NV_SEMAPHORE_SURFACE)).first();
     let view = layout.and_then(|layout| layout.view(&case.scratch.params));
@@ -122,7 +124,7 @@ fn is_over_gpu_memory(case: &Case<'_>, client: u32) -> bool {
     })
 }
 
-/// A subdevice was made, and so what is above it is a device.
+/// Notes a subdevice that was made, and the device above it.
 fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
     let Object { client, parent, handle } = made;
     let gpu = gpu_of_new_subdevice(case, lane, client, handle);
@@ -133,7 +135,7 @@ fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
     books.note(client, parent, handle);
     match gpu {
         Some(gpu) => [parent, handle].iter().for_each(|of| books.devices.set_gpu(client, *of, gpu)),
-        // Another object of this handle may have been known.
+        // The books may know the GPU of an earlier object with this handle.
         None => books.devices.forget(client, handle),
     }
 }

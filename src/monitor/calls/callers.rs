@@ -1,5 +1,5 @@
-//! Undoes what was done for callers that didn't take it: of this worker, or of one before that had received
-//! the call and didn't live to answer it.
+//! Undoes what was done for callers that didn't take the reply: by this worker, or by a worker before that had received
+//! the call and ended before it answered.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::process::ProcessId;
 use crate::rm::call::Object;
 use crate::rm::number::NV_ERR_OBJECT_NOT_FOUND;
 
-/// Threads that call, and what was done for those that didn't take it.
+/// The threads that call, and what was done for callers that didn't take the reply.
 #[derive(Debug)]
 pub(crate) struct Callers {
     state: Arc<ContainerState>,
@@ -44,15 +44,15 @@ impl Callers {
         Callers { state, driver, lane, targets, unclaimed, thread_order, pid_maps }
     }
 
-    /// Undoes what a call may have made whose caller doesn't wait any more. One that made nothing
-    /// which could be undone may have freed what was there, or exported it: if its thread makes
-    /// it again, it is the same.
+    /// Undoes what a worker before may have made for the slot's call, whose caller doesn't wait any more. A call that
+    /// made no object may have freed one, or exported one: such a call is kept, to be recognized if its thread makes
+    /// it again.
     pub(crate) fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
         let Some(thread) = slot.thread() else { return };
         let (words, object) = (slot.words(), slot.call_object());
         let trace = Trace { thread, process: Process(0), words, object };
         if self.unclaimed.has(&trace) {
-            // The worker before had come to keep it.
+            // The worker before has kept the call already.
         } else if trace.may_have_made() {
             self.undo_trace(lane, &trace);
         } else {
@@ -63,7 +63,7 @@ impl Callers {
         }
     }
 
-    /// What the driver doesn't have any more, a call may have freed.
+    /// Takes an object out of the books that the driver doesn't have any more: a call may have freed it.
     fn forget_if_gone(&self, client: u32, handle: u32) {
         if handle != 0
             && handle != client
@@ -74,11 +74,11 @@ impl Callers {
         }
     }
 
-    /// Frees what a call may have made.
+    /// Frees the objects that a call may have made.
     fn undo_trace(&self, lane: &OnLane<'_>, trace: &Trace) {
         let first_process = process_id(trace.process);
-        // Descriptors are the process's, though the thread be gone; and the numbers may be a
-        // stranger's by now, and its descriptor's file and client his.
+        // Where the thread has ended, its process still has the descriptor. Another process may have the tid or the pid
+        // by now: the descriptor would then name that process's file and client.
         let file = [trace.thread, first_process].into_iter().find_map(|thread| {
             let (target, file) = self.targets.duplicate(thread.pid, trace.descriptor()).ok()?;
             (target.thread == thread).then_some(file)
@@ -92,10 +92,10 @@ impl Callers {
         }
     }
 
-    /// Undoes what was done for a caller that didn't take it.
+    /// Undoes what was done for a caller that didn't take the reply.
     ///
-    /// Until that is done, the next worker would undo it, too: what is freed twice is gone, and
-    /// handles that we choose are never used again.
+    /// Until the trace is forgotten, the next worker would undo the call, too. An object that is freed twice is gone,
+    /// and handles that the monitor chooses are never used again.
     pub(crate) fn undo(&self, lane: &OnLane<'_>, kept: &UnclaimedCall) {
         match &kept.outcome {
             Some(outcome) => {
@@ -109,8 +109,8 @@ impl Callers {
         self.unclaimed.forget_trace(kept);
     }
 
-    /// Frees an object that a call made, or may have made, and that nobody is to have. What
-    /// can't be freed counts on.
+    /// Frees an object that a call made, or may have made, and that nobody is to have. An object that can't be freed
+    /// stays charged.
     pub(crate) fn unmake(&self, _: &OnLane<'_>, device: &Device, made: Object) {
         let Object { client, parent, handle } = made;
         let freed = Rm { release: &self.state.release, device }.free(client, parent, handle);
@@ -121,7 +121,7 @@ impl Callers {
         }
     }
 
-    /// Undoes calls whose threads ended before they took the reply.
+    /// Undoes calls whose threads ended before they took the reply. Does nothing where a call hangs on the lane.
     pub(crate) fn undo_unclaimed(&self) {
         if self.unclaimed.is_empty() {
             return;

@@ -1,5 +1,10 @@
-//! One call: what was read of it, what goes back, and what it comes to. Each kind of call has a file of its own
-//! beside this one, with functions of a [`Case`].
+//! One driver call on its way through the worker: what was read of the call, what goes back, and its result.
+//!
+//! [`serve`](crate::monitor::calls::serve) takes a [`Case`] from the notification to the reply. An `NV_ESC_RM_ALLOC`,
+//! say, is copied from the caller's memory and judged by its bytes ([`escape`](crate::monitor::calls::escape)). Then
+//! the file of its descriptor is found, and [`alloc`](crate::monitor::calls::alloc) has the driver make the call on the
+//! copies. Each kind of call has a file such as `alloc.rs`. [`Effects`] has the result: the copies that are written to
+//! the caller's memory before the reply, the objects that were made, and as what the call is counted.
 
 pub(crate) mod retry;
 pub(crate) mod write_back;
@@ -27,10 +32,10 @@ use crate::rm::call::Object;
 use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, Layout, Meaning, Refusal, refuse};
 
-/// Nobody waits for the answer, and nothing was done.
+/// The reply to a caller that doesn't wait any more. Nothing was done.
 const INTERRUPTED: Over = Reply::Errno(Errno::EINTR as i32);
 
-/// A call.
+/// A driver call on its way through the worker.
 #[derive(Debug)]
 pub(crate) struct Case<'a> {
     pub(crate) parts: &'a Parts,
@@ -38,34 +43,34 @@ pub(crate) struct Case<'a> {
     pub(crate) slot: Slot<'a>,
     pub(crate) listener: &'a Listener,
     pub(crate) notice: seccomp_notif,
-    /// When it came to us.
+    /// When this worker began with the call.
     pub(crate) came: Instant,
-    /// A worker before asked the driver already, and didn't live to see the answer.
+    /// Whether a worker before asked the driver for this call, and ended before the driver answered.
     pub(crate) asked_before: bool,
     pub(crate) target: Option<Arc<Target>>,
     pub(crate) device: Option<Device>,
     pub(crate) retry: Retry,
     pub(crate) effects: Effects,
-    /// Where the worker before had it on the lane already.
+    /// The lane, where the worker before had this call on the lane already.
     pub(crate) lane: Option<OnLane<'a>>,
 }
 
-/// What a call comes to.
+/// The result of a call.
 #[derive(Debug)]
 pub(crate) struct Effects {
-    /// Where the copies belong.
+    /// The copies that go back, and their addresses in the caller's memory.
     pub(crate) writes: WriteBack,
     pub(crate) made: Vec<Object>,
-    /// Where the driver's status is, and what it is of a call that has been done.
+    /// The layout of the call's struct, which has the driver's status, and the statuses of a call that was done before.
     pub(crate) status_layout: Option<(&'static Layout, &'static [u32])>,
-    /// What the driver is to be asked, where that is no call to UVM.
+    /// The command for the driver, unless this is a call to UVM.
     pub(crate) command: Command,
     pub(crate) counted: Count,
-    /// Whether it may initialize a file of UVM's when it goes on.
+    /// Whether the call may initialize a file of UVM's once it continues.
     pub(crate) initializes: bool,
 }
 
-/// Why a call is over before it was made.
+/// The reply that ends a call early: functions of a case return it as their error.
 pub(crate) type Over = Reply;
 
 impl<'a> Case<'a> {
@@ -109,7 +114,7 @@ impl<'a> Case<'a> {
         self.notice.pid.cast_signed()
     }
 
-    /// The descriptor that it was made by.
+    /// The descriptor on which the caller made the call.
     pub(crate) fn descriptor(&self) -> i32 {
         let [descriptor, ..] = self.notice.data.args;
         rm::low_word(descriptor).cast_signed()
@@ -127,7 +132,7 @@ impl<'a> Case<'a> {
         self.listener.is_valid(self.notice.id)
     }
 
-    /// What was read is of the caller, if it still waits.
+    /// Ends the call where its caller doesn't wait any more: what was read may be another process's memory then.
     pub(crate) fn still_waits(&self) -> Result<(), Over> {
         if self.is_valid() { Ok(()) } else { Err(INTERRUPTED) }
     }
@@ -136,13 +141,13 @@ impl<'a> Case<'a> {
         Ok(Rm { release: &self.parts.state.release, device: self.device()? })
     }
 
-    /// Has the driver make it, on our copies.
+    /// Has the driver make the call, on the monitor's copies.
     pub(crate) fn call(&mut self) -> Result<(), Over> {
         let Some(device) = &self.device else { return Err(Errno::EBADF.into()) };
         Ok(device.call(&self.effects.command, &mut self.scratch.bytes)?)
     }
 
-    /// The layout of its struct.
+    /// The layout of the call's struct; [`Layout::UNKNOWN`] where the struct isn't read.
     pub(crate) fn head(&self) -> &'static Layout {
         self.effects.status_layout.map_or(&Layout::UNKNOWN, |(head, _)| head)
     }
@@ -156,40 +161,40 @@ impl<'a> Case<'a> {
         view.and_then(|view| view.u32(Meaning::Status)).unwrap_or(NV_OK)
     }
 
-    /// Whether the driver says of the call that it has been done.
+    /// Whether the driver's status says that the call was done before.
     pub(crate) fn was_done_already(&self) -> bool {
         self.effects.status_layout.is_some_and(|(_, already)| already.contains(&self.status()))
     }
 
-    /// Copies the call's struct from the caller.
+    /// Copies the call's struct from the caller's memory.
     pub(crate) fn read_struct(&mut self, address: u64, size: usize) -> Result<(), Over> {
         let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
         Ok(self.scratch.read_struct(target, address, size)?)
     }
 
-    /// Copies what it points at.
+    /// Copies the parameters, which the struct points at.
     pub(crate) fn read_params(&mut self, address: u64, size: usize) -> Result<(), Over> {
         let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
         Ok(self.scratch.read_params(target, address, size)?)
     }
 
-    /// Copies what that points at to a place in the list: where it begins, and its bytes.
+    /// Copies what the parameters point at to `place` in the list: an offset, and a number of bytes.
     pub(crate) fn read_piece(&mut self, address: u64, place: (usize, usize)) -> Result<(), Over> {
         let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
         Ok(self.scratch.read_piece(target, address, place)?)
     }
 
-    /// A copy goes back, in the order of places.
+    /// Notes that `copy` goes back to `address`. Copies are written in the order of places; the struct has place 0.
     pub(crate) fn write_back(&mut self, place: usize, address: u64, copy: Copy) {
         self.effects.writes.set(place, address, copy);
     }
 
-    /// Nothing goes back.
+    /// Notes that nothing goes back.
     pub(crate) fn write_nothing(&mut self) {
         self.effects.writes = WriteBack::default();
     }
 
-    /// Refused, as the driver would.
+    /// Ends the call as the driver refuses one: by a status in the struct, which alone goes back, or by an error.
     pub(crate) fn answer(&mut self, answer: Answer) -> Over {
         self.effects.counted = Count::Refused;
         self.retry.is_begun = false;
@@ -210,7 +215,7 @@ impl<'a> Case<'a> {
         Reply::Errno(errno)
     }
 
-    /// Refused, for what isn't known; the log says what.
+    /// Refuses a call that the tables don't know, or don't allow, and writes the refusal to the log.
     pub(crate) fn refused(&mut self, refusal: &Refusal) -> Over {
         self.log(&refusal.to_string());
         self.answer(refusal.answer())
@@ -231,8 +236,8 @@ impl<'a> Case<'a> {
         Reply::Continue
     }
 
-    /// Refused, for the quota: so many bytes of the container's GPU of that place in its order, when
-    /// that was in use.
+    /// Refuses a call for the quota: it asked for `asked_bytes` on the GPU at place `gpu` in the container's order,
+    /// when `usage` was in use.
     pub(crate) fn over_quota(&mut self, (gpu, asked_bytes): (usize, u64), usage: Usage) -> Over {
         tell_over_quota(self, (gpu, asked_bytes), usage);
         let reply = self.answer(refuse::OVER_QUOTA);
@@ -247,13 +252,13 @@ impl<'a> Case<'a> {
     }
 }
 
-/// None of the driver's.
+/// Lets a call continue that is not the driver's.
 pub(crate) fn continue_other_call(case: &mut Case<'_>) -> Reply {
     case.effects.counted = Count::Continued;
     Reply::Continue
 }
 
-/// The event of that.
+/// Tells the event of a call that is refused for the quota.
 pub(crate) fn tell_over_quota(case: &Case<'_>, (gpu, asked_bytes): (usize, u64), usage: Usage) {
     let process = case.target.as_ref().map(|target| target.process);
     case.parts.state.log.tell_refused_allocation(RefusedAllocation {
@@ -264,14 +269,14 @@ pub(crate) fn tell_over_quota(case: &Case<'_>, (gpu, asked_bytes): (usize, u64),
     });
 }
 
-/// Answered as if it had been made.
+/// Answers a call as if the driver had made it.
 pub(crate) fn pretended(case: &mut Case<'_>) -> Over {
     let answered = case.answer(Answer::Status(rm::number::NV_OK));
     case.effects.counted = Count::Executed;
     answered
 }
 
-/// To whoever was allowed a line.
+/// Writes a line about a call that is refused. The limit of the log has allowed the line.
 pub(crate) fn write_log(case: &Case<'_>, what: &str) {
     let pid = case.target.as_ref().map_or(case.tid(), |target| target.pid);
     tracing::info!(container = %case.parts.state.settings.short_id, pid, "refused: {what}");

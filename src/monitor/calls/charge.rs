@@ -1,7 +1,7 @@
-//! Memory is charged before it is given.
+//! Charges memory before the driver gives it.
 //!
-//! It's reserved before the driver is asked, and what the driver gave is entered after. So the driver never has more
-//! than the books, but for what it rounds up: that is looked at once it's entered.
+//! [`make_charged`] reserves the memory in the books, asks the driver, and enters what the driver gave. So the driver
+//! never has more than the books, except for what it rounds up: the quota is checked again after the entry.
 
 use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
 use crate::monitor::calls::case::{Case, Over};
@@ -17,17 +17,17 @@ use crate::rm::call::Object;
 use crate::rm::number::*;
 use std::time::Instant;
 
-/// Pages in which memory is charged at least.
+/// The bytes of a page: memory is charged in whole pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// Memory below what is no GPU of the container's is refused, as the driver does.
+/// Refuses memory below an object that isn't of a GPU of the container, as the driver does.
 pub(crate) fn refuse_without_gpu(case: &mut Case<'_>, object: Object) -> Over {
     let Object { client, parent, .. } = object;
     case.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
     case.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT))
 }
 
-/// Sets memory aside; where there isn't enough, the driver is asked what there is.
+/// Reserves memory. Where the quota has no room, asks the driver what the container has, and tries once more.
 fn reserve(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
@@ -37,8 +37,7 @@ fn reserve(
     let mut asked = false;
     loop {
         let mut books = case.parts.state.books();
-        // What the worker before set aside for this call is void: the driver gave nothing, or that is
-        // freed.
+        // The worker before may have reserved memory for this call: the driver gave none, or what it gave is freed.
         books.cancel_former_reservation();
         match books.ledger.reserve(gpu, bytes) {
             Ok(reservation) => {
@@ -63,11 +62,11 @@ fn reserve(
     }
 }
 
-/// Makes an object, and charges its memory where it takes some: sees that it fits the quota, asks the driver,
-/// and enters what that gave. No other function grants an allocation of the resource manager's.
+/// Makes an object, and charges its memory where it takes some: checks that the memory fits the quota, asks the driver,
+/// and enters what the driver gave. No other function grants an allocation of the resource manager's.
 ///
-/// `memory` is the GPU and the bytes that are asked for. `given` reads from our copies how much the driver
-/// gave.
+/// `memory` is the GPU and the bytes that are asked for. `given` reads from the copies how many bytes the driver gave.
+/// `None` where the driver made no object, and the call's struct says why.
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
@@ -88,7 +87,7 @@ pub(crate) fn make_charged(
     let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
     let reservation = reserve(case, lane, memory)?;
-    // Others may have been on the lane meanwhile.
+    // Other calls may have been on the lane while this one waited for an audit.
     if find_gpu_on_lane(case, lane, object.client, object.parent) != Some(gpu) {
         case.books().ledger.cancel(reservation);
         case.slot.set_aside(None);
@@ -115,12 +114,12 @@ pub(crate) fn make_charged(
     let serial = books.ledger.serial_of(client, Handle(handle));
     drop(books);
     if is_over {
-        // Or what the driver showed before counts twice.
+        // Without an audit, memory that the driver showed before it was entered may count twice.
         case.parts.audit.reconcile(lane, Instant::now());
         is_over = exceeds_quota(&case.books());
     }
     if is_over {
-        // Others may have been on the lane meanwhile, and have freed it.
+        // Other calls may have been on the lane meanwhile, and may have freed the object.
         if case.books().ledger.serial_of(client, Handle(handle)) == serial {
             unmake(case, lane, object.client, object.parent, handle);
         }
@@ -131,16 +130,16 @@ pub(crate) fn make_charged(
     Ok(Some(Object { client: object.client, parent: object.parent, handle }))
 }
 
-/// Whether an object is there, as the books and the driver say.
+/// Whether an object exists, as the books and the driver say.
 fn exists(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
     let known = case.books().ledger.contains(Client(client), Handle(handle));
     known && case.parts.driver.presence(client, handle) == Some(Presence::There)
 }
 
-/// Takes note of an object without memory that was made.
+/// Enters an object without memory that was made, where the books have an object with its handle.
 fn note_made(case: &Case<'_>, object: Object, handle: u32) -> Object {
     let mut books = case.books();
-    // What had the handle before is gone.
+    // The object that had the handle before is gone.
     if books.ledger.contains(Client(object.client), Handle(handle)) {
         books.note(object.client, object.parent, handle);
     }

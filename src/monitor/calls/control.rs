@@ -1,7 +1,8 @@
-//! Controls: made on copies of their parameters, whatever these point at included.
+//! `NV_ESC_RM_CONTROL`: makes a control on copies of its parameters and of what the parameters point at.
 //!
-//! The driver follows addresses in the memory of whoever calls it, which is ours. So none
-//! that the caller chose is left in what it's given: see [`control`](crate::rm::control).
+//! [`control()`] looks the control up in the [table](crate::rm::control), copies the parameters, checks the clients
+//! that they name, and makes the control in the way of its kind. The driver follows addresses in the memory of the
+//! process that asks it, the worker. So no address that the caller chose is left in what the driver is given.
 
 use nix::errno::Errno;
 
@@ -40,7 +41,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, Over> {
     if size > MAX_PARAMS_BYTES {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
     }
-    // Where there are none the driver says what it says to their size.
+    // Where the caller gives no parameters, the driver answers by their size.
     if params != 0 {
         case.read_params(params, size)?;
     }
@@ -59,7 +60,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, Over> {
         Known::Opaque if points_into(&case.scratch.params, &case.parts.state.own_ranges) => {
             Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
-        // Those are dealt with by now.
+        // These kinds are answered above.
         Known::Memory | Known::Pretended(_) | Known::Refused(_) => {
             Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
@@ -76,10 +77,11 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, Over> {
     }
 }
 
+/// Makes a control whose parameters point at arrays, on copies of the arrays.
 fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over> {
     let pieces = Pieces::of(control, &case.scratch.params);
     let pieces = pieces.map_err(|answer| case.answer(answer))?;
-    // Even of nothing there is an address.
+    // The driver needs an address even where there are no bytes.
     case.scratch.list.reset_list(pieces.bytes().max(8));
     for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
         case.read_piece(piece.address, (piece.at, piece.bytes))?;
@@ -105,7 +107,7 @@ fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over>
     Ok(case.executed(None))
 }
 
-/// What tells of processes tells of the container's, as the caller numbers them.
+/// Makes a control that tells of processes: it tells of the container's, under the pids that the caller knows.
 fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over> {
     if !processes::is_size(control, case.scratch.params.len()) {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));

@@ -1,8 +1,8 @@
-//! What a debugger reads or writes of memory, part by part.
+//! Controls by which a debugger reads or writes much memory: made part by part.
 //!
-//! Core dumps and debuggers access megabytes at once, of which a worker keeps no copy. Each part is a
-//! call to the driver of its own, on a copy of that part; what was read goes to the caller at once, while
-//! it waits. A call that is made again reads or writes the same.
+//! Core dumps and debuggers access megabytes at once, of which the worker keeps no copy. Each part is a call of its own
+//! to the driver, on a copy of this part. The bytes that were read go to the caller at once, while the caller waits. A
+//! control that is made again reads or writes the same bytes.
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
@@ -11,7 +11,7 @@ use crate::rm::control::Direction;
 use crate::rm::control::debug::Access;
 
 pub(crate) fn access(case: &mut Case<'_>, access: &Access, params: u64) -> Result<Reply, Over> {
-    // No answer is kept of it.
+    // No reply to this call is kept.
     case.scratch.input.clear();
     for part in access.parts() {
         case.scratch.list.reset(part.bytes);

@@ -1,4 +1,6 @@
-//! Duplicates: calls that give memory another name.
+//! `NV_ESC_RM_DUP_OBJECT`: gives an object, and its memory, another name. On the lane, [`duplicate`] checks that the
+//! books have room, has the driver make the object, and enters its name. The memory is not charged again. A duplicate
+//! of GPU memory that the books don't know is freed, and refused: that memory was taken past the monitor.
 
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::listener::Reply;
@@ -29,7 +31,7 @@ pub(crate) fn duplicate(
     Ok(case.executed(made))
 }
 
-/// Makes an object that keeps the memory of `source` alive; in figures it shows where it hangs.
+/// Makes an object that keeps the memory of `source` alive. Figures show it on the GPU of the object above it.
 fn make_name(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
@@ -47,7 +49,7 @@ fn make_name(
     let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
     let is_known = books.ledger.contains(named.0, named.1);
     drop(books);
-    // That may have an object remembered, too.
+    // `shown_below` may have entered an object, too, so the objects are counted after it.
     let shown = shown_below(case, lane, object.client, object.parent, gpu);
     if case.books().ledger.size().objects >= BOUNDS.objects {
         case.log("more objects or mappings than can be kept account of");

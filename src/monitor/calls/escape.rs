@@ -1,7 +1,9 @@
-//! Reads a call to `nvidiactl` or `nvidiaN`, unwraps it, and has it judged by its bytes.
+//! Escapes (`NV_ESC_…`): the calls to `nvidiactl` and `nvidiaN`.
 //!
-//! That is done before anybody looks whose descriptor it is, which some calls don't need:
-//! see [`Passed::asks_no_descriptor`](crate::monitor::calls::policy::Passed::asks_no_descriptor). What is read is the caller's if it still waits.
+//! [`read_escape`] copies a call's struct, unwraps the call, and judges the call by its bytes. The descriptor's file is
+//! not looked at yet: some calls don't need it ([`Passed::asks_no_descriptor`]). What was read is the caller's if the
+//! caller still waits. [`answer_escape`] then refuses the call, lets it continue, or has the function for its kind make
+//! it, such as [`allocate`].
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
@@ -17,18 +19,18 @@ use crate::monitor::log::limit::Topic;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
 
-/// An escape as it was read, whoever it is meant for.
+/// An escape as it was read, whichever file it is made on.
 #[derive(Debug)]
 pub(crate) struct ReadEscape {
     pub(crate) command: Command,
     pub(crate) address: u64,
     pub(crate) decoded: Decoded,
     pub(crate) verdict: Verdict,
-    /// Whether another call wrapped it.
+    /// Whether another call wrapped this one.
     pub(crate) wrapped: bool,
 }
 
-/// Why an escape isn't known.
+/// Why an escape isn't read.
 #[derive(Debug)]
 pub(crate) enum Unread {
     Memory(Reply),
@@ -36,7 +38,7 @@ pub(crate) enum Unread {
 }
 
 impl ReadEscape {
-    /// Why it continues, where this is so whatever its descriptor is.
+    /// Why the call continues whichever file its descriptor is; `None` where it doesn't.
     pub(crate) fn passes(&self) -> Option<Passed> {
         match self.verdict {
             Verdict::Continue(passed) if !self.wrapped && passed.asks_no_descriptor() => {
@@ -47,11 +49,11 @@ impl ReadEscape {
     }
 }
 
-/// What the driver says of an object that is made already, and of one that is exported. What it says
-/// of a free, many calls are told.
+/// The statuses of an object that is made already, and of one that is exported already. The status of one that is freed
+/// already isn't here: the driver says the same to many calls.
 const DONE_ALREADY: [u32; 2] = [NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE];
 
-/// Reads an escape and what it wraps, and judges it by that alone.
+/// Reads an escape and the call that it wraps, and judges the call by its bytes alone.
 pub(crate) fn read_escape(
     case: &mut Case<'_>,
     request: u64,
@@ -72,7 +74,7 @@ pub(crate) fn read_escape(
     Ok(ReadEscape { command, address, decoded, verdict, wrapped })
 }
 
-/// Deals with one whose descriptor is the driver's.
+/// Answers an escape on a file of the driver.
 pub(crate) fn answer_escape(
     case: &mut Case<'_>,
     escape: Result<ReadEscape, Unread>,
@@ -86,13 +88,13 @@ pub(crate) fn answer_escape(
     case.effects.status_layout = decoded.layout.map(|head| (head, &DONE_ALREADY[..]));
     case.effects.command = command;
     match verdict {
-        // Nothing is done, and whether it still waits is asked before it's told.
+        // Nothing is done. Whether the caller still waits is asked before the reply.
         Verdict::Refuse(answer) => {
             log_once(case, &decoded.call);
             Err(case.answer(answer))
         }
-        // What continues is unwrapped anew by the driver, and could be any call by then, also
-        // a control. Nobody wraps what fits a request.
+        // A call that continues is unwrapped anew by the driver, and may be any other call by then, even a control. No
+        // program wraps a call whose size fits a request.
         Verdict::Continue(_) if wrapped => Err(case.answer(Answer::Errno(refuse::EINVAL))),
         Verdict::Continue(passed) => {
             case.still_waits()?;
@@ -108,7 +110,7 @@ pub(crate) fn answer_escape(
     }
 }
 
-/// Each asks whether the caller still waits when it has read all it needs.
+/// Executes a call by its kind. Each kind asks whether the caller still waits when all that it needs is read.
 fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, Over> {
     if decoded.layout.is_none() {
         return execute_plain(case);
@@ -133,15 +135,15 @@ fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, Over> {
     }
 }
 
-/// A call that takes, frees and shows no memory, whose struct has nothing of the caller's.
+/// Makes a call that takes, frees and shows no memory, and whose struct has no address or descriptor of the caller's.
 fn execute_plain(case: &mut Case<'_>) -> Result<Reply, Over> {
     case.still_waits()?;
     case.call()?;
     Ok(case.executed(None))
 }
 
-/// The log says once of each control and each class that it was refused, and of what isn't known
-/// what a report needs.
+/// Tells the log once for each control and each class that it was refused. For an unknown one, the line has what a
+/// report needs.
 fn log_once(case: &Case<'_>, call: &Call) {
     let Some(refusal) = policy::refusal(&case.parts.state.release, call) else { return };
     let (topic, size) = match *call {
@@ -162,7 +164,7 @@ fn log_once(case: &Case<'_>, call: &Call) {
     }
 }
 
-/// The name of the caller's program, which is of its own choice.
+/// The name of the caller's program. The program can choose any name.
 fn program_name(case: &Case<'_>) -> String {
     let pid = case.target.as_ref().map_or(case.tid(), |target| target.pid);
     let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();

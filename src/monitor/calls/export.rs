@@ -1,13 +1,13 @@
-//! Memory in files: what a program exports to a descriptor, and another imports.
+//! Memory in files: a program exports memory to a descriptor, and another program imports it.
 //!
-//! What each place of a file keeps is entered before the driver puts it there, and taken out
-//! after it was cleared: a worker that is killed in between leaves the next one too much in
-//! the books, never too little. So what an export is to replace is cleared first; should the
-//! driver then refuse the new, the place stays empty, where the driver alone would leave what
-//! was there.
+//! For an export the monitor hands a new file to the keeper, clears the places that the export is to fill, and enters
+//! what each place will hold. Then the driver exports, and the monitor puts its stakes. A place is entered before the
+//! driver fills it, and taken out of the books after the driver has cleared it: a worker that is killed in between
+//! leaves the next worker too much in the books, never too little. If the driver refuses the export, a place that
+//! was cleared stays empty, where the driver alone would leave the old memory in it.
 //!
-//! Memory of the host is entered when it's exported, as memory of 0 bytes: nothing else tells
-//! who names it. That it's the host's, the driver is asked each time.
+//! Memory of the host is entered when it is exported, as memory of 0 bytes: nothing else tells which objects name it.
+//! The driver is asked each time whether memory is the host's.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::rm::export::{self, Does, Places};
 use crate::rm::number::*;
 use crate::rm::{Answer, Meaning};
 
-/// A control of a caller's descriptor, made on ours of the same file.
+/// Makes a control on the file of a descriptor of the caller's, by the monitor's own descriptor of the same file.
 pub(crate) fn export_or_import(
     case: &mut Case<'_>,
     does: Does,
@@ -71,6 +71,7 @@ pub(crate) fn export_or_import(
     Ok(case.executed(made))
 }
 
+/// Exports objects to `file`. `true` where the driver has put all of them there.
 fn export(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
@@ -81,9 +82,9 @@ fn export(
     let parts = case.parts;
     let found = parts.exports.all.find_or_keep(file, Some(parts.state.journal.next_export()));
     let (exported, is_new) = found.map_err(|why| refuse_file(case, why))?;
-    // The worker before had come to tell of it.
+    // Whether this call began the file: the worker before had told the keeper of it already.
     let from_former_attempt = case.asked_before && !case.slot.call_object().was_there;
-    // One object is put into a file once; a list goes into what others of ours began.
+    // A single object goes into a file once. A list may go into a file that this container's earlier exports began.
     let already_in_use = match control.does {
         Does::Export => !is_new && !from_former_attempt,
         _ => is_new && is_in_use(case, control.client, file),
@@ -104,7 +105,7 @@ fn export(
     done
 }
 
-/// Whether anybody has exported to that file.
+/// Whether anybody has exported to the file, as the driver says.
 fn is_in_use(case: &Case<'_>, client: u32, file: &Device) -> bool {
     let params = export::ask(&case.parts.state.release, file.descriptor());
     let Some(mut params) = params else { return false };
@@ -112,6 +113,7 @@ fn is_in_use(case: &Case<'_>, client: u32, file: &Device) -> bool {
     case.rm().is_ok_and(|rm| rm.control(client, client, command, &mut params).is_ok())
 }
 
+/// Clears the places of a kept file, enters what they will hold, and has the driver export. `true` where done.
 fn export_to(
     case: &mut Case<'_>,
     control: FileControl,
@@ -123,7 +125,7 @@ fn export_to(
     let process = case.target()?.process;
     case.books().note_user(control.client, process);
     if is_new {
-        // StakePlace there is anything in it, so that no worker to come misses one.
+        // Before anything is in the file, so that no later worker lacks a file with memory.
         if parts.exports.hand_to_keeper(exported).is_err() {
             return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
         }
@@ -154,7 +156,7 @@ fn export_to(
     Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
 }
 
-/// Has the driver put objects into a file, where the worker before may have had it put some.
+/// Has the driver put objects into a file. The worker before may have had the driver put some there. `true` where done.
 fn put_objects(
     case: &mut Case<'_>,
     control: FileControl,
@@ -167,7 +169,7 @@ fn put_objects(
     if does != Does::Export || status != NV_ERR_STATE_IN_USE || !case.asked_before {
         return Ok(done);
     }
-    // Its one place was cleared, which a list alone fills again.
+    // The file's only place was cleared, and only the export of a list can fill a cleared place.
     let object = places.objects.first().copied().unwrap_or_default();
     let mut list = export::one(exported.file.descriptor(), object);
     let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
@@ -180,11 +182,11 @@ fn put_objects(
     Ok(status == NV_OK)
 }
 
-/// The objects that aren't known to be memory of a GPU: all are the host's.
+/// The objects that aren't known to be memory of a GPU: all of them are memory of the host.
 ///
 /// # Errors
 ///
-/// Where one isn't, and so may be memory that nobody has counted.
+/// Where one of them isn't the host's, and so may be memory that nobody has counted.
 fn find_host_objects(
     case: &mut Case<'_>,
     control: FileControl,
@@ -214,7 +216,7 @@ fn find_host_objects(
     Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
 }
 
-/// Whether what was exported is no more than is charged.
+/// Whether no object that was exported has more memory than is charged for it.
 fn are_as_charged(case: &Case<'_>, client: Client, places: &Places) -> bool {
     let Ok(rm) = case.rm() else { return false };
     let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
@@ -224,8 +226,8 @@ fn are_as_charged(case: &Case<'_>, client: Client, places: &Places) -> bool {
     })
 }
 
-/// Puts a stake before each of what was exported, behind what it was exported from: whether all
-/// have one.
+/// Puts a stake before each export of a GPU's memory, right behind the object that was exported. `true` where each
+/// export has its stake.
 fn stake_all(case: &Case<'_>, client: Client, places: &Places, exported: &Exported) -> bool {
     let Ok(device) = case.device() else { return false };
     places.named().all(|(index, object)| {
@@ -236,11 +238,11 @@ fn stake_all(case: &Case<'_>, client: Client, places: &Places, exported: &Export
     })
 }
 
-/// Enters what is exported, and before that the memory of the host among it.
+/// Enters that the file holds the objects, and before that the objects that are memory of the host.
 ///
 /// # Errors
 ///
-/// Where that isn't there any more, or can't be remembered: then nothing is entered.
+/// Where an object isn't in the books any more, or the books have no room: then nothing is entered.
 fn hold_all(
     books: &mut Books,
     (client, places): (Client, &Places),

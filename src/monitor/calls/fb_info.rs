@@ -1,7 +1,7 @@
-//! Calls that show how much memory there is: they show the quota.
+//! Calls that show how much memory a GPU has: they show the container's quota.
 //!
-//! What the driver says of the GPU as a whole never goes out where the container's share
-//! isn't known; then nothing is there to be seen.
+//! The driver's figures of the whole GPU never go to the caller. Where the call's GPU, and so the quota, isn't known,
+//! the call shows 0 bytes.
 
 use crate::ledger::Usage;
 use crate::monitor::caller::listener::Reply;
@@ -12,11 +12,11 @@ use crate::monitor::calls::make_control::make_control;
 use crate::rm::number::NV_ERR_INVALID_PARAM_STRUCT;
 use crate::rm::{Answer, Layout, Meaning, fbinfo};
 
-/// Totals of a `NVOS32`, as the container is to see them.
+/// Puts the quota, and the free bytes of it, into the totals of an `NVOS32` and of `part`.
 pub(crate) fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu: Option<usize>) {
     let usage = gpu.and_then(|gpu| case.books().ledger.usage(gpu));
     let (total, free) = usage.map_or((0, 0), |usage| (usage.limit_bytes, usage.free_bytes()));
-    // Whatever the driver left there, the GPU's own figures don't go out.
+    // The GPU's own figures don't go to the caller, whatever the driver left in these fields.
     for part in [Some(case.head()), part].into_iter().flatten() {
         let largest = case.scratch.field(part, Meaning::LargestFree).unwrap_or(0).min(free);
         case.scratch.patch(part, Meaning::TotalMemory, total);
@@ -25,7 +25,7 @@ pub(crate) fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu
     }
 }
 
-/// `NV2080_CTRL_CMD_FB_GET_INFO`, in either form.
+/// Makes `NV2080_CTRL_CMD_FB_GET_INFO`, in either form: with its list in the parameters, or elsewhere.
 pub(crate) fn show_memory(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
@@ -63,7 +63,7 @@ pub(crate) fn show_memory(
     Ok(case.executed(None))
 }
 
-/// Puts the quota in the place of the GPU's memory.
+/// Puts the quota in the place of the GPU's memory, into the list that goes back.
 fn show_quota(case: &mut Case<'_>, (client, object): (u32, u32), list: fbinfo::List) {
     let usage = find_gpu(case, client, object).and_then(|gpu| case.books().ledger.usage(gpu));
     let shown = fbinfo::Shown {

@@ -1,4 +1,4 @@
-//! Frees: what is freed is taken out of the books after the driver did it.
+//! `NV_ESC_RM_FREE`: has the driver free an object, and then takes the object out of the books.
 
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::listener::Reply;
@@ -21,7 +21,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     case.slot.set_executing(call_id::CallObject::one(client, handle, true));
     let called = case.call();
     let mut status = case.status();
-    // A client that is gone is no client.
+    // The second pair of statuses says that the client is missing: the object is gone where it is the client itself.
     let is_client = handle == client;
     let is_gone = match status {
         NV_ERR_OBJECT_NOT_FOUND => true,
@@ -30,11 +30,11 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     };
     let freed_before = case.asked_before && is_gone && (!is_client || is_no_client(case, client));
     if freed_before || case.retry.repeats && is_gone {
-        // It was this call that freed it, when it was made before.
+        // This call freed the object when it was made before.
         case.patch(Meaning::Status, NV_OK.into());
     }
     if freed_before {
-        // And the worker before didn't come to enter that.
+        // The worker before ended before it took the object out of the books.
         status = NV_OK;
     }
     called?;
@@ -52,7 +52,8 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     Ok(case.executed(None))
 }
 
-/// Whether the driver has no such client: by another's file it's told so of any.
+/// Whether the driver has no such client. The call's status doesn't tell: on a file that isn't the client's, the driver
+/// says the same of any client.
 fn is_no_client(case: &Case<'_>, client: u32) -> bool {
     case.parts.driver.presence(client, client) == Some(Presence::NoClient)
 }

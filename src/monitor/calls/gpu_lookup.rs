@@ -1,5 +1,5 @@
-//! Which GPU a device or subdevice of the caller's is of: by what is known, or by asking the driver
-//! for its UUID.
+//! Finds the GPU of a device or subdevice of the caller's: in the books, or by asking the driver for the GPU's UUID.
+//! The driver's answer is remembered only on the lane: elsewhere the handle may be another object's soon.
 
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Handle, Shown};
@@ -8,18 +8,20 @@ use crate::monitor::calls::case::retry::enter_lane;
 use crate::monitor::state::lane::OnLane;
 use crate::rm::about::Uuid;
 
-/// What a device or subdevice says of its GPU.
+/// The driver's answer about the GPU of a device or subdevice.
 #[derive(Debug, Clone, Copy)]
 struct GpuAnswer {
     uuid: Uuid,
+    /// Whether the driver was asked about a device, not about a subdevice.
     is_device: bool,
 }
 
+/// The container's GPU; `None` where it has several.
 pub(crate) fn only_gpu(case: &Case<'_>) -> Option<usize> {
     (case.parts.state.uuids.len() == 1).then_some(0)
 }
 
-/// The GPU of a group: where it isn't known, the only one, or one where slices are set.
+/// The GPU of a channel group. Where it isn't known: the container's only GPU, or one where slices are set.
 pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.books().groups.gpu(client, handle);
     let shares = &case.parts.slices.shares;
@@ -27,13 +29,14 @@ pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<
     known.or_else(|| only_gpu(case)).or_else(sliced)
 }
 
-/// The container's GPU that a device or subdevice is of, by its UUID; for a call that isn't on the
-/// lane, where nothing is remembered: what has that handle may be another object soon.
+/// The container's GPU of a device or subdevice, for a call that isn't on the lane. For a call that is on the lane see
+/// [`find_gpu_on_lane`].
 pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     known_gpu(case, client, handle).or_else(|| find_gpu_of_caller(case, client, handle))
 }
 
-/// The same, and proof that the client is the caller's: the driver answers through its file alone.
+/// Like [`find_gpu`], but whichever node the call is made on. An answer proves that the client is the caller's: the
+/// driver answers through the client's own file alone.
 pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.books().devices.gpu(client, handle);
     if known.is_some() {
@@ -46,7 +49,7 @@ pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) 
     remember_gpu(case, &lane, client, handle)
 }
 
-/// The same as [`gpu`], for a call that is on the lane.
+/// The container's GPU of a device or subdevice, for a call on the lane.
 pub(crate) fn find_gpu_on_lane(
     case: &Case<'_>,
     lane: &OnLane<'_>,
@@ -63,7 +66,7 @@ fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
     })
 }
 
-/// The GPU of a subdevice that was just made.
+/// The GPU of a subdevice that was just made, as the driver says.
 pub(crate) fn gpu_of_new_subdevice(
     case: &Case<'_>,
     _: &OnLane<'_>,
@@ -73,7 +76,7 @@ pub(crate) fn gpu_of_new_subdevice(
     case.parts.state.gpu_of(&case.rm().ok()?.uuid(client, handle).ok()?)
 }
 
-/// Asks the driver, whichever file that is through, and remembers what it says.
+/// Asks the driver for the GPU of a device or subdevice, whichever node the call is made on, and remembers the GPU.
 fn remember_gpu(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
     let asked = ask_subdevice(case, lane, client, handle)?;
     let gpu = case.parts.state.gpu_of(&asked.uuid)?;
@@ -85,7 +88,7 @@ fn remember_gpu(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) ->
     Some(gpu)
 }
 
-/// Where another name of memory of a GPU shows, which hangs below `parent`.
+/// On which GPU another name of memory shows. The name hangs below `parent`, and the GPU `of` has the memory.
 pub(crate) fn shown_below(
     case: &Case<'_>,
     lane: &OnLane<'_>,
@@ -102,7 +105,7 @@ pub(crate) fn shown_below(
     }
 }
 
-/// Asks the subdevice for its UUID that a device has, or that it is.
+/// Asks a subdevice for its GPU's UUID: the one that the device has, or the object itself where it is a subdevice.
 fn ask_existing_subdevice(case: &Case<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
     let rm = case.rm().ok()?;
     if let Ok(subdevice) = rm.find_subdevice(client, handle) {
@@ -112,7 +115,7 @@ fn ask_existing_subdevice(case: &Case<'_>, client: u32, handle: u32) -> Option<G
     rm.uuid(client, handle).ok().map(|uuid| GpuAnswer { uuid, is_device: false })
 }
 
-/// The same, or one that is made for that.
+/// Does as [`ask_existing_subdevice`]. Where that finds none, makes a subdevice of the device, asks it, and frees it.
 fn ask_subdevice(case: &Case<'_>, _: &OnLane<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
     if let Some(asked) = ask_existing_subdevice(case, client, handle) {
         return Some(asked);

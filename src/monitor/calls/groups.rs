@@ -1,4 +1,4 @@
-//! Calls that make channel groups and channels: entered, and bounded in their number.
+//! Calls that make channel groups and channels: what they make is entered, and its number is limited.
 
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::charge::refuse_without_gpu;
@@ -15,13 +15,13 @@ use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 use crate::rm::number::{KEPLER_CHANNEL_GROUP_A, NV_ERR_INSUFFICIENT_RESOURCES};
 
-/// Above these a class that ends in [`ANY_CHANNEL`] is one of a channel.
+/// A class above this number that ends in [`ANY_CHANNEL`] is a channel's.
 const HIGHEST_OBJECT: u32 = 0xff;
 
-/// Channels that compute outside groups, of a container on a GPU: each has the driver's slice.
+/// The most channels of a container on a GPU that compute outside groups: each has the driver's slice.
 const MOST_OUTSIDE_GROUPS: usize = 4;
 
-/// The GPU of a group that is to be made, where one is: it has room for that.
+/// The GPU of a group that is to be made, which has room for it; `None` where the call makes no group.
 pub(crate) fn room_for_group(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
@@ -30,7 +30,7 @@ pub(crate) fn room_for_group(
     if alloc.class != KEPLER_CHANNEL_GROUP_A {
         return Ok(None);
     }
-    // One that the worker before had made for this call doesn't count.
+    // A group that the worker before made for this call doesn't count.
     undo_former_attempt(case, lane, alloc.object);
     let Object { client, parent, .. } = alloc.object;
     match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, client, parent)) {
@@ -39,7 +39,8 @@ pub(crate) fn room_for_group(
     }
 }
 
-/// The same, for a name of one that there is: it keeps the group when that is freed.
+/// The GPU of a group that is to get another name, which keeps the group when the first name is freed. The GPU has room
+/// for the name. `None` where the object is no known group.
 pub(crate) fn room_for_name_of_group(
     case: &mut Case<'_>,
     (client, handle): (u32, u32),
@@ -48,8 +49,8 @@ pub(crate) fn room_for_name_of_group(
     gpu.map(|gpu| room_on(case, gpu)).transpose()
 }
 
-/// A channel that is let go on outside a group is entered as one, made or not. Whose handle the
-/// driver chooses is known by none, and counts until its client ends.
+/// Enters a channel whose call continues. Outside a group it is entered as a group, whether the driver makes it or not.
+/// A channel whose handle the driver chooses is entered under another handle, and counts until its client ends.
 pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Result<(), Over> {
     let Alloc { object, class, .. } = *alloc;
     let is_channel = class > HIGHEST_OBJECT && class & 0xff == ANY_CHANNEL;
@@ -63,7 +64,7 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
             false => Ok(()),
         };
     }
-    // One below a group that a worker before knew nothing of isn't on its own.
+    // A channel below a group that a worker before didn't know is no channel outside groups.
     let caller_gpu = find_gpu_of_caller(case, object.client, object.parent);
     let Some(gpu) = caller_gpu.or_else(|| only_gpu(case)) else { return Ok(()) };
     let handle = match object.handle {
@@ -72,7 +73,7 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
     };
     let group = group(gpu, Object { handle, ..object }, false, None);
     with_room_on(case, gpu, |books| books.write(group))?;
-    // Where the client may be another's, a channel of that name may be, too: it would be taken off the GPU.
+    // Without `caller_gpu`, client and channel may be another process's, which would lose its channel on the GPU.
     if caller_gpu.is_none() || !computes(engine_of_channel(case, alloc)) {
         return Ok(());
     }
@@ -81,7 +82,8 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
 }
 
 /// The engine of a channel that is to be made outside a group: `NV_CHANNEL_ALLOC_PARAMS.engineType`
-/// (alloc_channel.h, alike in nvos.h before). Its program can change it until the driver reads it.
+/// (alloc_channel.h, alike in nvos.h before); 0 where it can't be read. The program can change it until the driver
+/// reads it.
 fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
     const ENGINE_TYPE: u64 = 128;
     let mut engine = [0; 4];
@@ -91,8 +93,8 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
     read.and_then(Result::ok).map_or(0, |()| u32::from_le_bytes(engine))
 }
 
-/// Whether the container may have one more channel that computes outside a group: where its slices
-/// are set it has few, for none can be set of these.
+/// Refuses one more channel that computes outside groups, where the container's slices are set and it has
+/// [`MOST_OUTSIDE_GROUPS`] already: no slice can be set for such a channel.
 pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), Over> {
     let parts = case.parts;
     let is_bounded = parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
@@ -111,7 +113,7 @@ pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(),
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
 }
 
-/// A channel that nobody was seen to make is scheduled by itself: it counts as one outside a group.
+/// Enters a channel that is scheduled by itself and that nobody was seen to make: it counts as one outside a group.
 pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, u32)) {
     let Some(gpu) = gpu_of_group(case, client, handle) else { return };
     let Ok(process) = case.target().map(|target| target.process) else { return };
@@ -122,7 +124,7 @@ pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, 
     }
 }
 
-/// A channel that computes is let go on.
+/// Enters a channel that computes, and whose call continues.
 fn enter_computing_channel(case: &mut Case<'_>, gpu: usize, object: Object) -> Result<(), Over> {
     let Object { client, parent, handle } = object;
     let process = case.target()?.process;
@@ -141,21 +143,20 @@ fn enter_computing_channel(case: &mut Case<'_>, gpu: usize, object: Object) -> R
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
 }
 
-/// A group was made, for that engine where it is known.
+/// Enters a group that was made, for `engine` where it is known.
 pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, made: Object, engine: Option<u32>) {
     let reach = engine.and_then(|engine| reach(case, engine));
     case.books().write(group(gpu, made, true, reach));
     case.parts.slices.shares.wake();
 }
 
-/// Another name of a group was made: it outlives the first, and counts as one more.
+/// Enters another name of a group: it outlives the first name, and counts as one more group.
 pub(crate) fn enter_name_of_group(case: &Case<'_>, gpu: usize, made: Object, source: (u32, u32)) {
     let reach = case.books().groups.named(source).and_then(|group| group.reach);
     enter_group(case, gpu, made, reach.map(|reach| reach.engine));
 }
 
-/// A group that nobody was seen to make is about to run: it counts from now on as one that
-/// computes.
+/// Enters a group that nobody was seen to make and that is about to run: it counts as one that computes from now on.
 pub(crate) fn enter_unseen_group(
     case: &mut Case<'_>,
     gpu: usize,
@@ -167,18 +168,18 @@ pub(crate) fn enter_unseen_group(
     Ok(())
 }
 
-/// How an object that this call makes is reached.
+/// How the monitor reaches an object that this call makes.
 fn reach(case: &Case<'_>, engine: u32) -> Option<Reach> {
     let process = case.target().ok()?.process;
     Some(Reach { process, descriptor: case.descriptor(), engine })
 }
 
-/// The GPU, where it has room for one more group.
+/// Returns the GPU where it has room for one more group, and refuses the call otherwise.
 fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, Over> {
     with_room_on(case, gpu, |_| ()).map(|()| gpu)
 }
 
-/// Enters what takes room for one more group on a GPU, where there is some.
+/// Calls `enter` where a GPU has room for one more group, and refuses the call otherwise.
 fn with_room_on(case: &mut Case<'_>, gpu: usize, enter: impl Fn(&mut Books)) -> Result<(), Over> {
     let parts = case.parts;
     let most = parts.state.settings.channel_groups;

@@ -1,4 +1,5 @@
-//! Objects that the driver is asked to make, under a handle of the caller's choice or of ours.
+//! Has the driver make an object, under a handle that the caller or the monitor chooses. The slot has the handle before
+//! the driver is asked: so the next worker can free an object that this worker did not enter.
 
 use crate::ledger::{Client, Handle};
 use crate::monitor::calls::case::{Case, Over};
@@ -9,19 +10,19 @@ use crate::rm::call::Object;
 use crate::rm::number::*;
 use crate::rm::{Layout, Meaning};
 
-/// Where a call that makes an object has what is needed to make it.
+/// An object that is to be made, and where the call's struct has its handle.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewObject {
     pub(crate) object: Object,
-    /// The part of the struct that has the handle, where that is one of its own.
+    /// The part of the struct that has the handle; `None` where the struct has the handle itself.
     pub(crate) part: Option<&'static Layout>,
 }
 
-/// How often a handle that is free is looked for, before that is left to the driver after all.
+/// How many handles the monitor tries before it lets the driver choose one.
 const TRIES: u32 = 4;
 
-/// Asks the driver to make an object, and tells the handle it got; `None` where it
-/// wasn't made, and the struct says why.
+/// Asks the driver to make an object, and returns the handle that the object got; `None` where the driver made none,
+/// and the struct says why.
 pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<u32>, Over> {
     let NewObject { object, part } = new_object;
     let place = part.unwrap_or(case.head());
@@ -54,14 +55,14 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
     Ok(Some(made.unwrap_or(handle)).filter(|_| case.status() == NV_OK))
 }
 
-/// The handle of what a worker before may have made for this call, where that is made again.
+/// The handle of the object that a worker before may have made for this call; `None` where it can have made none.
 fn former_handle(case: &Case<'_>, object: Object) -> Option<u32> {
     let before = case.slot.call_object();
     let handle = if object.handle == 0 { before.handle } else { object.handle };
     (case.asked_before && !before.was_there && handle != 0).then_some(handle)
 }
 
-/// The worker before may have made an object, and even entered it: once more from the start.
+/// Frees the object that a worker before may have made for this call, and even entered: the call begins anew.
 pub(crate) fn undo_former_attempt(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
     if let Some(handle) = former_handle(case, object) {
         unmake(case, lane, object.client, object.parent, handle);
@@ -73,12 +74,12 @@ fn next_handle(case: &Case<'_>) -> u32 {
     next_handles(case, 1)
 }
 
-/// The first of so many handles; [`nth_handle`] tells the others.
+/// Takes `count` handles, and returns the first; [`nth_handle`] tells the others.
 pub(crate) fn next_handles(case: &Case<'_>, count: u32) -> u32 {
     nth_handle(case.parts.state.journal.next_handles(count), 0)
 }
 
-/// Frees what a call made that isn't given to the caller.
+/// Frees an object that a call made and that the caller doesn't get.
 pub(crate) fn unmake(case: &Case<'_>, lane: &OnLane<'_>, client: u32, parent: u32, handle: u32) {
     if let Some(device) = &case.device {
         case.parts.callers.unmake(lane, device, Object { client, parent, handle });

@@ -1,4 +1,5 @@
-//! Memory that a program imports from a file: names of what another exported to it.
+//! Imports: makes objects that name the memory which another program exported to a file. [`import`] looks for the file
+//! among the kept ones, chooses the handles that the caller left open, has the objects made, and enters them.
 
 use crate::ledger::{Client, Entry, Handle, Hold};
 use crate::monitor::calls::case::{Case, Over};
@@ -20,11 +21,11 @@ use std::sync::Arc;
 /// An export or an import that is to be made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FileControl {
-    /// Of its parameters.
+    /// The layout of the control's parameters.
     pub(crate) layout: &'static Layout,
     pub(crate) does: Does,
     pub(crate) client: u32,
-    /// Where the caller has the parameters.
+    /// The address of the parameters in the caller's memory.
     pub(crate) params: u64,
 }
 
@@ -39,8 +40,8 @@ pub(crate) fn refuse_file(case: &mut Case<'_>, why: Denied) -> Over {
     case.answer(Answer::Status(status))
 }
 
-/// Has the driver make names of what is in those places of a file, and enters them. Whether it was done, and what
-/// was made.
+/// Has the driver make objects that name the memory in `places` of a file, and enters the objects. Returns whether the
+/// driver did, and which objects it made.
 pub(crate) fn import(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
@@ -57,13 +58,13 @@ pub(crate) fn import(
     let mut books = case.books();
     books.note_user(client, process);
     let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
-    // Where nothing is, nothing is made.
+    // For an empty place no object is made.
     let wanted = places.objects.iter().copied().enumerate().zip(places.first..);
     let wanted = wanted.filter_map(|((at, object), place)| {
         Some((at, object, books.ledger.memory_held_by(hold(place))?))
     });
     let wanted: Vec<(usize, u32, (usize, u64))> = wanted.collect();
-    // All of a file are one GPU's.
+    // All memory in a file is of one GPU.
     let gpu = wanted.iter().rev().find(|(.., (_, bytes))| *bytes > 0).map(|(.., (gpu, _))| *gpu);
     drop(books);
     if wanted.len() > room {
@@ -88,12 +89,12 @@ pub(crate) fn import(
         let books = case.books();
         asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
     };
-    // The worker before may have made them, and even entered some.
+    // The worker before may have made these objects, and even entered some.
     if case.asked_before && !before.was_there {
         asked.for_each(|object| unmake(case, lane, client, parent, object));
     }
     export::set_objects(layout, &mut case.scratch.params, &objects);
-    // Of a list whose handles the caller chose, what can be undone is the first.
+    // Where the caller chose all handles of a list, only the first object can be undone.
     let chosen_by_caller = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
     let was_there = if case.asked_before { before.was_there } else { known };
     let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);

@@ -1,4 +1,4 @@
-//! Callers that a signal takes away, and that make their call again.
+//! Callers whose wait a signal ends, and that make their call again.
 //!
 //! Before Linux 5.19 any signal ends a caller's wait, and the kernel makes the call again. What was
 //! done for such a caller is kept until its thread calls again ([`unclaimed`](crate::monitor::caller::unclaimed)).
@@ -6,9 +6,9 @@
 //! A reply that was sent may be lost, too: the kernel looks for signals before it looks for the reply
 //! (`seccomp_do_user_notification`, `wait_for_completion_interruptible` and then the lock). Of 5,000
 //! signals that come in the middle of a call, about one does that. The caller then makes the call
-//! again, with the answer in its memory. Such a call is made once more, and where the driver says that
-//! it is done already, the caller is told that it is done. The books heard of it before, and believe
-//! what the driver says: any program can make a call twice.
+//! again, with the answer in its memory. The worker makes such a call once more. Where the driver says that the call
+//! was done already, the caller is told that it is done. The books have the result of the first time, and believe
+//! the driver the second time: any program can make a call twice.
 
 use super::{Case, INTERRUPTED, Over};
 use crate::monitor::caller::listener::Reply;
@@ -18,44 +18,44 @@ use crate::monitor::journal::call_id::{CallObject, Fingerprint, Trace};
 use crate::monitor::journal::map::Count;
 use crate::monitor::state::lane::OnLane;
 
-/// What is known of a call whose caller may be interrupted, and make it again.
+/// What is known of a call whose caller may be interrupted, and may make the call again.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
-    /// The call must not be done twice: where nobody takes its reply, that is kept.
+    /// Whether the call must not be done twice: where nobody takes its reply, the reply is kept.
     pub(crate) is_begun: bool,
-    /// Later calls of the thread wait for it.
+    /// Whether the call is in its thread's queue, where later calls of the thread wait for it.
     pub(crate) is_queued: bool,
-    /// The thread makes its last call again, and the struct that we read has the answer to that: the
-    /// thread may not have received the reply.
+    /// Whether the thread makes its last call again, and the struct that was read has the answer to the last call:
+    /// the thread may not have received that reply.
     pub(crate) repeats: bool,
-    /// The call that was made in its place, whose reply the caller is given.
+    /// The call that was made in place of this one, and whose reply the caller is given.
     pub(crate) kept: Option<UnclaimedCall>,
 }
 
 impl Retry {
-    /// The outcome of the call that was made in its place.
+    /// The outcome of the call that was made in place of this one.
     pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.kept.as_ref()?.outcome.as_ref()
     }
 }
 
-/// Begins a call of which all is read. It is over where the caller doesn't wait, or has a reply
-/// that it didn't take.
+/// Begins a call that is read completely, after the earlier calls of its thread. The call ends here where its caller
+/// doesn't wait any more, or where a reply is kept that the caller didn't take.
 pub(crate) fn begin(case: &mut Case<'_>) -> Result<(), Over> {
     wait_for_turn(case)?;
     begin_in_turn(case, None)
 }
 
-/// The same, for a call that makes, names or frees objects: it's alone on the lane then.
+/// Begins a call that makes, names or frees objects, as [`begin`] does, and enters the lane for it.
 pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
     wait_for_turn(case)?;
     begin_on_lane_in_turn(case)
 }
 
-/// Waits for what the same thread called before.
+/// Waits for the earlier calls of the same thread.
 ///
 /// A call joins its thread's queue before it asks whether its caller still waits. So a later call waits
-/// for an earlier one, or the earlier one finds its caller gone.
+/// for an earlier one, or the earlier one finds that its caller is gone.
 pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), Over> {
     let thread = case.target()?.thread;
     case.slot.set_thread(thread);
@@ -69,11 +69,11 @@ pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), Over> {
     Ok(())
 }
 
-/// Begins a call, when it's its turn, as soon as it is alone on the lane.
+/// Begins a call after [`wait_for_turn`], as soon as the call is alone on the lane.
 pub(crate) fn begin_on_lane_in_turn<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
     let lane = match case.lane.take() {
         Some(lane) => lane,
-        // A call that the worker before had made is made again whether or not its caller waits: it has to be undone.
+        // A worker before may have made this call. It is made again though its caller may be gone, and undone then.
         None if case.asked_before || case.retry.is_begun => case.parts.lane.enter(case.slot),
         None => match case.parts.lane.try_enter(case.slot) {
             Some(lane) => lane,
@@ -91,12 +91,13 @@ pub(crate) fn begin_on_lane_in_turn<'a>(case: &mut Case<'a>) -> Result<OnLane<'a
     Ok(lane)
 }
 
-/// The same for a call that isn't made on the lane, but does something that has to be.
+/// Enters the lane for a call that isn't made on the lane, but does something that has to be done there.
 pub(crate) fn enter_lane<'a>(case: &mut Case<'a>) -> OnLane<'a> {
     case.lane.take().unwrap_or_else(|| case.parts.lane.enter(case.slot))
 }
 
-/// From here on the call is made, unless it was already: then its caller is given the reply.
+/// Notes that the call is begun: from here on it is made, unless it was made already. Then its caller is given the
+/// kept reply. Undoes another call of the thread whose reply the thread didn't take.
 fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), Over> {
     case.retry.is_begun = true;
     case.scratch.remember();
@@ -118,14 +119,14 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), O
             Ok(())
         }
         Match::Same(kept) => {
-            // What the next worker is to know of it, it finds here from now on.
+            // From now on the next worker finds in this slot what it has to know of the call.
             case.slot.set_executing(kept.trace.object);
             parts.callers.unclaimed.forget_trace(&kept);
             let Some(outcome) = &kept.outcome else {
                 case.asked_before = true;
                 return Ok(());
             };
-            // What was read is no answer.
+            // The copies have what was read, which is no answer.
             case.write_nothing();
             case.effects.counted = Count::Executed;
             let reply = outcome.reply;
@@ -135,12 +136,12 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), O
     }
 }
 
-/// The call as it was read.
+/// The fingerprint of the call as it was read.
 fn as_read(case: &Case<'_>) -> Fingerprint {
     Fingerprint::of(case.slot.words(), &case.scratch.input, &[])
 }
 
-/// The call as its caller's memory has it, once it's answered.
+/// The fingerprint of the call as its caller's memory has it once the call is answered.
 fn as_answered(case: &Case<'_>) -> Fingerprint {
     let scratch = &*case.scratch;
     let has = |copy| case.effects.writes.has(copy);
@@ -149,7 +150,7 @@ fn as_answered(case: &Case<'_>) -> Fingerprint {
     Fingerprint::of(case.slot.words(), bytes, params)
 }
 
-/// The driver has done the call, as its caller is about to be told.
+/// Remembers the fingerprint of a call that the driver has done, just before its caller is told so.
 pub(crate) fn remember_answer(case: &Case<'_>) {
     if let Some(target) = case.target.as_ref().filter(|_| case.retry.is_begun) {
         let kept = case.retry.outcome().map(|outcome| outcome.seen[1]);
@@ -157,11 +158,11 @@ pub(crate) fn remember_answer(case: &Case<'_>) {
     }
 }
 
-/// Keeps what was done for a caller that didn't take the reply. `object` is what the slot says.
+/// Keeps what was done for a caller that didn't take the reply. `object` is the slot's object of the call.
 pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool), object: CallObject) {
     let (trace, outcome) = match case.retry.kept.take() {
         Some(UnclaimedCall { trace, outcome, .. }) => (trace, outcome),
-        // A caller that stopped waiting before the driver was asked is answered when it asks again.
+        // A caller that stopped waiting before the driver was asked is answered when it makes the call again.
         None if !case.retry.is_begun || reply == INTERRUPTED => return,
         None => {
             let Some(target) = &case.target else { return };
@@ -183,7 +184,7 @@ fn outcome(case: &mut Case<'_>, reply: Reply, is_ok: bool) -> Outcome {
     let seen = [as_read(case), as_answered(case)];
     let output = case.effects.writes.output(case.scratch);
     let made = std::mem::take(&mut case.effects.made);
-    // What is kept keeps a client alive, so it is only where it's needed.
+    // A file that is kept keeps its client alive, so it is kept only where objects may have to be freed by it.
     let device = case.device.take().filter(|_| !made.is_empty());
     Outcome { seen, output, reply, is_ok, device, made }
 }

@@ -1,4 +1,4 @@
-//! What a call writes to its caller's memory: copies, and where they belong.
+//! The copies that a call writes to its caller's memory, and their addresses there.
 
 use nix::errno::Errno;
 
@@ -6,11 +6,11 @@ use crate::monitor::caller::scratch::{Copy, Scratch};
 use crate::monitor::caller::target::Target;
 use crate::rm::control;
 
-/// Copies that go back at most: the struct, its parameters, and what those point at.
+/// The most copies that go back: the struct, its parameters, and the pieces that the parameters point at.
 const MOST_COPIES: usize = 2 + control::MAX_PIECES;
 
-/// Copies that go back, each with its address, in the order in which they are written. The struct has
-/// the first place.
+/// The copies that go back, each with its address, in the order in which they are written. The struct has the first
+/// place.
 #[derive(Debug, Default)]
 pub(crate) struct WriteBack([Option<(u64, Copy)>; MOST_COPIES]);
 
@@ -21,12 +21,12 @@ impl WriteBack {
         }
     }
 
-    /// Drops all but the struct.
+    /// Drops all copies but the struct.
     pub(crate) fn keep_struct_alone(&mut self) {
         self.0.iter_mut().skip(1).for_each(|write| *write = None);
     }
 
-    /// Drops what the caller has already.
+    /// Drops copies whose bytes the caller's memory has already.
     pub(crate) fn drop_unchanged(&mut self, scratch: &Scratch) {
         for write in &mut self.0 {
             write.take_if(|(_, copy)| scratch.is_as_read(*copy));
@@ -41,7 +41,7 @@ impl WriteBack {
         self.0.iter().flatten().any(|(_, written)| *written == copy)
     }
 
-    /// Writes all to the caller's memory.
+    /// Writes all copies to the caller's memory.
     ///
     /// # Errors
     ///
@@ -51,7 +51,7 @@ impl WriteBack {
         target.write(&self.0.map(|write| write.map(copies)))
     }
 
-    /// The bytes of all, and where they belong.
+    /// The address and the bytes of each copy.
     pub(crate) fn output(&self, scratch: &Scratch) -> Vec<(u64, Vec<u8>)> {
         let bytes = |(address, copy): &(u64, Copy)| (*address, scratch.copy(*copy).to_vec());
         self.0.iter().flatten().map(bytes).collect()
