@@ -307,7 +307,7 @@ impl Audit {
     /// Closes the books where no process that called is left. Memory that only a file of nvidia-uvm maps is freed at
     /// once. Exported memory stays: a process that never called may have its file, and may pass the file on.
     fn clear_up(&self, files: &[Arc<UvmFile>]) {
-        self.uvm.unregister_each(files);
+        self.uvm.end_files(files);
         let kept = self.uvm.files.all().iter().map(|file| file.number).collect();
         let mut books = self.state.books();
         if books.processes.is_empty() {

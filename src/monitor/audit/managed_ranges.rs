@@ -8,7 +8,7 @@ use crate::ledger::{Entry, Hold, Process};
 use crate::monitor::audit::mappings::{Mappings, overlap};
 use crate::monitor::state::space::Space;
 use crate::monitor::state::space_ranges::Mapped;
-use crate::monitor::uvm::address_spaces::ON_ITS_WAY;
+use crate::monitor::uvm::address_spaces::MAPPING_DELAY;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
 
@@ -20,20 +20,20 @@ impl Mappings {
             let ranges = self.state.books().ranges.of(Space::Managed(process));
             self.release_if_unmapped(process, &ranges);
         }
-        self.spaces.charged.lock().retain(|_, at| at.elapsed() < 2 * ON_ITS_WAY);
+        self.spaces.asked_ranges.lock().retain(|_, at| at.elapsed() < 2 * MAPPING_DELAY);
     }
 
     /// Releases those of a process's managed ranges `ranges` that no process has mapped, unless they were asked for
-    /// less than [`ON_ITS_WAY`] ago.
+    /// less than [`MAPPING_DELAY`] ago.
     fn release_if_unmapped(&self, process: Process, ranges: &[(u64, u64)]) {
         for (base, length) in ranges.iter().copied() {
             let at = self.spaces.asked_for_at(process, base);
-            let is_on_its_way = at.is_some_and(|at| at.elapsed() < ON_ITS_WAY);
+            let is_on_its_way = at.is_some_and(|at| at.elapsed() < MAPPING_DELAY);
             if is_on_its_way || self.is_mapped_by_any(process, (base, length)) {
                 continue;
             }
             // The kernel lists no mappings of a program that is over, and the program's files may not have ended yet.
-            if self.uvm.has_orphans(process) {
+            if self.uvm.has_orphaned_files(process) {
                 return;
             }
             let mut books = self.state.books();
@@ -63,7 +63,7 @@ impl Mappings {
         let others = overlapping();
         // The process has unmapped these ranges, or it would not ask for their addresses again.
         for (at, _) in &others {
-            self.spaces.charged.lock().remove(&(process, *at));
+            self.spaces.asked_ranges.lock().remove(&(process, *at));
         }
         self.release_if_unmapped(process, &others);
         others.is_empty() || overlapping().is_empty()
@@ -76,8 +76,8 @@ impl Mappings {
         let others = self.spaces.all().into_iter().filter(|of| of.process != process);
         self.has_mapped(process, range)
             || others.into_iter().any(|space| {
-                let now = || self.mapped_in(space.process, &space.text().unwrap_or_default());
-                let mut last = space.last().unwrap_or_else(now);
+                let now = || self.mapped_in(space.process, &space.read_maps().unwrap_or_default());
+                let mut last = space.last_mappings().unwrap_or_else(now);
                 last.retain(|mapped| overlap(*mapped, range));
                 let uncharged = self.uncharged(space.process, &last, Instant::now());
                 uncharged.iter().any(|mapped| self.may_be_managed(*mapped))

@@ -25,7 +25,7 @@ use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::lane::Lane;
 use crate::monitor::state::space::Space;
 use crate::monitor::state::space_ranges::Mapped;
-use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, current};
+use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, current_maps};
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
 use crate::monitor::uvm::kept_files::Uvm;
 use crate::monitor::uvm::ranges::Ranges;
@@ -104,7 +104,7 @@ impl Mappings {
     fn look_at(&self, space: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
         space.mark_looked_at();
         let since = Instant::now();
-        let (text, now) = (space.text(), current(space.process));
+        let (text, now) = (space.read_maps(), current_maps(space.process));
         let is_gone = match &text {
             Ok(text) => text.is_empty(),
             // Other processes may have the address space, and this process may have it by another thread.
@@ -112,7 +112,7 @@ impl Mappings {
         };
         // The kernel may still list this address space of a process that has ended, while other processes share another
         // address space that the process had.
-        if text.is_err() || space.take_orphaned() {
+        if text.is_err() || space.take_process_ended() {
             self.watch_uncharged_processes();
         }
         if is_gone {
@@ -144,8 +144,8 @@ impl Mappings {
         for pid in self.processes.container_pids().into_iter().map(u32::cast_signed) {
             let Some(process) = ProcessId::of(pid).map(number) else { continue };
             let since = Instant::now();
-            let mappings = self.mapped_in(process, &current(process).unwrap_or_default());
-            let is_known = !self.spaces.of(process).is_empty();
+            let mappings = self.mapped_in(process, &current_maps(process).unwrap_or_default());
+            let is_known = !self.spaces.of_process(process).is_empty();
             if !is_known && !self.uncharged(process, &mappings, since).is_empty() {
                 let _ = self.spaces.watch(process, pid);
             }
@@ -185,7 +185,7 @@ impl Mappings {
     /// unmapped them during the look, and its range may have been freed.
     fn end_unless_gone(&self, space: &AddressSpace) {
         let since = Instant::now();
-        let texts = [space.text().ok(), current(space.process)];
+        let texts = [space.read_maps().ok(), current_maps(space.process)];
         let now: Vec<Mapped> =
             texts.iter().flatten().flat_map(|text| self.mapped_in(space.process, text)).collect();
         let uncharged = self.uncharged(space.process, &now, since);
@@ -234,8 +234,9 @@ impl Mappings {
     /// Whether a process has a mapping that overlaps `wanted`, in its address space of now, or in one that it had
     /// when it asked for mappings.
     pub(crate) fn has_mapped(&self, process: Process, wanted: Mapped) -> bool {
-        let then = self.spaces.of(process).into_iter().filter_map(|space| space.text().ok());
-        then.chain(current(process)).any(|text| {
+        let then =
+            self.spaces.of_process(process).into_iter().filter_map(|space| space.read_maps().ok());
+        then.chain(current_maps(process)).any(|text| {
             self.mapped_in(process, &text).iter().any(|mapped| overlap(*mapped, wanted))
         })
     }
@@ -243,7 +244,7 @@ impl Mappings {
     /// Takes the GPUs from a file that has managed memory past the monitor; it gets no GPU again. Kills each process
     /// that has the file and an uncharged mapping at the address `at`.
     fn withdraw_gpus(&self, file: &UvmFile, at: u64) {
-        file.condemn();
+        file.deny_gpus();
         if let Some(_lane) = self.lane.enter_for_monitor()
             && self.uvm.unregister_gpus(&file.device)
         {
@@ -257,7 +258,7 @@ impl Mappings {
             );
         }
         for space in self.spaces.all() {
-            let last = space.last().unwrap_or_default();
+            let last = space.last_mappings().unwrap_or_default();
             let there: Vec<Mapped> =
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
             let open = self
@@ -278,7 +279,7 @@ impl Mappings {
         let is_uvm = |(number, of): &(usize, Listed<'_>)| {
             *number >= MOST_MAPPINGS || self.is_uvm(process, *of)
         };
-        let found = vma_list::possible(list).enumerate().filter(is_uvm);
+        let found = vma_list::possibly_managed(list).enumerate().filter(is_uvm);
         found.map(|(_, of)| of.mapped).collect()
     }
 

@@ -22,7 +22,7 @@ use crate::monitor::caller::target::Target;
 use crate::monitor::calls::case::retry::Retry;
 use crate::monitor::calls::case::write_back::WriteBack;
 use crate::monitor::calls::parts::Parts;
-use crate::monitor::calls::policy::Passed;
+use crate::monitor::calls::policy::Continued;
 use crate::monitor::journal::map::{Count, Slot};
 use crate::monitor::log::container_log::RefusedAllocation;
 use crate::monitor::node::device::{Device, Rm};
@@ -227,7 +227,7 @@ impl<'a> Case<'a> {
         Reply::Done
     }
 
-    pub(crate) fn continued(&mut self, passed: Passed) -> Reply {
+    pub(crate) fn continued(&mut self, passed: Continued) -> Reply {
         self.write_nothing();
         self.effects.counted = Count::Continued;
         if passed.has_to_be_audited() && self.books().due.schedule(Instant::now()) {

@@ -12,8 +12,8 @@ use crate::monitor::calls::case::{Case, Over, pretended};
 use crate::monitor::calls::debug::access;
 use crate::monitor::calls::export::export_or_import;
 use crate::monitor::calls::fb_info::show_memory;
-use crate::monitor::calls::make_control::{give_back, make_control, settle};
-use crate::monitor::calls::steer::{after_control, before_control};
+use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
+use crate::monitor::calls::share_controls::{after_control, before_control};
 use crate::rm::control::debug::Access;
 use crate::rm::control::{
     Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
@@ -65,13 +65,13 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, Over> {
             Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
         Known::Flat | Known::Opaque => {
-            settle(case)?;
+            begin_control(case)?;
             if before_control(case, (client, object), control)? {
                 return Err(pretended(case));
             }
             let done = make_control(case, params)?;
             after_control(case, (client, object), control, done);
-            give_back(case, params, done);
+            write_params_back(case, params, done);
             Ok(case.executed(None))
         }
     }
@@ -86,7 +86,7 @@ fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over>
     for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
         case.read_piece(piece.address, (piece.at, piece.bytes))?;
     }
-    settle(case)?;
+    begin_control(case)?;
     let base = case.scratch.list.address();
     for patch in pieces.to_copies(base) {
         let _ = patch.apply(&mut case.scratch.params);
@@ -96,7 +96,7 @@ fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over>
         let _ = patch.apply(&mut case.scratch.params);
     }
     let done = made?;
-    give_back(case, params, done);
+    write_params_back(case, params, done);
     if done {
         for (place, piece) in pieces.iter().enumerate() {
             if piece.direction != Direction::In {

@@ -1,7 +1,7 @@
 //! Escapes (`NV_ESC_…`): the calls to `nvidiactl` and `nvidiaN`.
 //!
 //! [`read_escape`] copies a call's struct, unwraps the call, and judges the call by its bytes. The descriptor's file is
-//! not looked at yet: some calls don't need it ([`Passed::asks_no_descriptor`]). What was read is the caller's if the
+//! not looked at yet: some calls don't need it ([`Continued::needs_no_descriptor`]). What was read is the caller's if the
 //! caller still waits. [`answer_escape`] then refuses the call, lets it continue, or has the function for its kind make
 //! it, such as [`allocate`].
 
@@ -13,8 +13,8 @@ use crate::monitor::calls::control::control;
 use crate::monitor::calls::duplicate::duplicate;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::groups::enter_passing_channel;
-use crate::monitor::calls::policy::{self, Passed, Verdict};
-use crate::monitor::calls::vid_heap::heap;
+use crate::monitor::calls::policy::{self, Continued, Verdict};
+use crate::monitor::calls::vid_heap::serve_heap;
 use crate::monitor::log::limit::Topic;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
@@ -39,9 +39,9 @@ pub(crate) enum Unread {
 
 impl ReadEscape {
     /// Why the call continues whichever file its descriptor is; `None` where it doesn't.
-    pub(crate) fn passes(&self) -> Option<Passed> {
+    pub(crate) fn passes(&self) -> Option<Continued> {
         match self.verdict {
-            Verdict::Continue(passed) if !self.wrapped && passed.asks_no_descriptor() => {
+            Verdict::Continue(passed) if !self.wrapped && passed.needs_no_descriptor() => {
                 Some(passed)
             }
             _ => None,
@@ -98,7 +98,7 @@ pub(crate) fn answer_escape(
         Verdict::Continue(_) if wrapped => Err(case.answer(Answer::Errno(refuse::EINVAL))),
         Verdict::Continue(passed) => {
             case.still_waits()?;
-            if let (Passed::Client, Call::Alloc(alloc)) = (passed, &decoded.call) {
+            if let (Continued::Client, Call::Alloc(alloc)) = (passed, &decoded.call) {
                 case.books().devices.forget_client(alloc.object.handle);
             }
             if let Call::Alloc(alloc) = &decoded.call {
@@ -118,7 +118,7 @@ fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, Over> {
     match decoded.call {
         Call::Alloc(alloc) => allocate(case, &alloc),
         Call::AllocMemory { object, .. } => allocate_memory(case, object),
-        Call::VidHeap { client, parent, function } => heap(case, client, parent, function),
+        Call::VidHeap { client, parent, function } => serve_heap(case, client, parent, function),
         Call::Free(object) => free(case, object.client, object.handle),
         Call::Dup { object, source_client, source, .. } => {
             duplicate(case, object, (source_client, source))

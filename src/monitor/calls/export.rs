@@ -18,7 +18,7 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::import::{FileControl, import, refuse_file};
-use crate::monitor::calls::make_control::{give_back, make_control, settle};
+use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
 use crate::monitor::driver::export_files::Exported;
 use crate::monitor::journal::call_id::CallObject;
 use crate::monitor::node::device::{Device, Failure};
@@ -51,7 +51,7 @@ pub(crate) fn export_or_import(
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
     };
     let lane = match does {
-        Does::Tell => settle(case).map(|()| None),
+        Does::Tell => begin_control(case).map(|()| None),
         _ => begin_on_lane(case).map(Some),
     }?;
     export::set_descriptor(layout, &mut case.scratch.params, file.descriptor());
@@ -67,7 +67,7 @@ pub(crate) fn export_or_import(
     drop(lane);
     export::set_descriptor(layout, &mut case.scratch.params, descriptor);
     let (done, made) = done?;
-    give_back(case, params, done);
+    write_params_back(case, params, done);
     Ok(case.executed(made))
 }
 

@@ -1,35 +1,36 @@
-//! Calls that initialize a file of UVM's: one at a time, and each with its maker.
+//! Calls that initialize a file of nvidia-uvm: one at a time, so that each file's maker is known.
 
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::policy::Passed;
-use crate::monitor::calls::uvm_file::{ask, kept};
+use crate::monitor::calls::policy::Continued;
+use crate::monitor::calls::uvm_file::{call_uvm, keep_file};
 use crate::monitor::journal::layout::Maker;
 use crate::monitor::state::makers::Initialization;
-use crate::monitor::uvm::address_spaces::{image, is_randomized};
+use crate::monitor::uvm::address_spaces::{image_hash, is_randomized};
 use crate::rm::number::{NV_ERR_BUSY_RETRY, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED};
 use crate::rm::{Answer, uvm};
 
-/// How long a call waits for another one that isn't over.
+/// How long a call waits while the same other initialization is underway.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often it looks.
+/// How often a call that waits looks whether the other initialization is over.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// HMM is off in what the caller is about to ask; where a GPU is registered is looked again.
+/// Lets a call that initializes a file continue. Sets the flag that turns HMM off in the caller's struct first; the
+/// flags are checked again when a GPU is registered, since the caller can change them before the kernel reads them.
 pub(crate) fn initialize(case: &mut Case<'_>, address: u64, flags: u64) -> Result<Reply, Over> {
     let process = case.target()?.process;
-    let file = kept(case)?;
+    let file = keep_file(case)?;
     if let Some(patch) = uvm::without_hmm(case.head(), flags) {
         let _ = patch.apply(&mut case.scratch.bytes);
     }
     if is_initialized(case)? {
         return initialize_again(case);
     }
-    let Some(image) = image(process).filter(|_| is_randomized(process)) else {
+    let Some(image) = image_hash(process).filter(|_| is_randomized(process)) else {
         case.log("a program that can't be told from the next: its addresses aren't random");
         return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)));
     };
@@ -39,12 +40,12 @@ pub(crate) fn initialize(case: &mut Case<'_>, address: u64, flags: u64) -> Resul
         return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY)));
     }
     case.target()?.write(&[Some((address, &case.scratch.bytes))])?;
-    let turn = turn_to_initialize(case)?;
-    // Nobody else can do it now.
+    let turn = wait_for_init_turn(case)?;
+    // While this call has the turn, no other call can initialize the file.
     if is_initialized(case)? {
         return initialize_again(case);
     }
-    // Or it was a stranger's program.
+    // Where the caller is gone, the image may be another process's program.
     case.still_waits()?;
     let maker = Maker { process, image };
     let (tid, id) = (case.target()?.tid, case.notice.id);
@@ -52,24 +53,25 @@ pub(crate) fn initialize(case: &mut Case<'_>, address: u64, flags: u64) -> Resul
     case.parts.uvm.begin_initialization(underway);
     drop(turn);
     case.effects.initializes = true;
-    Ok(case.continued(Passed::UvmBind))
+    Ok(case.continued(Continued::UvmBind))
 }
 
-/// Again it binds nothing, whoever asks: it says whether the flags are the same.
+/// Initializes an initialized file again. That binds nothing, whichever process calls: the driver only says whether the
+/// flags are the same.
 fn initialize_again(case: &mut Case<'_>) -> Result<Reply, Over> {
-    ask(case)?;
+    call_uvm(case)?;
     Ok(case.executed(None))
 }
 
-/// Whether the call's file was initialized.
+/// Whether the call's file is initialized. Refuses the call where that can't be told.
 pub(crate) fn is_initialized(case: &mut Case<'_>) -> Result<bool, Over> {
     let known = case.parts.uvm.is_initialized(case.device()?);
     known.ok_or_else(|| case.answer(Answer::Status(NV_ERR_BUSY_RETRY)))
 }
 
-/// Waits until nobody else initializes a file. Who keeps others waiting for long has a call of its
-/// own that doesn't end, or runs on without another, in this container.
-fn turn_to_initialize<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Over> {
+/// Waits until no other call initializes a file. A long wait is the container's own doing: one of its threads has an
+/// initialization that does not end, or runs on without another call.
+fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Over> {
     let parts = case.parts;
     let mut since = (None, Instant::now());
     loop {
@@ -78,7 +80,7 @@ fn turn_to_initialize<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ove
         if let (Some(turn), None) = (turn, underway) {
             return Ok(turn);
         }
-        if underway.is_some_and(|underway| parts.uvm.settle_initialization(underway, false)) {
+        if underway.is_some_and(|underway| parts.uvm.try_end_initialization(underway, false)) {
             continue;
         }
         case.still_waits()?;
@@ -93,21 +95,22 @@ fn turn_to_initialize<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ove
     }
 }
 
-/// Settles the initialization that the thread's call before was let go for: that call is over.
-pub(crate) fn settle_earlier_initialization(case: &Case<'_>) {
+/// Ends the initialization for which the calling thread's earlier call was continued: that call is over.
+pub(crate) fn end_earlier_initialization(case: &Case<'_>) {
     let underway = case.books().makers.underway();
     let is_of_thread = |of: &Initialization| of.tid.cast_signed() == case.tid();
-    // The thread waits in this one since, or this one is no more, and tells nothing.
+    // While this call is valid, its thread waits in it, so the earlier call is over. Otherwise nothing is known.
     if let Some(underway) = underway.filter(is_of_thread).filter(|_| case.is_valid()) {
-        case.parts.uvm.settle_initialization(underway, true);
+        case.parts.uvm.try_end_initialization(underway, true);
     }
 }
 
-/// Enters that the call didn't go on after all.
+/// Enters that this call's initialization is over and made nothing: the caller did not take the reply, so the call did
+/// not continue.
 pub(crate) fn cancel_initialization(case: &Case<'_>) {
     let underway = case.books().makers.underway();
     let is_this = |of: &Initialization| of.id == case.notice.id;
     if let Some(underway) = underway.filter(is_this).filter(|_| case.effects.initializes) {
-        case.parts.uvm.enter_settled(underway, false);
+        case.parts.uvm.end_initialization(underway, false);
     }
 }

@@ -1,7 +1,7 @@
-//! Calls that a worker before had received and didn't live to answer.
+//! Calls that a former worker had received and did not live to answer.
 //!
-//! Such a call may still be in the driver, which no signal ends. It's neither made again nor
-//! undone before that is over: what comes of it is known only then.
+//! Such a call may still be in the driver, where no signal ends it. It is neither made again nor undone before the
+//! driver has returned from it: only then its result is known.
 
 use std::time::Duration;
 
@@ -10,26 +10,26 @@ use crate::monitor::journal::layout::Stage;
 use crate::monitor::journal::map::Slot;
 use crate::process::ProcessId;
 
-/// How often is looked whether a thread of a worker before is gone: soon, then less often.
+/// The first and the longest pause between two looks whether a thread of a former worker is gone.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// Whether the slot's call is still in the driver, made by a thread of a worker before: that
-/// was killed, and comes back to none of its own code, but the driver may do what it asked.
-pub(crate) fn is_haunted(slot: Slot<'_>) -> bool {
+/// Whether the slot's call is still in the driver, made by a thread of a former worker. That thread was killed and
+/// runs no code of the worker's any more, but the driver may still do what the thread asked for.
+pub(crate) fn is_in_driver(slot: Slot<'_>) -> bool {
     slot.worker_thread().is_some_and(ProcessId::alive)
 }
 
-/// Whether a slot's call of a worker before is still to be made, or in the driver.
+/// Whether the slot has a former worker's call that is still to be decided, or is in the driver.
 pub(crate) fn is_left(slot: Slot<'_>) -> bool {
-    slot.notice().id != 0 && slot.stage() != Stage::Decided || is_haunted(slot)
+    slot.notice().id != 0 && slot.stage() != Stage::Decided || is_in_driver(slot)
 }
 
-/// Waits until the driver has let go of a slot's call, and takes the slot for this thread.
-/// Its caller waits as long, and what it set aside counts.
-pub(crate) fn move_in(slot: Slot<'_>) {
+/// Waits until the slot's call of a former worker is out of the driver, and takes the slot for this thread. Until then
+/// the call's caller waits, and what the call has reserved counts.
+pub(crate) fn take_over_slot(slot: Slot<'_>) {
     let mut pause = FIRST_LOOK;
-    while is_haunted(slot) {
+    while is_in_driver(slot) {
         std::thread::sleep(pause);
         pause = LAST_LOOK.min(pause * 2);
     }
@@ -59,13 +59,13 @@ mod tests {
         assert!(is_left(slot), "the driver was asked");
         slot.set_decided((0, 0));
         assert!(!is_left(slot), "it is to be sent alone");
-        // This thread lives, as one does that hangs in the driver.
+        // This thread lives, as a thread does that hangs in the driver.
         let thread = ProcessId::of(recv_wait::this_thread().as_raw()).unwrap();
         slot.set_worker_thread(thread);
-        assert!(is_left(slot) && is_haunted(slot));
+        assert!(is_left(slot) && is_in_driver(slot));
         slot.set_worker_thread(ProcessId { start_ticks: thread.start_ticks + 1, ..thread });
-        assert!(!is_haunted(slot), "another thread has its number");
-        move_in(slot);
+        assert!(!is_in_driver(slot), "another thread has its number");
+        take_over_slot(slot);
         assert_eq!(slot.worker_thread(), Some(thread));
     }
 }

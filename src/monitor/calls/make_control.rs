@@ -1,4 +1,4 @@
-//! A control is made on our copy of its parameters.
+//! Makes a control on the monitor's copy of its parameters.
 
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::retry::begin;
@@ -6,33 +6,34 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::rm::Meaning;
 use crate::rm::number::NV_OK;
 
-/// Bytes of parameters of which an answer is kept for a caller that was interrupted: what
-/// is larger tells something, and can be asked again.
-const ONCE_BYTES: usize = 4096;
+/// The most bytes of parameters with which an answer is kept for an interrupted caller. A control with more only tells
+/// something, and can be made again.
+const MOST_KEPT_BYTES: usize = 4096;
 
-/// All is read: whether the caller still waits, and was answered already.
-pub(crate) fn settle(case: &mut Case<'_>) -> Result<(), Over> {
-    if case.scratch.params.len() <= ONCE_BYTES {
+/// Begins a control whose parameters are all read. The call is over where its caller does not wait any more, or where
+/// an answer is kept for that caller.
+pub(crate) fn begin_control(case: &mut Case<'_>) -> Result<(), Over> {
+    if case.scratch.params.len() <= MOST_KEPT_BYTES {
         return begin(case);
     }
     case.scratch.input.clear();
     case.still_waits()
 }
 
-/// Makes it on the parameters that we have, and tells whether it was done.
+/// Makes the control on the copied parameters. `true` where its status is success.
 pub(crate) fn make_control(case: &mut Case<'_>, params: u64) -> Result<bool, Over> {
-    // Where the caller has none, the driver gets none.
-    let ours = if params == 0 { 0 } else { case.scratch.params.address() };
-    case.patch(Meaning::Params, ours);
+    // Where the caller gave no parameters, the driver gets none.
+    let copy = if params == 0 { 0 } else { case.scratch.params.address() };
+    case.patch(Meaning::Params, copy);
     let called = case.call();
     case.patch(Meaning::Params, params);
     called?;
     Ok(case.status() == NV_OK)
 }
 
-/// The parameters go back. Of a control that failed too, where it says something in them;
-/// where it doesn't, the driver writes nothing.
-pub(crate) fn give_back(case: &mut Case<'_>, params: u64, done: bool) {
+/// Has the parameters written back to the caller: those of a control that succeeded, and those of a failed control
+/// where the driver changed them.
+pub(crate) fn write_params_back(case: &mut Case<'_>, params: u64, done: bool) {
     if params != 0 && (done || *case.scratch.params_read() != *case.scratch.params) {
         case.write_back(1, params, Copy::Params);
     }

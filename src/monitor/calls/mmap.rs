@@ -1,9 +1,9 @@
-//! Calls that map `nvidia-uvm`, and what they are charged for as long as it's mapped.
+//! Calls that map `nvidia-uvm`, and what the container is charged for them as long as the mapping exists.
 //!
-//! The driver gives managed memory without being asked: the kernel maps a file of UVM's, and what
-//! is touched there is moved to a GPU. All that is mapped of UVM is that, but for ranges that its
-//! file had the driver make. Which file it will be in the end, another thread can still change when
-//! the call goes on; see [`crate::monitor::audit::mappings`].
+//! The driver gives managed memory without an ioctl: the kernel maps a file of nvidia-uvm, and the driver moves pages
+//! that are touched in the mapping to a GPU. Every mapping of nvidia-uvm is managed memory, except for ranges that the
+//! file had the driver make. After the call continues, another thread can still replace the file:
+//! [`crate::monitor::audit::mappings`] checks what was mapped.
 
 use nix::errno::Errno;
 
@@ -11,53 +11,54 @@ use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Process};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over, continue_other_call, tell_over_quota};
-use crate::monitor::calls::open::{open, see};
-use crate::monitor::calls::policy::Passed;
+use crate::monitor::calls::identify::{identify, note_caller};
+use crate::monitor::calls::policy::Continued;
 use crate::monitor::journal::map::Count;
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::space::Space;
 use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
 use crate::rm::uvm::Range;
 
-/// A shared mapping with an offset. Only UVM's can be managed memory.
-pub(crate) fn map(
+/// Serves a mapping call: a shared mapping with an offset. Only a mapping of nvidia-uvm can be managed memory.
+pub(crate) fn serve_map(
     case: &mut Case<'_>,
     descriptor: i32,
     length: u64,
     shared: bool,
     offset: u64,
 ) -> Result<Reply, Over> {
-    // The filter is coarser than we are, and flags lie in a register.
+    // The filter traps more mappings than the monitor decides on. The flags lie in a register, so they can't change.
     if !shared {
         return Ok(continue_other_call(case));
     }
-    let is_uvm = match open(case, descriptor) {
+    let is_uvm = match identify(case, descriptor) {
         Ok(()) => case.device()?.kind == NodeKind::Uvm,
         Err(Reply::Errno(errno)) if errno == Errno::ENOTTY as i32 => false,
         Err(over) => return Err(over),
     };
     let target = case.target()?;
     let (process, tid) = (target.process, target.tid);
-    // Before anything is charged, so that nothing is released since.
+    // The address space is watched before anything is charged, so that the charge isn't released in between.
     let watched = case.parts.mappings.spaces.watch(process, tid);
-    // Or it was a stranger's.
+    // Where the caller is gone, the address space may be another process's.
     case.still_waits()?;
     if watched.is_err() {
         case.log("a mapping of a process that can't be watched");
         return Err(Errno::ENOMEM.into());
     }
-    see(case)?;
+    note_caller(case)?;
     if is_uvm {
-        map_uvm(case, process, offset, length)?;
+        charge_map(case, process, offset, length)?;
     }
-    Ok(case.continued(Passed::Mapping))
+    Ok(case.continued(Continued::Mapping))
 }
 
-/// Whether a mapping of UVM's may be: of a range that its file has, or charged as managed.
-fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Result<(), Over> {
+/// Charges a mapping of nvidia-uvm as managed memory on each GPU, unless it is of a range that the file has. `Err`
+/// where the mapping is refused.
+fn charge_map(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Result<(), Over> {
     let bytes = length.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     if !base.is_multiple_of(PAGE_BYTES) || length == 0 {
-        // As the kernel says, later.
+        // The kernel would give the same error later.
         return Err(Errno::EINVAL.into());
     }
     let place = case.device()?.place;
@@ -65,13 +66,13 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
     if !case.books().note_node(place) {
         return refused;
     }
-    if is_of_file(case, Range { base, length: bytes })? {
+    if is_file_range(case, Range { base, length: bytes })? {
         return Ok(());
     }
     if case.parts.state.settings.managed == Managed::Refuse {
         case.log("managed memory: managed_memory = \"refuse\" is configured");
-        // CUDA says CUDA_ERROR_NOT_PERMITTED to that. There is nothing that it says
-        // CUDA_ERROR_OUT_OF_MEMORY to; ENOMEM is an unknown error to it.
+        // CUDA reports EPERM as CUDA_ERROR_NOT_PERMITTED. No errno makes it report CUDA_ERROR_OUT_OF_MEMORY: ENOMEM is
+        // an unknown error to CUDA.
         return Err(Errno::EPERM.into());
     }
     if !case.parts.mappings.release_overlapping(process, (base, bytes)) {
@@ -112,8 +113,8 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
         return refused;
     }
     case.parts.mappings.spaces.note_asked(process, base);
-    // A hold keeps what an object names: one of nobody's client makes it, and is gone at once. The GPU's place is
-    // in the base, whose lowest bits are 0.
+    // A hold keeps the memory of an object: each hold gets an object of a client that nobody has, which is freed at
+    // once. The GPU's number is in the base's lowest bits, which are 0 in a page's address.
     for gpu in 0..gpus {
         let (client, parent, handle) = (Client(u32::MAX), Handle(u32::MAX), Handle(0));
         let hold = Hold::Mapping { space: space.number(), base: base | gpu as u64 };
@@ -124,8 +125,8 @@ fn map_uvm(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Res
     Ok(())
 }
 
-/// Whether the call's file has that range, and has it still. The driver maps no part of one.
-fn is_of_file(case: &Case<'_>, range: Range) -> Result<bool, Over> {
+/// Whether the call's file has exactly this range, and has it still. The driver maps no part of a range.
+fn is_file_range(case: &Case<'_>, range: Range) -> Result<bool, Over> {
     let device = case.device()?;
     let Some(file) = case.parts.uvm.files.find(device) else { return Ok(false) };
     let known = case.books().ranges.range(Space::File(file.number), range.base);

@@ -1,4 +1,4 @@
-//! The kinds of calls: what each is, what it is charged, and how it is made.
+//! Serves calls: [`serve`] has the steps of one call, and each kind of call has a file of its own.
 
 pub(crate) mod alloc;
 pub(crate) mod callers;
@@ -14,16 +14,16 @@ pub(crate) mod free;
 pub(crate) mod gpu_lookup;
 pub(crate) mod groups;
 pub(crate) mod handles;
+pub(crate) mod identify;
 pub(crate) mod import;
 pub(crate) mod initialize;
 pub(crate) mod left_calls;
 pub(crate) mod make_control;
 pub(crate) mod mmap;
-pub(crate) mod open;
 pub(crate) mod parts;
 pub mod policy;
 pub(crate) mod serve;
-pub(crate) mod steer;
+pub(crate) mod share_controls;
 pub(crate) mod threads;
 pub(crate) mod uvm;
 pub(crate) mod uvm_file;

@@ -1,5 +1,5 @@
-//! The parts of a worker that calls and audits have to do with. Each has its own state, and knows those above
-//! it in the list.
+//! The parts of a worker that calls and audits work with. Each part has its own state, and knows only parts above it in
+//! the list.
 
 use std::io;
 use std::sync::Arc;
@@ -21,41 +21,41 @@ use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::lane::Lane;
 use crate::monitor::uvm::kept_files::Uvm;
 
-/// All parts.
+/// All parts of a worker.
 #[derive(Debug)]
 pub(crate) struct Parts {
     /// Settings, books, figures and log of the container.
     pub(crate) state: Arc<ContainerState>,
-    /// Calls that make, name or free objects, one after another.
+    /// Orders the calls that make, name or free objects one after another.
     pub(crate) lane: Arc<Lane>,
-    /// Our client of the driver.
+    /// The monitor's client of the driver.
     pub(crate) driver: Arc<DriverAccess>,
-    /// Threads that call, and what was done for those that didn't take it.
+    /// The threads that call, and the replies that they did not take.
     pub(crate) callers: Callers,
-    /// The container's processes, and ending them.
+    /// The container's processes, and killing them.
     pub(crate) processes: Arc<Processes>,
-    /// Duplicates of ours that keep figures true.
+    /// The duplicates of the monitor's client that keep the driver's figures true.
     pub(crate) stakes: Arc<Stakes>,
-    /// Files that memory was exported to.
+    /// The files that memory was exported to.
     pub(crate) exports: Arc<KeptExports>,
-    /// Files of UVM's.
+    /// The files of nvidia-uvm.
     pub(crate) uvm: Arc<Uvm>,
-    /// What is mapped of them.
+    /// The mappings of nvidia-uvm.
     pub(crate) mappings: Arc<Mappings>,
-    /// Shares of computing time: slices.
+    /// Slices of channel groups, for the shares of computing time.
     pub(crate) slices: Arc<Slices>,
-    /// The same: turns.
+    /// Turns on a GPU, for the shares of computing time.
     pub(crate) turns: Arc<Turns>,
-    /// What the driver says that the container has.
+    /// Compares the driver's figures with the books.
     pub(crate) audit: Audit,
 }
 
 impl Parts {
-    /// The parts of a worker of that container.
+    /// Makes the parts of a worker. `state` is the container's.
     ///
     /// # Errors
     ///
-    /// Where callers can't be looked at.
+    /// Where the host's mount namespace can't be found out ([`Targets::new`]).
     pub(crate) fn new(state: ContainerState, keeper: &Arc<KeeperSocket>) -> io::Result<Self> {
         let (state, audit_wait) = (Arc::new(state), Arc::new(AuditWait::default()));
         let keeper = || Arc::clone(keeper);

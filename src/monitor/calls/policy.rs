@@ -1,14 +1,12 @@
-//! What becomes of a driver call: executed, refused, or let continue.
+//! Decides what becomes of a driver call: it is executed, refused, or continues.
 //!
-//! Pure: [`judge`] and [`judge_uvm`] go by what was decoded and nothing else. Executed is
-//! the rule, on a duplicate of the descriptor and on copies. A call that continues is
-//! read anew by the kernel from memory that the caller's other threads can write, on a
-//! descriptor that they can replace: nothing that was looked at holds. So [`Passed`]
-//! names all that may, each with what it needs of the caller and what would find it
-//! out if it was another call in the end. The number of a call lies in a register, so an
-//! allocation stays one: it can't become a control, but it can become one of a class that
-//! keeps other memory alive ([`Use::KeepsAlive`]), which the figures may not show. How
-//! things are executed is not known here.
+//! Pure: [`judge`] and [`judge_uvm`] know only the decoded call. Most calls are executed, on a duplicate of the
+//! descriptor and on copies of the arguments. When a call continues, the kernel reads it anew from memory that the
+//! caller's other threads can write, and uses a descriptor that these threads can replace. So what the monitor looked
+//! at proves nothing, and [`Continued`] names every kind of call that may continue: why the kind needs the caller, and
+//! what would show that it was another call in the end. The number of a call lies in a register. So an allocation
+//! can't become a control, but it can become an allocation of a class that keeps other memory alive
+//! ([`Use::KeepsAlive`]), which the driver's figures may not show. This file does not know how calls are executed.
 
 use crate::rm::memory::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -18,76 +16,76 @@ use crate::rm::{Answer, Call, Key, Refusal, Release, call, control, uvm};
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The monitor makes it.
+    /// The monitor makes the call.
     Execute,
-    /// Nobody makes it.
+    /// The call is not made, and gets this answer.
     Refuse(Answer),
-    /// The caller makes it.
-    Continue(Passed),
+    /// The kernel makes the call as the caller asked for it.
+    Continue(Continued),
 }
 
-/// Calls that may continue: what each kind needs of the caller, so that it can't be executed, and what finds out
-/// if one was another call in the end. "The figure" is the driver's for the process, 5 ms and 200 ms later.
+/// The kinds of calls that may continue: what each needs of the caller, so that the monitor can't execute it, and what
+/// would show that it was another call. "The figure" is the driver's for the process, 5 ms and 200 ms later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Passed {
-    /// A client is made: it belongs to the caller's process, and the driver counts its memory there. The figure.
+pub enum Continued {
+    /// Makes a client. It belongs to the caller's process, where the driver counts its memory. Shown by the figure.
     Client,
-    /// A device is made: the driver looks whether the caller's process has the GPU's node open. Its GPU's UUID, by a
-    /// subdevice of ours, before memory is made below it; and the figure.
+    /// Makes a device: the driver looks whether the caller's process has the GPU's node open. Shown by the UUID of its
+    /// GPU, which a subdevice of the monitor's tells before memory is made below the device; and by the figure.
     Device,
-    /// The caller's own memory is described by its addresses. The figure.
+    /// Describes the caller's own memory by its addresses. Shown by the figure.
     OsDescriptor,
-    /// An event is made, with a descriptor of the caller's. The figure.
+    /// Makes an event with a descriptor of the caller's. Shown by the figure.
     Event,
-    /// An engine, a channel, an address space or something else above 0xff is made: parameters that are not known,
-    /// with addresses and handles in them. The figure.
+    /// Makes an object of a class above 0xff, such as an engine, a channel or an address space. Its parameters are not
+    /// known, and have addresses and handles. Shown by the figure.
     Engine,
-    /// An object below 0x100 is made, of a class that takes no memory: parameters that are not known. The figure.
+    /// Makes an object of a class below 0x100 that takes no memory. Its parameters are not known. Shown by the figure.
     Object,
-    /// Memory of the host is made by `NV_ESC_RM_ALLOC_MEMORY`, of a descriptor or addresses of the caller's. Nothing
-    /// has to find out: by this number no memory of a GPU is had.
+    /// Makes memory of the host by `NV_ESC_RM_ALLOC_MEMORY`, of a descriptor or addresses of the caller's. Nothing has
+    /// to show another call: a call of this number gets no memory of a GPU.
     HostMemory,
-    /// An address space is bound to a UVM file: the caller's. The flags, by initializing again with the same, before a
-    /// GPU is registered.
+    /// Binds the caller's address space to a file of nvidia-uvm. Other flags show before a GPU is registered: the
+    /// monitor initializes the file again with the same flags.
     UvmBind,
-    /// A UVM call on ranges and GPUs of the file, in the caller's address space. Mappings of the process, and the
-    /// driver's figure at the next tick.
+    /// Works on ranges and GPUs of a file of nvidia-uvm, in the caller's address space. Shown by the mappings of the
+    /// process, and by the driver's figure at the next tick.
     UvmOther,
-    /// A file is mapped in the caller's address space. The process's mappings, 5 ms and 200 ms later.
+    /// Maps a file in the caller's address space. Shown by the process's mappings, 5 ms and 200 ms later.
     Mapping,
 }
 
-impl Passed {
-    /// Whether such a call could have taken memory, so that the driver has to be asked.
+impl Continued {
+    /// Whether such a call could have taken memory, so that an audit has to ask the driver.
     #[must_use]
     pub fn has_to_be_audited(self) -> bool {
         !matches!(self, Self::HostMemory | Self::UvmBind | Self::UvmOther)
     }
 
-    /// Whether nothing is to be done about such a call, so that nobody has to know whose its
-    /// descriptor is; another file's call of that number is none of ours.
+    /// Whether the monitor does nothing about such a call, and so needn't know which file its descriptor is. A call of
+    /// this number on another file is not the monitor's business.
     #[must_use]
-    pub fn asks_no_descriptor(self) -> bool {
+    pub fn needs_no_descriptor(self) -> bool {
         matches!(self, Self::HostMemory)
     }
 }
 
 const UNSUPPORTED: Verdict = Verdict::Refuse(Answer::Status(NV_ERR_NOT_SUPPORTED));
 
-/// What becomes of a call to `nvidiactl` or `nvidiaN`, unwrapped.
+/// Decides on a call to `nvidiactl` or `nvidiaN`, after unwrapping.
 #[must_use]
 pub fn judge(release: &Release, call: &Call) -> Verdict {
     match *call {
         Call::Alloc(alloc) => judge_class(release, alloc.class),
         Call::AllocMemory { class, .. } => match (class, class_use(class).does) {
             (NV01_MEMORY_LOCAL_USER, _) => Verdict::Execute,
-            (_, Use::Nothing) => Verdict::Continue(Passed::HostMemory),
+            (_, Use::Nothing) => Verdict::Continue(Continued::HostMemory),
             _ => refuse_class(release, class),
         },
         // Without parameters no memory can be asked for.
         Call::AllocObject { class, .. } => match class_use(class).does {
             Use::Nothing => {
-                Verdict::Continue(if class > 0xff { Passed::Engine } else { Passed::Object })
+                Verdict::Continue(if class > 0xff { Continued::Engine } else { Continued::Object })
             }
             _ => refuse_class(release, class),
         },
@@ -96,22 +94,22 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
                 Use::Takes | Use::Nothing => Verdict::Execute,
                 _ => refuse_class(release, class),
             },
-            call::VidHeap::OsDescriptor { .. } => Verdict::Continue(Passed::OsDescriptor),
+            call::VidHeap::OsDescriptor { .. } => Verdict::Continue(Continued::OsDescriptor),
             call::VidHeap::HwAlloc { .. } => UNSUPPORTED,
             call::VidHeap::Free { .. }
             | call::VidHeap::Info { .. }
             | call::VidHeap::Other { .. } => Verdict::Execute,
         },
         Call::Free(_) | Call::Dup { .. } => Verdict::Execute,
-        // Continued it could be any control by the time that it's made, also one that keeps
-        // memory alive where no figure shows it. So none continues.
+        // No control continues: it could be any other control by the time that the kernel makes it, also a control that
+        // keeps memory alive where no figure shows it.
         Call::Control { command, flags, .. } => match control::check(release, command, flags) {
             Ok(_) => Verdict::Execute,
             Err(refusal) => Verdict::Refuse(refusal.answer()),
         },
-        // Memory would outlive its charge in any driver, and nothing tells when it ends.
+        // As a dma-buf, memory would outlive its charge in any other driver, and nothing tells when it is freed.
         Call::ExportDmabuf { .. } => UNSUPPORTED,
-        // Not trapped; here by the wrapper, which nobody needs for them.
+        // These calls are not trapped. They come here only in the wrapper, in which no program needs them.
         Call::RegisterFd { .. } | Call::OsEvent { .. } | Call::MapMemory { .. } => {
             Verdict::Refuse(Answer::Errno(crate::rm::refuse::EINVAL))
         }
@@ -120,24 +118,24 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
     }
 }
 
-/// What becomes of an allocation by class.
+/// Decides on an allocation by its class.
 fn judge_class(release: &Release, class: u32) -> Verdict {
     match class {
         NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT => {
-            return Verdict::Continue(Passed::Client);
+            return Verdict::Continue(Continued::Client);
         }
-        NV01_DEVICE_0 => return Verdict::Continue(Passed::Device),
-        NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => return Verdict::Continue(Passed::OsDescriptor),
-        NV01_EVENT_OS_EVENT => return Verdict::Continue(Passed::Event),
-        // It is freed with its memory (context_dma.c makes it a dependant).
-        NV01_CONTEXT_DMA => return Verdict::Continue(Passed::Object),
+        NV01_DEVICE_0 => return Verdict::Continue(Continued::Device),
+        NV01_MEMORY_SYSTEM_OS_DESCRIPTOR => return Verdict::Continue(Continued::OsDescriptor),
+        NV01_EVENT_OS_EVENT => return Verdict::Continue(Continued::Event),
+        // The driver frees the object with its memory (context_dma.c makes it a dependant).
+        NV01_CONTEXT_DMA => return Verdict::Continue(Continued::Object),
         _ => {}
     }
     match class_use(class).does {
         Use::Takes => Verdict::Execute,
         Use::Nothing if !release.layouts(Key::Class(class)).is_empty() => Verdict::Execute,
         Use::Nothing => {
-            Verdict::Continue(if class > 0xff { Passed::Engine } else { Passed::Object })
+            Verdict::Continue(if class > 0xff { Continued::Engine } else { Continued::Object })
         }
         _ => refuse_class(release, class),
     }
@@ -147,7 +145,7 @@ fn refuse_class(release: &Release, class: u32) -> Verdict {
     Verdict::Refuse(memory::refusal(release, class).answer())
 }
 
-/// Why a control, or an object of a class, that is refused is; `None` of all other calls.
+/// Why a control, or an object of a class, is refused. `None` for all other calls.
 #[must_use]
 pub fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
     match *call {
@@ -162,13 +160,13 @@ pub fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
     }
 }
 
-/// What becomes of a call to `nvidia-uvm`.
+/// Decides on a call to `nvidia-uvm`.
 #[must_use]
 pub fn judge_uvm(call: &uvm::Call) -> Verdict {
     match call {
-        uvm::Call::Initialize { .. } => Verdict::Continue(Passed::UvmBind),
+        uvm::Call::Initialize { .. } => Verdict::Continue(Continued::UvmBind),
         uvm::Call::MmInitialize { .. } | uvm::Call::Other { .. } => {
-            Verdict::Continue(Passed::UvmOther)
+            Verdict::Continue(Continued::UvmOther)
         }
         uvm::Call::RegisterGpu { .. }
         | uvm::Call::MapExternal { .. }
@@ -181,7 +179,7 @@ pub fn judge_uvm(call: &uvm::Call) -> Verdict {
         uvm::Call::RegisterVaSpace { .. }
         | uvm::Call::RegisterChannel { .. }
         | uvm::Call::CreateExternalRange(_)
-        | uvm::Call::MapDynamicParallelism(_) => Verdict::Continue(Passed::UvmOther),
+        | uvm::Call::MapDynamicParallelism(_) => Verdict::Continue(Continued::UvmOther),
     }
 }
 
@@ -218,7 +216,7 @@ mod tests {
         }
     }
 
-    /// What is imported, attached, mapped or exported by it lives as long as it does.
+    /// An object of such a class keeps alive the memory that is imported, attached, mapped or exported by it.
     #[test]
     fn nothing_that_keeps_memory_alive_is_made_but_for_one() {
         let keeping: Vec<u32> = memory::CLASSES
@@ -229,12 +227,12 @@ mod tests {
         assert!(keeping.len() > 5 && keeping.contains(&NV_MEMORY_MULTICAST_FABRIC));
         for class in keeping {
             let verdict = match class {
-                // It is freed with its memory.
-                NV01_CONTEXT_DMA => Verdict::Continue(Passed::Object),
+                // The driver frees the object with its memory.
+                NV01_CONTEXT_DMA => Verdict::Continue(Continued::Object),
                 _ => UNSUPPORTED,
             };
             assert_eq!(of_class(class), verdict, "{class:#x}");
-            // By no other number, whatever it is.
+            // No call of another number makes an object of such a class.
             let object = Object { client: 1, parent: 2, handle: 3 };
             let memory = Call::AllocMemory { object, class, flags: 0, address: 0, limit: 4095 };
             for call in [memory, Call::AllocObject { object, class }] {
@@ -253,17 +251,20 @@ mod tests {
 
     #[test]
     fn what_is_made_by_class_continues_as_its_kind() {
-        assert_eq!(of_class(0xc7c0), Verdict::Continue(Passed::Engine));
-        assert_eq!(of_class(0x41), Verdict::Continue(Passed::Client));
+        assert_eq!(of_class(0xc7c0), Verdict::Continue(Continued::Engine));
+        assert_eq!(of_class(0x41), Verdict::Continue(Continued::Client));
         assert_eq!(of_class(0x2080), Verdict::Execute);
     }
 
     #[test]
     fn nobody_is_asked_about_what_continues_without_a_look() {
-        assert!(Passed::HostMemory.asks_no_descriptor() && !Passed::HostMemory.has_to_be_audited());
+        assert!(
+            Continued::HostMemory.needs_no_descriptor()
+                && !Continued::HostMemory.has_to_be_audited()
+        );
         for class in [0x41, 0x80, 0xc7c0] {
             assert!(
-                matches!(of_class(class), Verdict::Continue(passed) if !passed.asks_no_descriptor())
+                matches!(of_class(class), Verdict::Continue(kind) if !kind.needs_no_descriptor())
             );
         }
     }

@@ -1,8 +1,15 @@
-//! One call: read, decided, made or not, answered.
-//!
-//! A [`Case`] has all that one call needs, and is done when [`serve`] returns.
-//! What the caller gets back is written only while it waits: what was done for one
-//! that doesn't is kept ([`retry`](crate::monitor::calls::case::retry)). All of it is one call's way from its beginning to its end.
+//! Serves one driver call, from its receipt to its reply, in this order:
+//! 1. A thread of [`threads`](crate::monitor::calls::threads) receives the notification into a slot of the journal.
+//! 2. [`serve`] decodes the system call from its registers. `prctl` and `personality` are answered at once.
+//! 3. [`ioctl`] lets requests continue that are none of the driver's. [`read_escape`] copies the struct of a call to
+//!    `nvidiactl` or `nvidiaN`, and has [`policy`](crate::monitor::calls::policy) judge the call by these bytes.
+//! 4. [`identify`] duplicates the descriptor, finds out which driver file it is, and notes the calling process.
+//! 5. [`answer_escape`] refuses, continues or executes the call, as it was judged. [`serve_uvm`] copies and judges
+//!    calls to `nvidia-uvm` itself. [`serve_map`] charges managed memory, and continues the mapping.
+//! 6. To be executed, a call waits for its thread's earlier calls, and for the lane where it makes, names or frees
+//!    objects. The slot notes the call, the driver is called on the copies, and the books get the result.
+//! 7. [`finish`] leaves the lane, writes the results to the caller's memory and replies. Where the caller does not take
+//!    the reply, the results are kept ([`retry`](crate::monitor::calls::case::retry)).
 
 use nix::errno::Errno;
 
@@ -13,24 +20,23 @@ use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::{keep, remember_answer};
 use crate::monitor::calls::case::{Case, Over, continue_other_call};
 use crate::monitor::calls::escape::{ReadEscape, answer_escape, read_escape};
-use crate::monitor::calls::initialize::{cancel_initialization, settle_earlier_initialization};
-use crate::monitor::calls::mmap::map;
-use crate::monitor::calls::open::{leave_the_runtime_alone, open, out_of_reach, see};
-use crate::monitor::calls::uvm::uvm;
+use crate::monitor::calls::identify::{caller_error, identify, note_caller, spare_runtime};
+use crate::monitor::calls::initialize::{cancel_initialization, end_earlier_initialization};
+use crate::monitor::calls::mmap::serve_map;
+use crate::monitor::calls::uvm::serve_uvm;
 use crate::monitor::journal::map::Count;
 use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, refuse};
 
-/// Deals with it.
 pub(crate) fn serve(case: &mut Case<'_>) {
-    settle_earlier_initialization(case);
+    end_earlier_initialization(case);
     let data = case.notice.data;
     let reply = match syscall::decode(data.arch, data.nr, &data.args) {
         Some(Syscall::Ioctl { descriptor, request, argument }) => {
             ioctl(case, descriptor, request, argument)
         }
         Some(Syscall::Map { descriptor, length, shared, offset }) => {
-            map(case, descriptor, length, shared, offset)
+            serve_map(case, descriptor, length, shared, offset)
         }
         Some(call @ (Syscall::Prctl { .. } | Syscall::Personality { .. })) => {
             Ok(call.refusal().map_or_else(|| continue_other_call(case), Reply::Errno))
@@ -45,9 +51,8 @@ pub(crate) fn serve(case: &mut Case<'_>) {
     finish(case, reply.unwrap_or_else(|over| over));
 }
 
-/// Writes back, and replies; keeps what was done for a caller that doesn't wait.
 fn finish(case: &mut Case<'_>, mut reply: Reply) {
-    // Its caller's memory may keep us.
+    // The lane is left first: the caller may make a write to its memory wait.
     case.lane = None;
     let was_done = reply == Reply::Done && case.retry.repeats && case.was_done_already();
     if was_done {
@@ -57,22 +62,22 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     }
     let is_ok = match case.retry.outcome() {
         Some(outcome) => outcome.is_ok,
-        None => was_done || reply == Reply::Done && is_ok(case),
+        None => was_done || reply == Reply::Done && has_succeeded(case),
     };
     let object = case.slot.call_object();
     let interruptible = case.parts.state.settings.interruptible;
-    // An earlier call of the thread may have written there since.
+    // Where signals interrupt calls, an earlier call of the thread may have written to that memory since it was read.
     if !interruptible {
         case.effects.writes.drop_unchanged(case.scratch);
     }
-    // Before the caller goes on, who may ask for the figure.
+    // The call is counted before the reply: the caller may ask for the figure next.
     case.parts.state.count(case.effects.counted, case.came.elapsed());
     let writes = case.retry.kept.is_some() || !case.effects.writes.is_empty();
     let mut taken = false;
-    // What was made is to be found by the next worker if nobody takes it.
+    // The slot of a caller that is gone stays undecided: the next worker finds there what was made.
     if !writes && case.effects.made.is_empty() || case.is_valid() {
-        // As the driver: what was done stays done.
-        if write(case).is_err() {
+        // The driver fails with the same error, and what it did stays done, too.
+        if write_output(case).is_err() {
             reply = Reply::Errno(Errno::EFAULT as i32);
         }
         if interruptible && is_ok {
@@ -85,8 +90,8 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     if !taken {
         cancel_initialization(case);
         keep(case, (reply, is_ok), object);
-        // What is kept has from now on what is to be undone. Another thread may have cleared the slot
-        // already, which may have another call by now.
+        // From now on the kept call says what is to be undone. The slot is cleared by the notification's id: another
+        // thread may have cleared the slot already, and the slot may have another call by now.
         case.slot.forget(case.notice.id);
     }
     if case.retry.is_queued {
@@ -95,8 +100,8 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     case.scratch.shrink();
 }
 
-/// Writes what is to go back, of this call or of the one that was made in its place.
-fn write(case: &Case<'_>) -> Result<(), Errno> {
+/// Writes the output to the caller's memory: this call's, or the kept output of the same call made earlier.
+fn write_output(case: &Case<'_>) -> Result<(), Errno> {
     let Some(target) = &case.target else { return Ok(()) };
     match case.retry.outcome() {
         Some(outcome) => outcome
@@ -107,54 +112,53 @@ fn write(case: &Case<'_>) -> Result<(), Errno> {
     }
 }
 
-/// Whether the driver has done it, as far as it says.
-fn is_ok(case: &Case<'_>) -> bool {
+fn has_succeeded(case: &Case<'_>) -> bool {
     case.effects.status_layout.is_some() && case.status() == NV_OK
 }
 
 fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
-    // The filter is coarser than we are. Who the descriptor belongs to is no question:
-    // the request can't change any more, and is none that takes memory.
+    // The filter traps more requests than the monitor decides on. These continue whatever their descriptor is: the
+    // request lies in a register, so it can't change any more, and it takes no memory.
     if !traps::is_driver_call(rm::low_word(request)) {
         if traps::may_have_grown(rm::low_word(request)) {
             refuse_grown(case, descriptor, request)?;
         }
         return Ok(continue_other_call(case));
     }
-    // Read before it's known whose it is: what continues whatever its descriptor is, is
-    // let go without a look at it, which would prove nothing.
+    // The struct is read before the descriptor is looked at: some calls continue whatever their descriptor is, and a
+    // look at it would prove nothing.
     let mut escape = None;
     if traps::is_escape(rm::low_word(request)) {
         let target = case.parts.callers.targets.probable(case.tid());
-        case.target = Some(target.map_err(|errno| out_of_reach(case, errno))?);
-        leave_the_runtime_alone(case)?;
+        case.target = Some(target.map_err(|errno| caller_error(case, errno))?);
+        spare_runtime(case)?;
         let read = read_escape(case, request, argument);
         if let Some(passed) = read.as_ref().ok().and_then(ReadEscape::passes) {
             let target = case.parts.callers.targets.get(case.tid());
-            case.target = Some(target.map_err(|errno| out_of_reach(case, errno))?);
-            leave_the_runtime_alone(case)?;
-            see(case)?;
+            case.target = Some(target.map_err(|errno| caller_error(case, errno))?);
+            spare_runtime(case)?;
+            note_caller(case)?;
             return Ok(case.continued(passed));
         }
         escape = Some(read);
     }
-    open(case, descriptor)?;
+    identify(case, descriptor)?;
     match (case.device()?.kind, escape) {
         (NodeKind::Control | NodeKind::Gpu(_), escape) => {
             let escape = escape.unwrap_or_else(|| read_escape(case, request, argument));
             answer_escape(case, escape)
         }
-        (NodeKind::Uvm, _) => uvm(case, request, argument),
+        (NodeKind::Uvm, _) => serve_uvm(case, request, argument),
         (NodeKind::Other, _) => Err(Errno::ENOTTY.into()),
     }
 }
 
-/// A newer driver's call whose struct has grown is refused; of no file of the driver's it's
-/// nobody's business, and whoever swaps the descriptor could as well have asked by another type.
+/// Refuses an escape whose struct has grown in a newer driver. `Ok` where its descriptor is no file of the resource
+/// manager's: it continues. A program that swaps the descriptor could as well have used a request of another type.
 fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u64) -> Result<(), Over> {
-    let is_drivers = open(case, descriptor).is_ok()
+    let is_driver_file = identify(case, descriptor).is_ok()
         && matches!(case.device()?.kind, NodeKind::Control | NodeKind::Gpu(_));
-    if !is_drivers {
+    if !is_driver_file {
         return Ok(());
     }
     let command = Command::of_ioctl(request);

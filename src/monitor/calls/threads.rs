@@ -1,7 +1,7 @@
-//! Threads that only a container needs which calls the driver: they are started at its first call.
+//! The threads that a container needs once it calls the driver. They are started at the container's first call.
 //!
-//! Of those that answer calls one leads and deals with a call, and the others follow. Others look after
-//! what calls make: without them no call is answered but the first, which waits for one thread alone.
+//! Of the threads that answer calls, one leads and serves a call, and the others follow. The support threads look after
+//! what calls make. The first call waits for one thread alone; no further call is answered without support threads.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::monitor::caller::listeners::Listeners;
 use crate::monitor::caller::recv_wait;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::calls::case::Case;
-use crate::monitor::calls::left_calls::{is_haunted, is_left, move_in};
+use crate::monitor::calls::left_calls::{is_in_driver, is_left, take_over_slot};
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::serve::serve;
 use crate::monitor::journal::layout::{SLOTS, Stage};
@@ -23,43 +23,43 @@ use crate::monitor::log::limit::Topic;
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::thread::spawn;
 
-/// How long a listener that has nothing, or nobody, is left alone.
+/// How long a thread waits after it received nothing from a listener: the caller or all processes behind it are gone.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Threads that answer calls at least: one leads, one watches it, and one takes the place of either.
+/// The least threads that answer calls: one leads, one watches the leader, and one takes the place of either.
 const LEAST: usize = 3;
 
-/// A thread's name, and what it does.
-type Named = (&'static str, fn(&Parts));
+/// A thread's name, and its function.
+type NamedThread = (&'static str, fn(&Parts));
 
-/// The threads that look after what calls make.
-const LOOK_AFTER_CALLS: [Named; 3] = [
+/// The support threads, which look after what calls make.
+const SUPPORT_THREADS: [NamedThread; 3] = [
     ("mappings", |parts| parts.mappings.audit_mappings_forever()),
     ("shares", |parts| parts.turns.set_slices_forever()),
     ("shares heard", |parts| parts.slices.follow_shares_forever()),
 ];
 
-/// Which of the threads that calls need are there.
+/// Which of the threads that calls need are started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum CallThreads {
-    /// Nobody has called yet: none.
+    /// None: the container has not called yet.
     #[default]
     Unneeded,
-    /// So many of those that look after what calls make; the rest is to be started.
-    Lacking(usize),
-    /// All.
+    /// So many of the support threads. The other threads are to be started.
+    Starting(usize),
+    /// All threads.
     Started,
 }
 
-/// The threads that answer calls, and those that look after what calls make.
+/// The threads that answer calls, and the support threads.
 #[derive(Debug)]
 pub(crate) struct CallService {
     parts: Arc<Parts>,
     listeners: Arc<Listeners>,
     leader: Leader,
     threads: Lock<CallThreads>,
-    /// Done once those of them are there that look after what calls make.
-    are_looked_after: Once,
+    /// Completed once all support threads are started.
+    support_started: Once,
     draining: AtomicBool,
 }
 
@@ -70,26 +70,26 @@ impl CallService {
             listeners,
             leader: Leader::default(),
             threads: Lock::default(),
-            are_looked_after: Once::new(),
+            support_started: Once::new(),
             draining: AtomicBool::new(false),
         }
     }
 
-    /// Nothing more is received.
+    /// Has all threads receive no more calls.
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
         self.listeners.wake();
     }
 
-    /// Whether it drains, and calls aren't answered yet.
+    /// Whether no more calls are received, and some calls aren't answered yet.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire) && self.has_calls()
     }
 
-    /// Whether the container has called, this worker or one before.
+    /// Whether the container has called this worker or a former one.
     pub(crate) fn was_called(&self) -> bool {
         let mut slots = (0..SLOTS).map(|number| self.parts.state.journal.slot(number));
-        self.parts.state.journal.calls().received() > 0 || slots.any(Self::has_anything)
+        self.parts.state.journal.calls().received() > 0 || slots.any(Self::is_in_use)
     }
 
     /// Whether any thread answers calls.
@@ -97,61 +97,61 @@ impl CallService {
         self.leader.threads() > 0
     }
 
-    /// Whether the threads are there that calls need.
+    /// Which of the threads that calls need are started.
     pub(crate) fn call_threads(&self) -> CallThreads {
         *self.threads.lock()
     }
 
-    /// The container calls for the first time. The thread that answers that call starts the others when it
-    /// has: the call waits for none but that one.
-    pub(crate) fn start_the_first(self: &Arc<Self>) {
+    /// Starts the thread that answers the container's first call. That thread starts the others once it has answered,
+    /// so that the first call waits for one thread alone.
+    pub(crate) fn start_first_thread(self: &Arc<Self>) {
         let mut threads = self.threads.lock();
-        *threads = CallThreads::Lacking(0);
-        // Where it can't be started, it is with the others.
+        *threads = CallThreads::Starting(0);
+        // Where the thread can't be started now, it is started with the others.
         let _ = self.start_thread();
     }
 
-    /// Starts the threads that calls need and that aren't there yet. Calls wait for those that can't be
-    /// started.
-    pub(crate) fn start_lacking(self: &Arc<Self>) {
+    /// Starts the threads that calls need and that aren't started yet. Where a thread can't be started, calls wait
+    /// until a later call of this function has started it.
+    pub(crate) fn start_missing_threads(self: &Arc<Self>) {
         let mut threads = self.threads.lock();
         let started = match *threads {
             CallThreads::Unneeded => 0,
-            CallThreads::Lacking(started) => started,
+            CallThreads::Starting(started) => started,
             CallThreads::Started => return,
         };
         if started == 0 {
-            // A group gets its slice in the call that schedules it, which isn't the first.
+            // A group gets its slice in the call that schedules it, and the container's first call schedules none.
             self.parts.slices.read_shares();
         }
-        for (at, (name, work)) in LOOK_AFTER_CALLS.into_iter().enumerate().skip(started) {
-            *threads = CallThreads::Lacking(at);
+        for (at, (name, work)) in SUPPORT_THREADS.into_iter().enumerate().skip(started) {
+            *threads = CallThreads::Starting(at);
             let parts = Arc::clone(&self.parts);
             if let Err(error) = spawn(name, move || work(&parts)) {
-                return self.tell_of_no_thread(&error);
+                return self.log_no_thread(&error);
             }
         }
-        *threads = CallThreads::Lacking(LOOK_AFTER_CALLS.len());
-        self.are_looked_after.call_once(|| ());
+        *threads = CallThreads::Starting(SUPPORT_THREADS.len());
+        self.support_started.call_once(|| ());
         match self.start_threads() {
             Ok(()) => *threads = CallThreads::Started,
-            Err(error) => self.tell_of_no_thread(&error),
+            Err(error) => self.log_no_thread(&error),
         }
     }
 
-    fn tell_of_no_thread(&self, error: &io::Error) {
+    fn log_no_thread(&self, error: &io::Error) {
         if self.parts.state.log.limit.take_first_line(Topic::NoThread) {
             let container = self.parts.state.settings.short_id.as_str();
             tracing::warn!(container, %error, "driver calls wait: a thread for them can't be started");
         }
     }
 
-    /// A thread for each call that a worker before had received, and some more: one at least
-    /// that the driver can't keep from leading.
+    /// Starts a thread for each call that a former worker had received, at least [`LEAST`] threads, and at least one
+    /// whose slot has no such call: the driver can't keep that thread from leading.
     fn start_threads(self: &Arc<Self>) -> io::Result<()> {
         let slot = |number| self.parts.state.journal.slot(number);
-        // Slots are numbered as threads are.
-        let last = (0..SLOTS).rev().find(|number| Self::has_anything(slot(*number)));
+        // A thread's slot has the thread's number.
+        let last = (0..SLOTS).rev().find(|number| Self::is_in_use(slot(*number)));
         let free = (0..SLOTS).find(|number| !is_left(slot(*number)));
         let count = last.max(free).map_or(0, |number| number + 1);
         while self.leader.threads() < count.max(LEAST) {
@@ -167,34 +167,34 @@ impl CallService {
         })
     }
 
-    /// Whether a worker before has left a call in the slot, or its thread.
-    fn has_anything(slot: Slot<'_>) -> bool {
-        slot.notice().id != 0 || is_haunted(slot)
+    /// Whether a former worker has left a call in the slot, or a thread that is still in the driver.
+    fn is_in_use(slot: Slot<'_>) -> bool {
+        slot.notice().id != 0 || is_in_driver(slot)
     }
 
     fn work(self: &Arc<Self>, number: usize) {
         let slot = self.parts.state.journal.slot(number);
-        move_in(slot);
+        take_over_slot(slot);
         let mut scratch = Scratch::default();
         self.recover(slot, &mut scratch);
         loop {
-            // Of the first call's thread nobody follows yet: the others are started when it's answered.
-            if self.leader.wait_to_lead() == Lead::Alone && self.are_looked_after.is_completed() {
-                // At the bound there is nobody to watch until a call ends.
+            // The first call's thread leads alone: the others are started when the first call is answered.
+            if self.leader.wait_to_lead() == Lead::Alone && self.support_started.is_completed() {
+                // Where all slots have a thread already, no thread watches the leader until a call ends.
                 let _ = self.start_thread();
             }
             self.answer_calls(slot, &mut scratch);
         }
     }
 
-    /// Waits for calls and answers them, as long as this thread leads.
+    /// Receives calls and serves them, as long as this thread leads.
     fn answer_calls(self: &Arc<Self>, slot: Slot<'_>, scratch: &mut Scratch) {
         let thread = recv_wait::this_thread();
         let mut known = self.listeners.changes();
         let mut listeners = self.listeners.all();
         loop {
             if self.draining.load(Ordering::Acquire) {
-                // Others may still be busy; nothing is received any more.
+                // No more calls are received. Other threads may still be busy with theirs.
                 std::thread::park();
                 continue;
             }
@@ -202,7 +202,7 @@ impl CallService {
                 self.listeners.receive(slot, (thread, known), &listeners)
             else {
                 if known == self.listeners.changes() {
-                    // The caller is gone, or all are, which the first thread sees too.
+                    // The caller is gone, or all processes behind the listener: the first thread removes it then.
                     std::thread::sleep(PAUSE);
                 }
                 known = self.listeners.changes();
@@ -212,11 +212,11 @@ impl CallService {
             let call = self.leader.begin();
             serve(&mut Case::new(&self.parts, scratch, slot, listener, notice, false));
             let leads = self.leader.end(call);
-            if !self.are_looked_after.is_completed() {
-                // Who was answered goes on first: it may wait for this processor.
+            if !self.support_started.is_completed() {
+                // The answered caller goes on first: it may wait for this processor.
                 std::thread::yield_now();
-                self.start_lacking();
-                self.are_looked_after.wait();
+                self.start_missing_threads();
+                self.support_started.wait();
             }
             if !leads {
                 return;
@@ -224,8 +224,8 @@ impl CallService {
         }
     }
 
-    /// What is left to be undone comes before all that its threads ask for by now.
-    pub(crate) fn queue_what_is_left(&self) {
+    /// Puts the calls of former workers that may have to be undone before all later calls of their threads.
+    pub(crate) fn queue_left_calls(&self) {
         for slot in (0..SLOTS).map(|slot| self.parts.state.journal.slot(slot)) {
             let executing = slot.notice().id != 0 && slot.stage() == Stage::Executing;
             if let Some(thread) = slot.thread().filter(|_| executing) {
@@ -234,7 +234,7 @@ impl CallService {
         }
     }
 
-    /// Finishes what is left in a slot, whose call may be on the lane already.
+    /// Finishes a former worker's call in the slot. That call may be on the lane already.
     pub(crate) fn recover(&self, slot: Slot<'_>, scratch: &mut Scratch) {
         let lane = self.parts.lane.take_over(slot);
         let was_on_lane = lane.is_some();
@@ -253,7 +253,7 @@ impl CallService {
         }
         let waits = listener.is_valid(notice.id);
         match slot.stage() {
-            // Whether the caller got the reply isn't known where it doesn't wait any more: nothing is undone.
+            // Where the caller does not wait any more, it may have got the reply: nothing is undone.
             Stage::Decided => {
                 let _ = listener.send(notice.id, slot.decision());
             }
@@ -263,7 +263,8 @@ impl CallService {
                 case.lane = lane;
                 serve(&mut case);
             }
-            // Interrupted or dead, and maybe it was made: if the thread is there, it's undone.
+            // The caller was interrupted or is dead, and the driver may have done the call: where the caller's thread
+            // is still there, the call is undone.
             Stage::Executing => {
                 let lane = lane.unwrap_or_else(|| self.parts.lane.enter(slot));
                 self.parts.callers.undo_unknown(&lane, slot);
@@ -279,7 +280,7 @@ impl CallService {
             open && self
                 .listeners
                 .get(slot.listener())
-                .is_some_and(|of| of.is_valid(slot.notice().id))
+                .is_some_and(|listener| listener.is_valid(slot.notice().id))
         })
     }
 }

@@ -1,12 +1,11 @@
-//! Calls to `nvidia-uvm`.
+//! Serves calls to `nvidia-uvm`.
 //!
-//! UVM keeps memory alive by a duplicate of the kernel's, which no process's figure
-//! shows. So what is mapped has to be what was looked at, and the monitor maps it
-//! itself. The kernel duplicates for the process that owns the client: the memory is
-//! first duplicated into a client of the monitor's, which the caller's object is shared
-//! with for as long as that takes, and mapped from there. What is mapped where is entered as
-//! UVM keeps it: by file, GPU and addresses, in pieces where mappings were cut. So are ranges that
-//! the driver was had to make, which aren't managed memory where they're mapped.
+//! UVM keeps mapped memory alive by a duplicate of the kernel's own, which no process's figure shows. So the mapped
+//! memory has to be the memory that the monitor looked at, and the monitor makes the mapping itself. The kernel
+//! duplicates only for the process that owns the client. So the memory is first duplicated into the monitor's client,
+//! with which the caller's object is shared meanwhile, and is then mapped from the monitor's client. The books have
+//! mappings as UVM has them: by file, GPU and addresses, in pieces where mappings were cut. The books also have the
+//! ranges that calls made: a mapping of such a range is no managed memory.
 
 use std::collections::BTreeSet;
 
@@ -22,9 +21,9 @@ use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::initialize::{initialize, is_initialized};
 use crate::monitor::calls::policy::{self, Verdict};
 use crate::monitor::calls::uvm_file::{
-    ask, control_file, gpu_of, on_lane_with_file, refuse_orphaned,
+    call_uvm, change_on_lane, control_file, gpu_of, refuse_orphaned,
 };
-use crate::monitor::calls::uvm_maps::{map_in, mapping_gpus};
+use crate::monitor::calls::uvm_maps::{map_memory, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
     NO_GPU, end_mappings, free_range, make_range, span, unmap, withdraw_gone,
 };
@@ -38,15 +37,15 @@ use crate::rm::number::{
 use crate::rm::uvm::{self, Call};
 use crate::rm::{Answer, Meaning};
 
-/// Flags that an initialized file may have. HMM is off, or the host's memory would move to the GPU
-/// by itself.
-const ALONE: u64 = UVM_INIT_FLAGS_DISABLE_HMM as u64;
+/// The flags of a file for one process. HMM is off: otherwise the driver would move the host's memory to the GPU by
+/// itself.
+const ONE_PROCESS_FLAGS: u64 = UVM_INIT_FLAGS_DISABLE_HMM as u64;
 
-/// The same for several processes: the managed memory of one that ends stays until the file is
-/// closed, and no mapping shows it (`uvm_vm_close_managed`, `uvm.c`).
-const SHARED: u64 = ALONE | UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE as u64;
+/// The flags of a file for several processes, with HMM off. Managed memory of a process that ends stays until the file
+/// is closed, and no mapping shows it (`uvm_vm_close_managed`, `uvm.c`).
+const SHARED_FLAGS: u64 = ONE_PROCESS_FLAGS | UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE as u64;
 
-pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Reply, Over> {
+pub(crate) fn serve_uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Reply, Over> {
     let release = &case.parts.state.release;
     let number = uvm::number(request);
     let size = uvm::params_size(release, number);
@@ -58,7 +57,7 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
     if size > 0 {
         case.write_back(0, argument, Copy::Struct);
     }
-    case.effects.status_layout = decoded.layout.map(|head| (head, done_already(&decoded.call)));
+    case.effects.status_layout = decoded.layout.map(|head| (head, done_statuses(&decoded.call)));
     match policy::judge_uvm(&decoded.call) {
         Verdict::Refuse(answer) => return Err(case.answer(answer)),
         Verdict::Continue(passed) => {
@@ -73,24 +72,24 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
         return Err(Errno::EINVAL.into());
     }
     match decoded.call {
-        // Before anything can be on a GPU by it, its file is kept.
+        // The file is kept before anything can be on a GPU by it.
         Call::RegisterGpu { partition, .. } => {
             let control = match partition.descriptor {
                 0.. => control_file(case, partition.descriptor).ok().flatten(),
                 _ => None,
             };
-            on_lane_with_file(case, |case, _, file| {
-                register(case, file, (partition.descriptor, control.as_ref()))
+            change_on_lane(case, |case, _, file| {
+                register_gpu(case, file, (partition.descriptor, control.as_ref()))
             })
         }
         Call::MapExternal { range, memory, .. } => {
             let gpus = mapping_gpus(case)?;
             let span = span(case, range)?;
             let control = control_file(case, memory.descriptor)?;
-            on_lane_with_file(case, |case, lane, UvmFile { number: file, .. }| {
+            change_on_lane(case, |case, lane, UvmFile { number: file, .. }| {
                 let tree = |gpu: &u16| Tree { file: *file, gpu: *gpu };
                 let trees = gpus.iter().map(tree).collect();
-                map_in(case, lane, &trees, span, (memory, control.as_ref()))
+                map_memory(case, lane, &trees, span, (memory, control.as_ref()))
             })
         }
         Call::AllocDeviceP2p { range, memory, .. } => {
@@ -98,15 +97,17 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
             let control = control_file(case, memory.descriptor)?;
             make_range(case, range, |case, lane, file| {
                 let trees = BTreeSet::from([Tree { file, gpu: NO_GPU }]);
-                map_in(case, lane, &trees, span, (memory, control.as_ref()))
+                map_memory(case, lane, &trees, span, (memory, control.as_ref()))
             })
         }
         Call::AllocSemaphorePool(range) => make_range(case, range, |case, _, _| {
-            ask(case)?;
+            call_uvm(case)?;
             Ok(case.executed(None))
         }),
         Call::UnmapExternal { range, uuid } => unmap(case, uuid, range),
-        Call::UnregisterGpu { uuid } | Call::UnregisterVaSpace { uuid } => unregister(case, uuid),
+        Call::UnregisterGpu { uuid } | Call::UnregisterVaSpace { uuid } => {
+            unregister_gpu(case, uuid)
+        }
         Call::Free { base, length } => free_range(case, base, length),
         // None of these is the monitor's to make (`policy::judge_uvm`).
         Call::Initialize { .. }
@@ -119,9 +120,9 @@ pub(crate) fn uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Re
     }
 }
 
-/// A GPU is registered only where the file's flags are such as may be: initializing with others
-/// than it has fails. And where its maker lives, with whom it ends, which is entered before.
-fn register(
+/// Registers a GPU, where the file has allowed flags: initializing the file again fails with other flags than it has.
+/// The maker of a file for one process must live: the books bind the file to it first, and the file ends with it.
+fn register_gpu(
     case: &mut Case<'_>,
     file: &UvmFile,
     (descriptor, control): (i32, Option<&Device>),
@@ -129,9 +130,9 @@ fn register(
     if !is_initialized(case)? {
         return Err(case.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION)));
     }
-    let is_alone = case.parts.uvm.has_flags(case.device()?, ALONE);
+    let is_alone = case.parts.uvm.has_flags(case.device()?, ONE_PROCESS_FLAGS);
     if !is_alone {
-        judge_flags(case)?;
+        check_flags(case)?;
     } else if !case.parts.uvm.bind_to_maker(file) {
         return Err(refuse_orphaned(case));
     }
@@ -139,15 +140,15 @@ fn register(
     case.patch(Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
     // The GPU's node must be open in the process that asks (`osIsGpuAccessible`, nv_gpu_ops.c).
     let own = case.parts.driver.own_client();
-    let asked = ask(case);
+    let asked = call_uvm(case);
     drop(own);
     case.patch(Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
     asked?;
     if case.asked_before && case.was_done_already() {
-        // By the worker before.
+        // The former worker had registered the GPU.
         case.patch(Meaning::Status, NV_OK.into());
     }
-    // What was no memory of a GPU's may become such.
+    // Mapped memory that was on no GPU may be on this GPU from now on.
     case.parts.mappings.spaces.look_at_all();
     if is_alone && case.status() == NV_OK && case.parts.uvm.is_orphaned(file) {
         case.parts.uvm.unregister_gpus(case.device()?);
@@ -156,9 +157,10 @@ fn register(
     Ok(case.executed(None))
 }
 
-/// Whether a file may have a GPU that isn't of one memory without HMM.
-fn judge_flags(case: &mut Case<'_>) -> Result<(), Over> {
-    let is_shared = case.parts.uvm.has_flags(case.device()?, SHARED);
+/// Refuses a GPU to a file that lacks [`ONE_PROCESS_FLAGS`], unless the file has [`SHARED_FLAGS`] and managed memory is
+/// refused anyway.
+fn check_flags(case: &mut Case<'_>) -> Result<(), Over> {
+    let is_shared = case.parts.uvm.has_flags(case.device()?, SHARED_FLAGS);
     if is_shared && case.parts.state.settings.managed == Managed::Refuse {
         return Ok(());
     }
@@ -171,8 +173,8 @@ fn judge_flags(case: &mut Case<'_>) -> Result<(), Over> {
     Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
 }
 
-/// All of a GPU's mappings end; one that isn't registered has none.
-fn unregister(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, Over> {
+/// Unregisters a GPU, which ends all its mappings. A GPU that isn't registered has none.
+fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, Over> {
     end_mappings(
         case,
         |_, _| true,
@@ -180,15 +182,15 @@ fn unregister(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, Over> {
             if let Some(gpu) = gpu_of(case, uuid) {
                 case.books().unmap(Tree { file, gpu }, Span::ALL);
             }
-            // Pools go with the GPU that they were made for, where that is confidential.
+            // On a GPU with confidential computing, the driver frees semaphore pools with the GPU that they are for.
             withdraw_gone(case, file);
         },
     )
 }
 
-/// What UVM says of a call that has been done: of a range that is gone or there, of a GPU that is
-/// registered or not (`uvm_va_space.c`). What else it maps once more.
-fn done_already(call: &Call) -> &'static [u32] {
+/// The statuses of a call that was done already: its range is gone or exists, its GPU is registered or not
+/// (`uvm_va_space.c`). Other calls have none: UVM maps the same memory once more.
+fn done_statuses(call: &Call) -> &'static [u32] {
     match call {
         Call::Free { .. } => &[NV_ERR_INVALID_ADDRESS],
         Call::AllocSemaphorePool(_) | Call::AllocDeviceP2p { .. } => &[NV_ERR_UVM_ADDRESS_IN_USE],

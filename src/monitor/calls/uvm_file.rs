@@ -1,4 +1,4 @@
-//! The file of UVM's that a call is made by.
+//! The file of nvidia-uvm that a call is made by.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::rm::number::{
 };
 use crate::rm::{Answer, uvm};
 
-/// The driver's file that a descriptor of the caller's is, if it's one of `nvidiactl`: as it was before
-/// the call came onto the lane, since what else it is may take its time to be closed.
+/// The `nvidiactl` file that a descriptor of the caller's is; `None` for another file. The caller of this function is
+/// not on the lane yet: the duplicate of another file may take long to close.
 pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<Device>, Over> {
     let file = case.target()?.duplicate(descriptor)?;
     let device = Device::of(&case.parts.state.settings.nodes, file);
@@ -26,8 +26,8 @@ pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<De
     Ok(device.filter(|device| device.kind == NodeKind::Control))
 }
 
-/// Asks UVM what the caller asked.
-pub(crate) fn ask(case: &mut Case<'_>) -> Result<(), Over> {
+/// Makes the call on the copied struct. Logs a struct that is larger than the known one.
+pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), Over> {
     let [_, request, ..] = case.notice.data.args;
     let number = uvm::number(request);
     let Some(device) = &case.device else { return Err(Errno::EBADF.into()) };
@@ -42,45 +42,45 @@ pub(crate) fn ask(case: &mut Case<'_>) -> Result<(), Over> {
     Ok(())
 }
 
-/// A file that ends with a maker who is over is refused.
+/// Refuses a call on an orphaned file: its maker is over or unknown, and the file ends with the maker.
 pub(crate) fn refuse_orphaned(case: &mut Case<'_>) -> Over {
     case.log("a file of nvidia-uvm whose maker is over, or unknown");
     case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT))
 }
 
-/// The driver is asked from here on, for nothing that has a handle.
-pub(crate) fn on_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
+/// Takes the lane for a call to UVM, and notes in the slot that the driver is asked, for no object.
+pub(crate) fn take_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
     let lane = begin_on_lane_in_turn(case)?;
     case.slot.set_executing(CallObject::one(0, 0, true));
     Ok(lane)
 }
 
-/// Does what changes the call's file, which is kept from now on.
-pub(crate) fn on_lane_with_file<T>(
+/// Keeps the call's file from now on, and runs `change` on the lane. Begins anew where the file was let go meanwhile.
+pub(crate) fn change_on_lane<T>(
     case: &mut Case<'_>,
     change: impl FnOnce(&mut Case<'_>, &OnLane<'_>, &UvmFile) -> Result<T, Over>,
 ) -> Result<T, Over> {
     loop {
-        let file = kept(case)?;
-        let lane = on_lane_for_uvm(case)?;
+        let file = keep_file(case)?;
+        let lane = take_lane_for_uvm(case)?;
         if !file.is_let_go() {
-            refuse_condemned(case, &file)?;
+            refuse_denied(case, &file)?;
             return change(case, &lane, &file);
         }
     }
 }
 
-/// A file that gets no GPU any more is refused.
-pub(crate) fn refuse_condemned(case: &mut Case<'_>, file: &UvmFile) -> Result<(), Over> {
-    if !file.is_condemned() {
+/// Refuses a call on a file that gets no GPU any more.
+pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), Over> {
+    if !file.is_denied_gpus() {
         return Ok(());
     }
     case.log("a file of nvidia-uvm that had managed memory, or whose maker is over");
     Err(case.answer(Answer::Status(NV_ERR_INVALID_DEVICE)))
 }
 
-/// The call's file, kept from now on.
-pub(crate) fn kept(case: &mut Case<'_>) -> Result<Arc<UvmFile>, Over> {
+/// Keeps the call's file from now on, and returns it. Refuses the call where too many files are kept.
+pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, Over> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
     if let Some(file) = case.parts.uvm.keep(case.device()?, seen) {
         return Ok(file);
@@ -89,6 +89,7 @@ pub(crate) fn kept(case: &mut Case<'_>) -> Result<Arc<UvmFile>, Over> {
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
 }
 
+/// The number of the container's GPU with this UUID.
 pub(crate) fn gpu_of(case: &Case<'_>, uuid: [u8; 16]) -> Option<u16> {
     u16::try_from(case.parts.state.gpu_of(&uuid)?).ok()
 }

@@ -1,11 +1,11 @@
-//! Memory that UVM maps.
+//! Calls that have UVM map memory.
 
 use std::collections::BTreeSet;
 
 use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
-use crate::monitor::calls::uvm_file::{ask, gpu_of};
+use crate::monitor::calls::uvm_file::{call_uvm, gpu_of};
 use crate::monitor::node::device::{Device, Failure, Rm};
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
@@ -21,14 +21,14 @@ pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, Over> {
     let Some(uuids) = uvm::mapping_gpus(case.head(), &case.scratch.bytes) else {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
     };
-    // No other can be registered.
+    // A GPU that isn't the container's can't be registered.
     let gpus: Option<Vec<u16>> = uuids.into_iter().map(|uuid| gpu_of(case, uuid)).collect();
     gpus.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_DEVICE)))
 }
 
-/// Enters what may be mapped before the driver is asked, beside what is: where it fails
-/// midway, or this worker does, either may be there.
-pub(crate) fn map_in(
+/// Has UVM map memory. Enters the new mapping beside the old ones before the driver is asked: where the driver fails
+/// midway, or this worker ends, either may be mapped.
+pub(crate) fn map_memory(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
     trees: &BTreeSet<Tree>,
@@ -45,17 +45,17 @@ pub(crate) fn map_in(
         case.log("more mappings than can be kept account of");
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
-    let mut fresh = Vec::new();
+    let mut new_pieces = Vec::new();
     for tree in trees.iter().copied() {
         let Some(charge) = charge else { break };
         if !books.ledger.is_mapped(tree, span.first, charge) {
-            fresh.push((tree, charge));
+            new_pieces.push((tree, charge));
         }
         books.enter(Entry::Map { tree, span, charge });
     }
     drop(books);
     let status = match control {
-        Some(control) => map_from_own(case, lane, (memory, control), charge),
+        Some(control) => map_from_own_client(case, lane, (memory, control), charge),
         None => Ok(NV_ERR_INVALID_ARGUMENT),
     };
     let mut books = case.books();
@@ -67,7 +67,7 @@ pub(crate) fn map_in(
             }
         }
     } else {
-        for (tree, charge) in fresh {
+        for (tree, charge) in new_pieces {
             books.enter(Entry::UnmapPiece { tree, first: span.first, charge });
         }
     }
@@ -77,9 +77,9 @@ pub(crate) fn map_in(
     Ok(case.executed(None))
 }
 
-/// Maps from a client of our own; the status. What isn't known can't be memory of a GPU, or the
-/// mapping would keep what nobody was charged for.
-fn map_from_own(
+/// Maps a duplicate of the memory in the monitor's client. Returns the driver's status. Refuses memory of a GPU that
+/// isn't charged in full: the mapping would keep it alive.
+fn map_from_own_client(
     case: &mut Case<'_>,
     _: &OnLane<'_>,
     (memory, control): (Source, &Device),
@@ -88,27 +88,28 @@ fn map_from_own(
     let Some(own) = case.parts.driver.kept_client() else {
         return Ok(NV_ERR_INVALID_ARGUMENT);
     };
-    let theirs = Rm { release: &case.parts.state.release, device: control };
+    let source_rm = Rm { release: &case.parts.state.release, device: control };
     let object = (Client(memory.client), Handle(memory.handle));
     let gpu = case.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
-    let duplicate = match own.duplicate_from(&theirs, (memory.client, memory.handle), gpu) {
+    let duplicate = match own.duplicate_from(&source_rm, (memory.client, memory.handle), gpu) {
         Ok(duplicate) => duplicate,
         Err(Failure::Status(status)) => return Ok(status),
         Err(Failure::Errno(errno)) => return Err(errno.into()),
     };
-    let ours = Rm { release: &case.parts.state.release, device: &own.control };
-    let weighs = case.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
-    // What weighs nothing, as memory of the host, is judged by what it is.
-    let weighs = weighs && charge.is_some();
+    let own_rm = Rm { release: &case.parts.state.release, device: &own.control };
+    let has_bytes = case.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
+    // Memory without charged bytes, such as the host's, is mapped unless the driver says that it is a GPU's.
+    let has_bytes = has_bytes && charge.is_some();
     let charged = case.books().ledger.memory_of(object.0, object.1);
-    let is_more = |(_, bytes)| ours.is_larger_than(own.client, duplicate, bytes);
-    if weighs && charged.is_none_or(is_more) || !weighs && ours.is_gpu_memory(own.client, duplicate)
+    let is_more = |(_, bytes)| own_rm.is_larger_than(own.client, duplicate, bytes);
+    if has_bytes && charged.is_none_or(is_more)
+        || !has_bytes && own_rm.is_gpu_memory(own.client, duplicate)
     {
         own.free_duplicate(duplicate);
         case.log("memory to be mapped that was taken past the monitor");
         return Ok(NV_ERR_NOT_SUPPORTED);
     }
-    let charge = charge.filter(|_| weighs);
+    let charge = charge.filter(|_| has_bytes);
     let stake = charge.map(|charge| case.parts.stakes.stake_mappings(&own, charge, duplicate));
     let Some(handle) = stake.unwrap_or(Some(duplicate)) else {
         case.log("more mappings than can be kept account of");
@@ -118,7 +119,7 @@ fn map_from_own(
     case.patch(Meaning::Descriptor, descriptor);
     case.patch(Meaning::Client, own.client.into());
     case.patch(Meaning::Handle, handle.into());
-    let asked = ask(case);
+    let asked = call_uvm(case);
     if stake.is_none() {
         own.free_duplicate(duplicate);
     }

@@ -1,4 +1,4 @@
-//! Ranges of files of UVM's, made and freed.
+//! Calls that make and free ranges of files of nvidia-uvm.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use crate::ledger::{Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::uvm_file::{
-    ask, gpu_of, on_lane_for_uvm, on_lane_with_file, refuse_condemned,
+    call_uvm, change_on_lane, gpu_of, refuse_denied, take_lane_for_uvm,
 };
 use crate::monitor::state::lane::OnLane;
 use crate::monitor::state::space::Space;
@@ -17,22 +17,23 @@ use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS, N
 use crate::rm::uvm::Range;
 use crate::rm::{Answer, Meaning};
 
-/// The place of what is kept by a file alone, among its GPUs.
+/// Stands in the place of a GPU in a [`Tree`], for what the file alone keeps.
 pub(crate) const NO_GPU: u16 = u16::MAX;
 
-/// What the driver takes for a range: whole pages (`uvm_api_range_invalid_4k`).
+/// The pages of a range; `None` where they aren't whole, so that the driver refuses the range
+/// (`uvm_api_range_invalid_4k`).
 fn pages(range: Range) -> Option<Span> {
     let is_whole = (range.base | range.length).is_multiple_of(PAGE_BYTES);
     Span::of(range.base, range.length).filter(|_| is_whole)
 }
 
-/// Has the driver make a range, and remembers it before its caller hears of it.
+/// Has the driver make a range, and enters the range before the caller gets the reply.
 pub(crate) fn make_range(
     case: &mut Case<'_>,
     range: Range,
     make: impl FnOnce(&mut Case<'_>, &OnLane<'_>, u32) -> Result<Reply, Over>,
 ) -> Result<Reply, Over> {
-    on_lane_with_file(case, |case, lane, UvmFile { number: file, .. }| {
+    change_on_lane(case, |case, lane, UvmFile { number: file, .. }| {
         let file = *file;
         let space = Space::File(file);
         let room = case.parts.uvm.has_room_for_range();
@@ -44,7 +45,7 @@ pub(crate) fn make_range(
         let known = known == Some((range.base, range.length));
         let ranges = Ranges::of(&case.parts.state.release, case.device()?);
         if case.asked_before && !known && ranges.is_external(range.base) == Some(false) {
-            // The worker before may have made it: once more from the start.
+            // The former worker may have made the range: it is freed and made anew.
             ranges.free(range);
         }
         let done = make(case, lane, file)?;
@@ -58,7 +59,7 @@ pub(crate) fn make_range(
     })
 }
 
-/// Ranges of a file that aren't there any more are forgotten.
+/// Forgets the ranges of a file that the driver doesn't have any more.
 pub(crate) fn withdraw_gone(case: &Case<'_>, file: u32) {
     let Ok(device) = case.device() else { return };
     let known = case.books().ranges.of(Space::File(file));
@@ -71,28 +72,28 @@ pub(crate) fn withdraw_gone(case: &Case<'_>, file: u32) {
     }
 }
 
-/// The pages of a range.
+/// The pages of a range. Refuses the call where they aren't whole.
 pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, Over> {
     let span = pages(range);
     span.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_ADDRESS)))
 }
 
-/// Asks for what ends mappings, and enters what it ended if it was done: by the call, or by the
-/// worker before, as `was_done` tells.
+/// Makes a call that ends mappings, and has `enter` enter what ended, where the driver did it: for this call, or for
+/// the former worker, as `was_done` tells.
 pub(crate) fn end_mappings(
     case: &mut Case<'_>,
     was_done: impl FnOnce(&Case<'_>, Option<u32>) -> bool,
     enter: impl FnOnce(&Case<'_>, u32),
 ) -> Result<Reply, Over> {
-    let lane = on_lane_for_uvm(case)?;
+    let lane = take_lane_for_uvm(case)?;
     let file = case.parts.uvm.files.find(case.device()?);
-    file.iter().try_for_each(|file| refuse_condemned(case, file))?;
+    file.iter().try_for_each(|file| refuse_denied(case, file))?;
     let known = file.map(|file| file.number);
-    ask(case)?;
+    call_uvm(case)?;
     if case.asked_before && case.was_done_already() && was_done(case, known) {
         case.patch(Meaning::Status, NV_OK.into());
     }
-    // What a larger struct says in our status's place isn't its status.
+    // In a struct that is larger than the known one, what is read as the status isn't the status.
     let is_done = case.status() == NV_OK && !case.scratch.bytes.was_exceeded();
     if let Some(file) = known.filter(|_| is_done) {
         enter(case, file);
@@ -102,7 +103,7 @@ pub(crate) fn end_mappings(
     Ok(case.executed(None))
 }
 
-/// A GPU's mappings end within a range.
+/// Ends a GPU's mappings within a range.
 pub(crate) fn unmap(case: &mut Case<'_>, uuid: [u8; 16], range: Range) -> Result<Reply, Over> {
     end_mappings(
         case,
@@ -115,7 +116,7 @@ pub(crate) fn unmap(case: &mut Case<'_>, uuid: [u8; 16], range: Range) -> Result
     )
 }
 
-/// A range ends that begins at `base`, with all that is mapped there.
+/// Frees the range that begins at `base`, and ends all mappings in it.
 pub(crate) fn free_range(
     case: &mut Case<'_>,
     base: u64,
@@ -129,15 +130,15 @@ pub(crate) fn free_range(
             is_freed.get()
         },
         |case, file| {
-            // Of one that the worker before had freed, whatever its length was said to be,
-            // what is still there stays.
+            // Where the former worker had freed the range, the call's length doesn't count: what is still mapped
+            // stays.
             enter_freed(case, file, base, length.filter(|_| !is_freed.get()));
             case.books().remove_range(Space::File(file), base);
         },
     )
 }
 
-/// Enters that a range is freed, which has that length where it's known.
+/// Enters that the range at `base` is freed. `length` is in bytes; `None` where it isn't known.
 fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
     let pieces: Vec<(Tree, Span)> = {
         let books = case.books();
@@ -149,7 +150,7 @@ fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
     if let Some((tree, span)) = of_range {
         return case.books().unmap(*tree, *span);
     }
-    // The driver frees no range of which this isn't the length.
+    // The driver frees no range of another length.
     let known = length.map(|length| Span::of(base, length));
     let ended = known.unwrap_or_else(|| ended_from(case, base, &pieces));
     if let Some(ended) = ended {
@@ -161,8 +162,8 @@ fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
     }
 }
 
-/// Whether a range that the driver doesn't know is one that the worker before had it free: one
-/// that it had made with that length, or none that begins there any more.
+/// Whether the former worker had the driver free a range that the driver doesn't know: the books have the range with
+/// this length, or no range lies at `base` any more.
 fn was_freed(case: &Case<'_>, file: Option<u32>, base: u64, length: Option<u64>) -> bool {
     let made = file.and_then(|file| case.books().ranges.range(Space::File(file), base));
     match made.filter(|(first, _)| *first == base) {
@@ -171,8 +172,8 @@ fn was_freed(case: &Case<'_>, file: Option<u32>, base: u64, length: Option<u64>)
     }
 }
 
-/// How far a range went that began at `base` and is freed, as far as there are pieces of
-/// it: the first one behind that is still in a range ends it.
+/// The addresses of a freed range that began at `base`, as far as the books have pieces in it. The first piece that is
+/// still in a range lies behind the freed range.
 fn ended_from(case: &Case<'_>, base: u64, pieces: &[(Tree, Span)]) -> Option<Span> {
     let inside = pieces.iter().filter(|(tree, span)| tree.gpu != NO_GPU && span.first >= base);
     let mut spans: Vec<Span> = inside.map(|(_, span)| *span).collect();
@@ -180,7 +181,7 @@ fn ended_from(case: &Case<'_>, base: u64, pieces: &[(Tree, Span)]) -> Option<Spa
     let mut last: Option<u64> = None;
     let mut probed = None;
     for span in spans {
-        // A piece may go beyond the range that it's in, where the driver refused that.
+        // A piece may go beyond its range where the driver refused that mapping.
         if probed != Some(span.first) && is_in_range(case, span.first)? {
             last = last.map(|last| last.min(span.first - 1));
             break;

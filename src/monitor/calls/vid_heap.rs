@@ -1,4 +1,4 @@
-//! `NV_ESC_RM_VID_HEAP_CONTROL`: memory is allocated, freed and told of by one number.
+//! `NV_ESC_RM_VID_HEAP_CONTROL`: a call of this number allocates memory, frees memory, or asks about memory.
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
@@ -13,7 +13,7 @@ use crate::rm::memory::{self, Use, class_use};
 use crate::rm::number::NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED;
 use crate::rm::{Layout, Meaning};
 
-pub(crate) fn heap(
+pub(crate) fn serve_heap(
     case: &mut Case<'_>,
     client: u32,
     parent: u32,
@@ -23,7 +23,7 @@ pub(crate) fn heap(
         VidHeap::Free { handle } => return free(case, client, handle),
         VidHeap::Alloc { handle, class, size_bytes, layout: part } => {
             let object = Object { client, parent, handle };
-            return heap_allocate(case, part, object, class, size_bytes);
+            return allocate_on_heap(case, part, object, class, size_bytes);
         }
         _ => {}
     }
@@ -35,7 +35,7 @@ pub(crate) fn heap(
     Ok(case.executed(None))
 }
 
-fn heap_allocate(
+fn allocate_on_heap(
     case: &mut Case<'_>,
     part: &'static Layout,
     object: Object,

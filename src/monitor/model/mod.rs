@@ -25,7 +25,7 @@ pub(crate) use self::program::Program;
 pub(crate) use self::world::World;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::calls::case::Case;
-use crate::monitor::calls::left_calls::move_in;
+use crate::monitor::calls::left_calls::take_over_slot;
 use crate::monitor::calls::serve::serve;
 use crate::monitor::worker::Worker;
 
@@ -75,7 +75,7 @@ impl Worker {
     fn serve_in(&self, slot: usize, notice: seccomp_notif) {
         let slot = self.parts.state.journal.slot(slot);
         if slot.number() == DYING_SLOT {
-            move_in(slot);
+            take_over_slot(slot);
         }
         slot.receive_of_model(LISTENER, notice);
         let listener = self.listeners.get(LISTENER).expect("it was handed over");

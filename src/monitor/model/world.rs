@@ -25,12 +25,12 @@ use crate::gate::wire::Notice;
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::scratch::Scratch;
 use crate::monitor::caller::test_callers::{Caller, TestCallers};
-use crate::monitor::calls::left_calls::move_in;
+use crate::monitor::calls::left_calls::take_over_slot;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::journal::kept_file::KeptFile;
 use crate::monitor::keeper_socket::KeeperMessage;
 use crate::monitor::state::occasion::Occasion;
-use crate::monitor::uvm::files::Looks;
+use crate::monitor::uvm::files::SweepTimes;
 use crate::monitor::worker::Worker;
 use crate::process::ProcessId;
 
@@ -125,10 +125,10 @@ impl World {
         let Parts { state, stakes, exports, .. } = &*worker.parts;
         exports.forget_never_exported();
         stakes.take_over();
-        worker.calls.queue_what_is_left();
+        worker.calls.queue_left_calls();
         // The calls of the other slot are all over, because its thread lives.
         let slot = state.journal.slot(DYING_SLOT);
-        move_in(slot);
+        take_over_slot(slot);
         worker.calls.recover(slot, &mut Scratch::default());
         // The next thread that dies uses this slot.
         slot.set_worker_thread(ProcessId { pid: 0, start_ticks: 0 });
@@ -253,7 +253,7 @@ impl World {
     fn time_passes(&self) {
         let parts = &self.worker().parts;
         *parts.exports.all.swept.lock() = None;
-        *parts.uvm.files.looks.lock() = Looks::default();
+        *parts.uvm.files.sweep_times.lock() = SweepTimes::default();
     }
 
     /// Lets time pass until the worker has found all files that no program has any more.

@@ -1,8 +1,8 @@
-//! Address spaces that mappings are asked for in, and their lists of mappings.
+//! The address spaces in which mappings were asked for, and the kernel's lists of their mappings.
 //!
-//! A list is opened when it's asked for a mapping, and stays that memory's own when who asked has
-//! executed something else, and others who share it live on. When the thread has ended by which it
-//! was opened, the kernel shows it no more.
+//! A list is opened when a mapping is asked for. It stays the list of that address space when the process executes
+//! another program while other processes share the address space. When the thread ends through which the list was
+//! opened, the kernel doesn't list the mappings any more.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,125 +21,125 @@ use crate::monitor::lock::Lock;
 use crate::monitor::state::space_ranges::Mapped;
 use crate::process::told;
 
-/// How long a mapping may still be on its way after it was asked for.
-pub(crate) const ON_ITS_WAY: Duration = Duration::from_secs(2);
+/// How long a mapping that was asked for may still not be made.
+pub(crate) const MAPPING_DELAY: Duration = Duration::from_secs(2);
 
-/// How soon what was asked for lately is looked for again, and how soon what was asked for since.
-const SOON: Duration = Duration::from_millis(100);
-const SOONER: Duration = Duration::from_millis(20);
+/// Pauses between looks at an address space: while a mapping was asked for lately, and while one was asked for since
+/// the last look.
+const RECENT_PAUSE: Duration = Duration::from_millis(100);
+const NEW_PAUSE: Duration = Duration::from_millis(20);
 
-/// FNV-1a's, of 64 bits: what it makes of a program outlives this worker, and its version.
+/// The constants of 64-bit FNV-1a. The journal keeps the hashes for later workers, of later versions too.
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0100_0000_01b3;
 
-/// Address spaces at most, each of which is a descriptor.
-const MOST_MEMORIES: usize = 4096;
+/// The most address spaces. Each has a descriptor.
+const MOST_SPACES: usize = 4096;
 
-/// A memory that a process had when it asked for a mapping.
+/// An address space that a process had when it asked for a mapping.
 #[derive(Debug)]
 pub(crate) struct AddressSpace {
     pub(crate) process: Process,
-    /// `/proc/TID/maps`, which reads empty when nobody has the memory any more.
+    /// `/proc/TID/maps`, which reads empty when no process has the address space any more.
     maps: Lock<File>,
-    /// The program that it was asked for by.
+    /// The [`image_hash`] of the program that asked for the mapping.
     image: Option<u64>,
-    state: Lock<Looked>,
+    state: Lock<LookState>,
 }
 
 #[derive(Debug)]
-struct Looked {
-    /// When it was asked for a mapping last, and whether it wasn't looked at since.
+struct LookState {
+    /// When a mapping was asked for last, and whether the address space wasn't looked at since.
     asked: Instant,
     is_new: bool,
-    /// When it was looked at, and what was mapped there then.
+    /// When the address space was looked at last, and its mappings then.
     looked: Option<Instant>,
     last: Option<Vec<Mapped>>,
-    /// Whether its process was seen to be over.
-    is_orphaned: bool,
+    /// Whether the end of its process was noted.
+    is_end_noted: bool,
 }
 
 impl AddressSpace {
-    /// The memory of a thread, to be looked at.
+    /// Opens the list of a thread's address space, which is to be looked at.
     fn open(process: Process, tid: i32) -> io::Result<Self> {
-        // The first thread's stays readable longest; one that has ended has none.
+        // The list of the process's first thread stays readable longest. Of a first thread that has ended it is empty.
         let first = File::open(format!("/proc/{}/maps", process_id(process).pid));
         let first = first.ok().filter(|maps| maps.read_at(&mut [0], 0).is_ok_and(|read| read > 0));
         let maps = first.map_or_else(|| File::open(format!("/proc/{tid}/maps")), Ok)?;
-        let state = Looked {
+        let state = LookState {
             asked: Instant::now(),
             is_new: true,
             looked: None,
             last: None,
-            is_orphaned: false,
+            is_end_noted: false,
         };
         let (maps, state) = (Lock::new(maps), Lock::new(state));
-        Ok(AddressSpace { process, maps, image: image(process), state })
+        Ok(AddressSpace { process, maps, image: image_hash(process), state })
     }
 
     fn is_new(&self) -> bool {
         self.state.lock().is_new
     }
 
-    /// It is about to be looked at.
+    /// Notes that the address space is about to be looked at.
     pub(crate) fn mark_looked_at(&self) {
         let mut state = self.state.lock();
         (state.is_new, state.looked) = (false, Some(Instant::now()));
     }
 
-    /// It was looked at, and has these.
+    /// Notes the mappings that a look found.
     pub(crate) fn set_mappings(&self, mappings: Vec<Mapped>) {
         self.state.lock().last = Some(mappings);
     }
 
-    /// What was mapped there at the last look; `None` where there was none since it was asked for
-    /// anything.
-    pub(crate) fn last(&self) -> Option<Vec<Mapped>> {
+    /// The mappings at the last look; `None` where there was no look, or a mapping was asked for since.
+    pub(crate) fn last_mappings(&self) -> Option<Vec<Mapped>> {
         let state = self.state.lock();
         state.last.clone().filter(|_| !state.is_new)
     }
 
-    /// Whether its process is over; `true` once.
-    pub(crate) fn take_orphaned(&self) -> bool {
+    /// Whether its process is over. Says `true` once, and `false` from then on.
+    pub(crate) fn take_process_ended(&self) -> bool {
         let is_over = !process_id(self.process).alive();
         let mut state = self.state.lock();
-        is_over && !std::mem::replace(&mut state.is_orphaned, is_over)
+        is_over && !std::mem::replace(&mut state.is_end_noted, is_over)
     }
 
-    /// Whether it's to be looked at soon: what was asked for may not be mapped yet.
+    /// Whether the address space is to be looked at now: a mapping that was asked for may not have been made yet.
     fn is_fresh(&self) -> bool {
         let state = self.state.lock();
-        let pause = if state.is_new { SOONER } else { SOON };
+        let pause = if state.is_new { NEW_PAUSE } else { RECENT_PAUSE };
         let is_due = state.looked.is_none_or(|looked| looked.elapsed() > pause);
-        is_due && (state.is_new || state.asked.elapsed() < ON_ITS_WAY)
+        is_due && (state.is_new || state.asked.elapsed() < MAPPING_DELAY)
     }
 
-    /// Its mappings, as the kernel lists them; none where nobody has it any more.
+    /// The kernel's list of its mappings; empty where no process has the address space any more.
     ///
     /// # Errors
     ///
-    /// Where they can't be listed: the thread has ended that it was opened by.
-    pub(crate) fn text(&self) -> io::Result<String> {
+    /// Where the kernel doesn't list them: the thread has ended through which the list was opened.
+    pub(crate) fn read_maps(&self) -> io::Result<String> {
         let mut maps = self.maps.lock();
         let mut text = Vec::new();
         maps.rewind()?;
         maps.read_to_end(&mut text)?;
-        // Names are any bytes.
+        // The names of files in the list may have any bytes.
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 }
 
-/// The mappings of the memory that a process has now.
-pub(crate) fn current(process: Process) -> Option<String> {
+/// The kernel's list of the mappings that a process has now; `None` where the kernel lists none.
+pub(crate) fn current_maps(process: Process) -> Option<String> {
     told(process_id(process).pid, |tid| {
         let text = fs::read(format!("/proc/{tid}/maps")).ok().filter(|text| !text.is_empty())?;
         Some(String::from_utf8_lossy(&text).into_owned())
     })
 }
 
-/// What tells the program that a process has executed from the next, as far as it can be told: where
-/// the kernel laid it out. Stack, heap and the kernel's own page are each put somewhere by chance
-/// (`randomize_va_space`), and the process can't say that they are elsewhere (`PR_SET_MM` is refused).
-pub(crate) fn image(process: Process) -> Option<u64> {
+/// A hash that tells a process's program from the next one that the process executes: of where the kernel laid the
+/// program out. The kernel puts stack, heap and its own page each at a random address (`randomize_va_space`), and the
+/// process can't claim other addresses (`PR_SET_MM` is refused). `None` where the addresses can't be read.
+pub(crate) fn image_hash(process: Process) -> Option<u64> {
     told(process_id(process).pid, |tid| {
         let stat = procfs::process::Process::new(tid).and_then(|of| of.stat()).ok()?;
         let places = [stat.startstack, stat.start_brk.unwrap_or(0)];
@@ -154,7 +154,7 @@ pub(crate) fn image(process: Process) -> Option<u64> {
     })
 }
 
-/// Whether the kernel lays a process's programs out by chance: without, all are alike.
+/// Whether the kernel lays a process's programs out at random. Otherwise [`image_hash`] is the same for all.
 pub(crate) fn is_randomized(process: Process) -> bool {
     let of_all = fs::read_to_string("/proc/sys/kernel/randomize_va_space");
     let personality = told(process_id(process).pid, |tid| {
@@ -165,17 +165,17 @@ pub(crate) fn is_randomized(process: Process) -> bool {
         && personality.is_some_and(|bits| bits & libc::ADDR_NO_RANDOMIZE.cast_unsigned() == 0)
 }
 
-/// The memories that mappings were asked for in.
+/// The address spaces in which mappings were asked for.
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpaces {
-    /// Of the thread that looks at mappings.
+    /// Wakes the thread that looks at mappings.
     bell: Bell,
     all: Lock<Vec<Arc<AddressSpace>>>,
-    /// Whether all are to be looked at, and when they were.
+    /// Whether all address spaces are to be looked at, and when they were looked at last.
     is_due: AtomicBool,
     looked: Lock<Option<Instant>>,
-    /// When managed ranges were asked for.
-    pub(crate) charged: Lock<BTreeMap<(Process, u64), Instant>>,
+    /// When managed ranges were asked for, by process and first address.
+    pub(crate) asked_ranges: Lock<BTreeMap<(Process, u64), Instant>>,
 }
 
 impl AddressSpaces {
@@ -183,24 +183,25 @@ impl AddressSpaces {
         self.all.lock().clone()
     }
 
-    /// Whether there is anything to look at.
+    /// Whether there is any address space to look at.
     pub(crate) fn has_any(&self) -> bool {
         !self.all.lock().is_empty()
     }
 
-    /// Those to be looked at soon.
+    /// The address spaces to be looked at now: a mapping was asked for lately.
     pub(crate) fn fresh(&self) -> Vec<Arc<AddressSpace>> {
         let mut all = self.all();
-        all.retain(|memory| memory.is_fresh());
+        all.retain(|space| space.is_fresh());
         all
     }
 
-    /// Waits until somebody rings: then something may be to be looked at.
+    /// Waits for the bell.
     pub(crate) fn wait(&self) {
         self.bell.wait(None);
     }
 
-    /// Whether all are to be looked at: they were asked for, or `pause` is over. They are, then.
+    /// Whether all address spaces are to be looked at now: [`Self::look_at_all`] asked for it, or `pause` is over.
+    /// Where `true`, they count as looked at.
     pub(crate) fn take_due(&self, pause: Duration) -> bool {
         let is_due = self.is_due.swap(false, Ordering::Relaxed);
         let mut looked = self.looked.lock();
@@ -211,24 +212,24 @@ impl AddressSpaces {
         due
     }
 
-    /// It may be time to look.
+    /// Wakes the thread that looks at mappings: a look may be due.
     pub(crate) fn ring(&self) {
         self.bell.ring();
     }
 
-    /// All are to be looked at.
+    /// Has the thread look at all address spaces.
     pub(crate) fn look_at_all(&self) {
         self.is_due.store(true, Ordering::Relaxed);
         self.ring();
     }
 
-    /// A thread is about to map something in its memory.
+    /// Watches the address space in which a thread is about to map something.
     ///
     /// # Errors
     ///
-    /// Where that can't be watched.
+    /// Where the list can't be opened, or too many address spaces are watched.
     pub(crate) fn watch(&self, process: Process, tid: i32) -> io::Result<()> {
-        let now = image(process);
+        let now = image_hash(process);
         let all = self.all.lock();
         let known = all.iter().find(|of| of.process == process && now.is_some() && of.image == now);
         if let Some(known) = known {
@@ -236,43 +237,43 @@ impl AddressSpaces {
             (state.asked, state.is_new) = (Instant::now(), true);
             return Ok(());
         }
-        if all.len() >= MOST_MEMORIES {
+        if all.len() >= MOST_SPACES {
             self.look_at_all();
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         drop(all);
-        let memory = Arc::new(AddressSpace::open(process, tid)?);
-        self.all.lock().push(memory);
+        let space = Arc::new(AddressSpace::open(process, tid)?);
+        self.all.lock().push(space);
         Ok(())
     }
 
-    /// A process has another memory, or is looked at by another thread.
+    /// Watches the address space that a process has now. It may be the old one, opened through another thread.
     pub(crate) fn reopen(&self, process: Process) {
-        if let Ok(memory) = AddressSpace::open(process, process_id(process).pid) {
-            memory.mark_looked_at();
-            self.all.lock().push(Arc::new(memory));
+        if let Ok(space) = AddressSpace::open(process, process_id(process).pid) {
+            space.mark_looked_at();
+            self.all.lock().push(Arc::new(space));
         }
     }
 
     pub(crate) fn has_new(&self) -> bool {
-        self.all.lock().iter().any(|memory| memory.is_new())
+        self.all.lock().iter().any(|space| space.is_new())
     }
 
-    pub(crate) fn forget(&self, memory: &Arc<AddressSpace>) {
-        self.all.lock().retain(|of| !Arc::ptr_eq(of, memory));
+    pub(crate) fn forget(&self, space: &Arc<AddressSpace>) {
+        self.all.lock().retain(|of| !Arc::ptr_eq(of, space));
     }
 
-    pub(crate) fn of(&self, process: Process) -> Vec<Arc<AddressSpace>> {
+    pub(crate) fn of_process(&self, process: Process) -> Vec<Arc<AddressSpace>> {
         self.all.lock().iter().filter(|of| of.process == process).cloned().collect()
     }
 
-    /// A managed range is charged, which is about to be mapped.
+    /// Notes that a managed range was charged and is about to be mapped.
     pub(crate) fn note_asked(&self, process: Process, base: u64) {
-        self.charged.lock().insert((process, base), Instant::now());
+        self.asked_ranges.lock().insert((process, base), Instant::now());
     }
 
-    /// When a managed range was asked for last, where this worker knows.
+    /// When a managed range was asked for last; `None` where this worker doesn't know.
     pub(crate) fn asked_for_at(&self, process: Process, base: u64) -> Option<Instant> {
-        self.charged.lock().get(&(process, base)).copied()
+        self.asked_ranges.lock().get(&(process, base)).copied()
     }
 }

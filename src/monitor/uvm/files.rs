@@ -1,5 +1,5 @@
-//! Files of UVM's that are kept: told apart, found and counted. Why they are kept, and how long, says
-//! [`sweep`](crate::monitor::uvm::kept_files).
+//! The kept files of nvidia-uvm: how they are told apart and found. [`crate::monitor::uvm::kept_files`] says why they
+//! are kept, and how long.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -10,51 +10,51 @@ use crate::monitor::caller::target::{compare_files, has_file};
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
 
-/// How many ranges of files times files there may be: for each range that is mapped, all other
-/// files are asked whether it's theirs.
+/// The most files times ranges of files: for each range that is mapped, all other files are asked whether it is
+/// theirs.
 pub(crate) const MOST_QUESTIONS: usize = 1 << 19;
 
-/// The files.
+/// The kept files, and when the container's processes are searched for them.
 #[derive(Debug, Default)]
 pub(crate) struct UvmFiles {
     /// In the kernel's order of files.
     pub(crate) files: Lock<Vec<Arc<UvmFile>>>,
-    pub(crate) looks: Lock<Looks>,
+    pub(crate) sweep_times: Lock<SweepTimes>,
 }
 
-/// When files are looked for.
+/// When the container's processes are searched for files.
 #[derive(Debug, Default)]
-pub(crate) struct Looks {
-    /// Not sooner, whatever happens.
+pub(crate) struct SweepTimes {
+    /// No search begins before this time, whatever its reason.
     pub(crate) soonest: Option<Instant>,
-    /// At a tick.
+    /// When a tick may search next.
     pub(crate) next: Option<Instant>,
-    /// Whether a process died since.
+    /// Whether a process has died since the last search.
     pub(crate) died: bool,
 }
 
-/// A file of UVM's that is kept.
+/// A kept file of nvidia-uvm.
 #[derive(Debug)]
 pub(crate) struct UvmFile {
     pub(crate) number: u32,
     pub(crate) device: Device,
-    /// Who was last seen to have it: process and descriptor.
+    /// The thread and descriptor that were last seen to have the file.
     pub(crate) seen: Lock<(u32, i32)>,
-    /// It was let go: who finds it has to have it kept again.
+    /// Whether the file was let go: a call that still has this value must have the file kept anew.
     pub(crate) let_go: AtomicBool,
-    /// It had managed memory past the monitor, or its maker is over, and gets no GPU.
-    condemned: AtomicBool,
-    /// And has none any more.
+    /// Whether the file gets no GPU any more: it had managed memory past the monitor, or its maker is over.
+    denied_gpus: AtomicBool,
+    /// Whether the file's GPUs are unregistered for good.
     ended: AtomicBool,
 }
 
 impl UvmFile {
     pub(crate) fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
-        let [let_go, condemned, ended] = [false; 3].map(AtomicBool::new);
-        UvmFile { number, device, seen: Lock::new(seen), let_go, condemned, ended }
+        let [let_go, denied_gpus, ended] = [false; 3].map(AtomicBool::new);
+        UvmFile { number, device, seen: Lock::new(seen), let_go, denied_gpus, ended }
     }
 
-    /// Its GPUs are unregistered for good.
+    /// Notes that the file's GPUs are unregistered for good.
     pub(crate) fn set_ended(&self) {
         self.ended.store(true, AtomicOrdering::Relaxed);
     }
@@ -63,29 +63,29 @@ impl UvmFile {
         self.ended.load(AtomicOrdering::Relaxed)
     }
 
-    pub(crate) fn condemn(&self) {
-        self.condemned.store(true, AtomicOrdering::Relaxed);
+    pub(crate) fn deny_gpus(&self) {
+        self.denied_gpus.store(true, AtomicOrdering::Relaxed);
     }
 
-    pub(crate) fn is_condemned(&self) -> bool {
-        self.condemned.load(AtomicOrdering::Relaxed)
+    pub(crate) fn is_denied_gpus(&self) -> bool {
+        self.denied_gpus.load(AtomicOrdering::Relaxed)
     }
 
     pub(crate) fn is_let_go(&self) -> bool {
         self.let_go.load(AtomicOrdering::Relaxed)
     }
 
-    /// Whether a process has it by that descriptor; `None` where that can't be told.
+    /// Whether the thread and descriptor of `place` name the file; `None` where that can't be told.
     pub(crate) fn is_at(&self, place: (u32, i32)) -> Option<bool> {
         has_file(place, &self.device)
     }
 }
 
 impl UvmFiles {
-    /// The file that `device` is, where it is kept.
+    /// The kept file that `device` is; `None` where it isn't kept, or that can't be told.
     pub(crate) fn find(&self, device: &Device) -> Option<Arc<UvmFile>> {
         let files = self.files.lock();
-        let at = place(&files, device)?.ok()?;
+        let at = position(&files, device)?.ok()?;
         files.get(at).cloned()
     }
 
@@ -94,8 +94,8 @@ impl UvmFiles {
     }
 }
 
-/// Where among the files it is, or would be; `None` where that can't be told.
-pub(crate) fn place(files: &[Arc<UvmFile>], device: &Device) -> Option<Result<usize, usize>> {
+/// The index at which `device` is among `files` (`Ok`), or would be inserted (`Err`). `None` where that can't be told.
+pub(crate) fn position(files: &[Arc<UvmFile>], device: &Device) -> Option<Result<usize, usize>> {
     let own = std::process::id();
     let mut known = true;
     let found = files.binary_search_by(|file| {

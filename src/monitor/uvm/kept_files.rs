@@ -1,12 +1,12 @@
-//! Files of UVM's that have GPUs, ranges, or memory mapped by them.
+//! Keeps the files of nvidia-uvm that have GPUs, ranges or mapped memory.
 //!
-//! UVM keeps what it maps until it's unmapped or its file is closed, whoever has that by then:
-//! it may have been inherited, sent, or hidden in a socket's queue. Nothing tells when a file
-//! is closed, and nothing but a file in hand tells it from others. So, as with exports, we keep
-//! each open from its initialization on, or the first call that gives it any of these. When nobody
-//! of the container is found with one, its GPUs are unregistered, which ends what it maps also where
-//! a descriptor is hidden, and it is let go; so they are when its maker is over. What is mapped where is the ledger's business, and which ranges it has the
-//! books'.
+//! UVM keeps memory mapped until it is unmapped or the file is closed, whichever process has the file by then: the file
+//! may be inherited, sent, or hidden in a socket's queue. Nothing tells when a file is closed, and only an open
+//! descriptor tells one file from another. So the monitor keeps each file open, as it keeps exports: from the file's
+//! initialization on, or from the first call that gives it a GPU, a range or a mapping. When no process of the
+//! container is found with the file, the monitor unregisters its GPUs, which ends all mappings even where a descriptor
+//! is hidden, and lets the file go. When the file's maker is over, its GPUs are unregistered, too. The ledger has what
+//! is mapped where; the books have the ranges of each file.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,25 +23,25 @@ use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::lane::Lane;
 use crate::monitor::state::makers::MOST_FILES;
 use crate::monitor::state::occasion::Occasion;
-use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, UvmFiles, place};
+use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, UvmFiles, position};
 use crate::monitor::uvm::ranges::uvm_status;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
 use crate::rm::uvm;
 
-/// How often files are looked for that are no more where they were.
+/// How often the container's processes are searched for files that aren't where they were last seen.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What looking may cost: so many times as long as it took it isn't done again.
+/// After a search, no search begins for this many times as long as the search took.
 const REST: u32 = 4;
 
-/// How long a call that would be refused waits for that at most.
+/// The longest wait, of a call that would be refused, for the time when a search may begin.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How often a file must not have been found: who had it may have forked, and ended, while
-/// processes were looked at.
+/// How many searches in a row must not find a file: a process that had the file may have forked, and ended, during one
+/// search.
 const LOOKS: usize = 2;
 
-/// Files of UVM's that the worker and the keeper have open, and their initialization.
+/// The files of nvidia-uvm that the worker and the keeper have open, and their initialization.
 #[derive(Debug)]
 pub(crate) struct Uvm {
     pub(crate) state: Arc<ContainerState>,
@@ -49,7 +49,7 @@ pub(crate) struct Uvm {
     lane: Arc<Lane>,
     keeper: Arc<KeeperSocket>,
     pub(crate) files: UvmFiles,
-    /// Held by the call whose turn it is to initialize a file, until that is underway.
+    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
     pub(crate) init_turn: Lock<()>,
 }
 
@@ -64,8 +64,8 @@ impl Uvm {
         Uvm { state, processes, lane, keeper, files, init_turn }
     }
 
-    /// The file that `device` is, kept from now on; `seen` has it. `None` where there are too
-    /// many, or none can be told from another.
+    /// Keeps the file that `device` is, and returns it. The thread and descriptor of `seen` have the file. `None` where
+    /// too many files or ranges are kept, or the file can't be kept or told from others.
     pub(crate) fn keep(&self, device: &Device, seen: (u32, i32)) -> Option<Arc<UvmFile>> {
         if self.files.files.lock().len() >= MOST_FILES {
             self.sweep(Occasion::Refusal);
@@ -80,7 +80,7 @@ impl Uvm {
             (books.ledger.files(), books.ranges.of_files())
         };
         let mut files = self.files.files.lock();
-        let at = match place(&files, device)? {
+        let at = match position(&files, device)? {
             Ok(at) => return files.get(at).cloned(),
             Err(_) if files.len() >= MOST_FILES => return None,
             Err(at) => at,
@@ -92,7 +92,7 @@ impl Uvm {
             !known.contains(number) && files.iter().all(|file| file.number != *number)
         };
         let number = std::iter::repeat_with(|| self.state.journal.next_file()).find(is_free)?;
-        // Before anything is mapped by it, so that no worker to come misses one.
+        // The keeper gets the file before anything is mapped by it, so that no later worker lacks a file.
         self.keeper.tell_with(KeptFile::Uvm(number).keep(), Some(copy.as_fd())).ok()?;
         let file = Arc::new(UvmFile::new(number, copy, seen));
         files.insert(at, Arc::clone(&file));
@@ -105,26 +105,25 @@ impl Uvm {
         files * (self.state.books().ranges.of_files() + 1) <= MOST_QUESTIONS
     }
 
-    /// A worker before had it.
+    /// Keeps a file that a former worker had.
     pub(crate) fn take_over_file(&self, number: u32, file: OwnedFd) {
         let Some(device) = Device::of(&self.state.settings.nodes, file) else { return };
         let mut files = self.files.files.lock();
-        if let Some(Err(at)) = place(&files, &device) {
+        if let Some(Err(at)) = position(&files, &device) {
             files.insert(at, Arc::new(UvmFile::new(number, device, (0, 0))));
         }
     }
 
-    /// Ends what is mapped by files that nobody of the container has open any more, and lets go
-    /// of them.
+    /// Ends the mappings of files that no process of the container has open any more, and lets these files go.
     pub(crate) fn sweep(&self, occasion: Occasion) {
         let files = self.files.all();
         if files.is_empty() {
             return;
         }
-        // One looks at a time, and what it finds is known to who waited.
+        // One thread searches at a time. A call that would be refused waits for the search that goes on.
         let looks = match occasion {
-            Occasion::Refusal => Some(self.files.looks.lock()),
-            Occasion::Tick | Occasion::Death => self.files.looks.try_lock(),
+            Occasion::Refusal => Some(self.files.sweep_times.lock()),
+            Occasion::Tick | Occasion::Death => self.files.sweep_times.try_lock(),
         };
         let Some(mut looks) = looks else { return };
         looks.died |= occasion == Occasion::Death;
@@ -137,7 +136,7 @@ impl Uvm {
             return;
         }
         looks.died = false;
-        let mut missed: Vec<_> = files.into_iter().filter(|file| self.is_doubtful(file)).collect();
+        let mut missed: Vec<_> = files.into_iter().filter(|file| self.needs_search(file)).collect();
         if !missed.is_empty() {
             let wait = looks.soonest.map(|at| at.saturating_duration_since(Instant::now()));
             std::thread::sleep(wait.unwrap_or_default().min(PATIENCE));
@@ -161,13 +160,13 @@ impl Uvm {
         }
         let (now, rest) = (Instant::now(), begun.elapsed() * REST);
         (looks.soonest, looks.next) = (Some(now + rest), Some(now + SWEEP.max(rest)));
-        // Others' refusals are made of what these keep.
-        self.unregister_each(&missed);
+        // The lock is held until the files are ended: another call may be about to be refused for what they keep.
+        self.end_files(&missed);
         drop(looks);
     }
 
-    /// Whether somebody has to be looked for who has it.
-    fn is_doubtful(&self, file: &UvmFile) -> bool {
+    /// Whether processes have to be searched for the file: it isn't known to be where it was last seen.
+    fn needs_search(&self, file: &UvmFile) -> bool {
         let seen = *file.seen.lock();
         file.is_at(seen) != Some(true)
     }
@@ -175,12 +174,13 @@ impl Uvm {
     fn forget(&self, file: &UvmFile) {
         file.let_go.store(true, AtomicOrdering::Relaxed);
         self.files.files.lock().retain(|kept| kept.number != file.number);
-        // Else it is told that the worker is gone in a moment.
+        // Where this fails, the keeper is told in a moment that the worker is gone.
         let _ = self.keeper.tell(KeptFile::Uvm(file.number).let_go());
     }
 
-    /// Has UVM end all that is mapped by a file, whoever has it open. `None` where a call hangs on the lane.
-    pub(crate) fn unregister_all(&self, file: &UvmFile) -> Option<()> {
+    /// Has UVM end all mappings of a file, whichever process has it open, and forgets the file. `None` where a call
+    /// hangs on the lane.
+    pub(crate) fn end_file(&self, file: &UvmFile) -> Option<()> {
         let _lane = self.lane.enter_for_monitor()?;
         if file.is_let_go() {
             return Some(());
@@ -197,23 +197,24 @@ impl Uvm {
         Some(())
     }
 
-    /// Unregisters each GPU, whether it was registered or not. `false` where that can't be done.
+    /// Unregisters each GPU of a file, registered or not. `false` where a GPU may still be registered.
     pub(crate) fn unregister_gpus(&self, device: &Device) -> bool {
-        // It maps nothing by a GPU that isn't registered, and nothing where it wasn't initialized.
+        // A file maps nothing on a GPU that isn't registered, and nothing at all where the file isn't initialized.
         let is_ended =
             |status| matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE | NV_ERR_ILLEGAL_ACTION));
-        // Of each, whatever becomes of another.
+        // Each GPU is unregistered, even where another one can't be.
         self.state.uuids.iter().filter(|uuid| !is_ended(self.unregister(device, uuid))).count() == 0
     }
 
+    /// The status of unregistering a GPU; `None` where UVM can't be asked.
     pub(crate) fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
         uvm_status(&self.state.release, device, UVM_UNREGISTER_GPU, |layout, bytes| {
             uvm::set_uuid(layout, bytes, *uuid)
         })
     }
 
-    /// Ends what is mapped by files of those who are gone.
-    pub(crate) fn unregister_each(&self, files: &[Arc<UvmFile>]) {
-        let _ = files.iter().try_for_each(|file| self.unregister_all(file));
+    /// Ends these files, one after another, until a call hangs on the lane.
+    pub(crate) fn end_files(&self, files: &[Arc<UvmFile>]) {
+        let _ = files.iter().try_for_each(|file| self.end_file(file));
     }
 }

@@ -1,4 +1,4 @@
-//! Files of `nvidia-uvm`: who made them, what is mapped by them, and in whose memory.
+//! The files of `nvidia-uvm`: their makers, what they map, and in which address spaces.
 
 pub(crate) mod address_spaces;
 pub(crate) mod files;

@@ -1,4 +1,4 @@
-//! What `nvidia-uvm` says of a file's ranges.
+//! Asks `nvidia-uvm` about the ranges of a file.
 
 use crate::monitor::node::buffer::Buffer;
 use crate::monitor::node::device::Device;
@@ -10,10 +10,10 @@ use crate::rm::number::{
 use crate::rm::uvm::{self, Range};
 use crate::rm::{Key, Layout, Meaning, Release};
 
-/// UVM's smallest pages.
+/// The size of UVM's smallest pages, in bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
-/// A file's ranges. What can't be asked is `None`.
+/// The ranges of a file. An answer is `None` where UVM can't be asked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranges<'a> {
     release: &'a Release,
@@ -25,27 +25,27 @@ impl<'a> Ranges<'a> {
         Ranges { release, device }
     }
 
-    /// Whether that is a whole range, of whatever kind: managed memory, too
+    /// Whether these addresses are exactly one range, of any kind: managed memory, too
     /// (`uvm_api_validate_va_range`, `uvm_va_range.c`).
     pub(crate) fn is_whole(self, range: Range) -> Option<bool> {
         Some(self.call(UVM_VALIDATE_VA_RANGE, range)? == NV_OK)
     }
 
-    /// Whether there is a range at an address, for memory to be mapped in.
+    /// Whether a range in which memory can be mapped (an external range) is at an address.
     ///
-    /// To unmap from a GPU that there is none of is refused for the address where there is no
-    /// such range, and otherwise for the GPU (`uvm_map_external.c`, `uvm_unmap_external`).
+    /// The monitor asks UVM to unmap from a GPU that doesn't exist. UVM refuses that for the address where no such
+    /// range is, and otherwise for the GPU (`uvm_map_external.c`, `uvm_unmap_external`).
     pub(crate) fn is_external(self, address: u64) -> Option<bool> {
         let page = Range { base: address, length: PAGE_BYTES };
         Some(self.call(UVM_UNMAP_EXTERNAL, page)? != NV_ERR_INVALID_ADDRESS)
     }
 
-    /// Whether there is managed memory at an address.
+    /// Whether managed memory is at an address.
     ///
-    /// What is advised of managed memory alone is refused for the address where there is none
-    /// (`uvm_policy.c`, `uvm_api_range_type_check`): here that a page isn't to be in two places at
-    /// once. On machines where the GPU reads all of a process's memory (ATS), it's done there, too;
-    /// then a range can be made at the address, which only its own file's keep others from.
+    /// The monitor gives an advice that only managed memory takes: a page isn't to be in two places at once. UVM
+    /// refuses it for the address where no managed memory is (`uvm_policy.c`, `uvm_api_range_type_check`). On machines
+    /// where the GPU reads all of a process's memory (ATS), UVM takes the advice for other memory, too. So the monitor
+    /// then tries to make a range at the address: only a range of the same file prevents that.
     pub(crate) fn is_managed(self, address: u64) -> bool {
         let page = Range { base: address, length: procfs::page_size() };
         if self.call(UVM_DISABLE_READ_DUPLICATION, page) != Some(NV_OK) {
@@ -56,7 +56,7 @@ impl<'a> Ranges<'a> {
                 self.free(page);
                 false
             }
-            // Or its owner has made one there since.
+            // The range in the way may be an external one that the container has made since: the advice is given again.
             Some(NV_ERR_UVM_ADDRESS_IN_USE) => {
                 self.call(UVM_DISABLE_READ_DUPLICATION, page) == Some(NV_OK)
             }
@@ -64,21 +64,21 @@ impl<'a> Ranges<'a> {
         }
     }
 
-    /// Ends managed memory whose process is gone, which a file that processes share keeps
+    /// Ends managed memory of processes that have ended, which a file for several processes keeps
     /// (`uvm_api_clean_up_zombie_resources`).
     pub(crate) fn end_zombies(self) {
         let _ = self.call(UVM_CLEAN_UP_ZOMBIE_RESOURCES, Range { base: 0, length: 0 });
     }
 
-    /// Ends a range, if there is one.
+    /// Frees a range, if there is one.
     pub(crate) fn free(self, range: Range) {
         let _ = self.call(UVM_FREE, range);
     }
 
-    /// The status of a call for a range, and for no GPU.
+    /// The status of a call for a range, and for a GPU that doesn't exist.
     fn call(self, number: u32, Range { base, length }: Range) -> Option<u32> {
         uvm_status(self.release, self.device, number, |layout, bytes| {
-            // Later drivers free without a length, and only some calls are for a range or a GPU.
+            // Later drivers free a range without a length, and not every call has a range or a GPU.
             for (meaning, value) in [(Meaning::Base, base), (Meaning::Length, length)] {
                 let _ = layout.patch(meaning, value).is_some_and(|patch| patch.apply(bytes));
             }
@@ -88,8 +88,8 @@ impl<'a> Ranges<'a> {
     }
 }
 
-/// The status of a UVM call of the monitor's own, whose zeroed struct `fill` fills. `None` where the release has no such
-/// call, `fill` returns `false`, or the system call fails.
+/// The status of a UVM call of the monitor's own, whose zeroed struct `fill` fills. `None` where the release has no
+/// such call, `fill` returns `false`, or the system call fails.
 pub(crate) fn uvm_status(
     release: &Release,
     device: &Device,

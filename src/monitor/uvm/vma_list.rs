@@ -1,26 +1,26 @@
-//! The kernel's list of what a process has mapped (`/proc/PID/maps`, proc_pid_maps(5)): which of it could be
-//! managed memory of UVM's. Pure.
+//! Finds the mappings that could be managed memory in the kernel's list of a process's mappings (`/proc/PID/maps`,
+//! proc_pid_maps(5)). Pure.
 
 use crate::monitor::state::space_ranges::Mapped;
 
-/// A mapping that could be UVM's.
+/// A listed mapping that could be managed memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Listed<'a> {
-    /// Its addresses: the first, and the one behind the last.
+    /// The mapping's first address, and the first address behind it.
     pub(crate) mapped: Mapped,
-    /// The same as the list has it, which is its name in `map_files`.
+    /// The addresses as the list has them: the mapping's name in `map_files`.
     pub(crate) range: &'a str,
-    /// Its file's device and inode, as the list shows them; its file system may show others.
+    /// The device and inode of the mapped file, as the list shows them. The file's own file system may show others.
     pub(crate) place: Option<(u64, u64)>,
 }
 
-/// The mappings in a list that could be managed memory: shared, at the address that is their offset, which
-/// the driver insists on (`uvm_mmap`, uvm.c).
-pub(crate) fn possible(list: &str) -> impl Iterator<Item = Listed<'_>> {
-    list.lines().filter_map(of_line)
+/// The mappings in a list that could be managed memory: shared, with an offset that equals the first address, as the
+/// driver demands (`uvm_mmap`, uvm.c).
+pub(crate) fn possibly_managed(list: &str) -> impl Iterator<Item = Listed<'_>> {
+    list.lines().filter_map(parse_line)
 }
 
-fn of_line(line: &str) -> Option<Listed<'_>> {
+fn parse_line(line: &str) -> Option<Listed<'_>> {
     let mut words = line.split_whitespace();
     let (range, access, offset) = (words.next()?, words.next()?, words.next()?);
     let (device, inode) = (words.next()?, words.next()?);
@@ -47,7 +47,7 @@ mod tests {
 7f0000400000-7f0000600000 rw-p 7f0000400000 00:05 871 /dev/nvidia-uvm
 7f0000600000-7f0000800000 ---s 7f0000600000 fd:0a 12 /a name with spaces (deleted)
 ";
-        let found: Vec<Listed<'_>> = possible(list).collect();
+        let found: Vec<Listed<'_>> = possibly_managed(list).collect();
         let [first, hidden] = &found[..] else { panic!("{found:?}") };
         assert_eq!(first.mapped, (0x7f00_0000_0000, 0x7f00_0020_0000));
         assert_eq!(first.range, "7f0000000000-7f0000200000");
@@ -64,10 +64,10 @@ mod tests {
         for no in
             ["", "7f00", "7f00-8f00", "7f00-8f00 rw-s", "x-y rw-s 0 00:05 1", "1-2 rw-s z 00:05 1"]
         {
-            assert_eq!(possible(no).next(), None, "{no:?}");
+            assert_eq!(possibly_managed(no).next(), None, "{no:?}");
         }
         let strange = "1000-2000 rw-s 1000 no 5\n3000-4000 rw-s 3000 00:05 many";
-        let places: Vec<_> = possible(strange).map(|listed| listed.place).collect();
+        let places: Vec<_> = possibly_managed(strange).map(|listed| listed.place).collect();
         assert_eq!(places, [None, None], "who it is, the file itself tells");
     }
 }

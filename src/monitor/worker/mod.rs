@@ -106,7 +106,7 @@ pub fn main() -> io::Result<()> {
             auditing.finish(Err(error.into()));
         }
     })?;
-    worker.calls.queue_what_is_left();
+    worker.calls.queue_left_calls();
     parts.state.journal.count_worker();
     control_socket::note_status(parts, &worker.calls);
     worker.keeper.tell(Notice::Ready)?;
@@ -195,7 +195,7 @@ impl Worker {
     fn listen_until_the_end(self: &Arc<Self>) -> io::Result<()> {
         if self.calls.was_called() {
             self.tell_called();
-            self.calls.start_lacking();
+            self.calls.start_missing_threads();
         }
         let result = loop {
             if let Some(result) = self.end_result.lock().take() {
@@ -217,13 +217,13 @@ impl Worker {
         // Poll always tells of a hang-up. Once the call threads are there, they receive the calls.
         let (calls, patience) = match self.calls.call_threads() {
             CallThreads::Unneeded => (PollFlags::POLLIN, PollTimeout::NONE),
-            CallThreads::Lacking(_) => (PollFlags::empty(), THREADS_MS.into()),
+            CallThreads::Starting(_) => (PollFlags::empty(), THREADS_MS.into()),
             CallThreads::Started => (PollFlags::empty(), PollTimeout::NONE),
         };
         let mut asked = vec![PollFd::new(self.keeper.as_fd(), PollFlags::POLLIN)];
         asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), calls)));
         match poll(&mut asked, patience) {
-            Ok(0) => return self.calls.start_lacking(),
+            Ok(0) => return self.calls.start_missing_threads(),
             Ok(_) => {}
             Err(_) => return,
         }
@@ -241,7 +241,7 @@ impl Worker {
             }
         }
         if said.contains(&PollFlags::POLLIN) {
-            self.calls.start_the_first();
+            self.calls.start_first_thread();
             self.tell_called();
         }
     }

@@ -1,4 +1,4 @@
-//! Calls that have to do with computing shares: a group gets its slice before it is scheduled.
+//! Controls that matter for shares of computing time: a channel group gets its slice before it is scheduled.
 
 use crate::monitor::calls::case::{Case, Over};
 use crate::monitor::calls::gpu_lookup::gpu_of_group;
@@ -16,8 +16,8 @@ use crate::rm::number::{
 };
 use crate::sched::slice_us;
 
-/// `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): flags, of which the lowest sets the
-/// compute mode; that mode, and the one that lets no kernel outlast a slice.
+/// Places in `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): the flags, whose lowest bit sets the
+/// compute mode, and the compute mode. In the mode [`CILP`] no kernel outlasts a slice.
 const MODE_FLAGS: usize = 0;
 
 const MODE_COMPUTE: usize = 12;
@@ -26,8 +26,8 @@ const SETS_COMPUTE: u32 = 1;
 
 const CILP: u32 = 2;
 
-/// A control that has to do with shares, before it is made. `true` where its program is told that it
-/// was, and it isn't made.
+/// Prepares a control that matters for shares, before the control is made. `true` where the control is not made and
+/// its program is told that it was.
 pub(crate) fn before_control(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
@@ -35,7 +35,7 @@ pub(crate) fn before_control(
 ) -> Result<bool, Over> {
     match control {
         NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
-            slice_first(case, client, object)?;
+            set_slice_before_schedule(case, client, object)?;
             Ok(false)
         }
         control if schedules_a_channel(control) => {
@@ -51,21 +51,21 @@ pub(crate) fn before_control(
             Ok(case.parts.slices.shares.round(gpu).is_some())
         }
         NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE if case.parts.slices.shares.sets_modes() => {
-            compute_mode_to_cilp(&mut case.scratch.params);
+            force_cilp(&mut case.scratch.params);
             Ok(false)
         }
         _ => Ok(false),
     }
 }
 
-/// Sets the slice of a group before it is scheduled.
-fn slice_first(case: &mut Case<'_>, client: u32, handle: u32) -> Result<(), Over> {
+/// Sets the slice of a group before the driver schedules the group.
+fn set_slice_before_schedule(case: &mut Case<'_>, client: u32, handle: u32) -> Result<(), Over> {
     let Some(gpu) = gpu_of_group(case, client, handle) else { return Ok(()) };
     let Some(round) = case.parts.slices.round_of_groups(gpu) else { return Ok(()) };
     if !case.books().groups.contains(client, handle) {
         let reach = Reach { process: case.target()?.process, descriptor: 0, engine: 0 };
         let due = DueSlice { client, handle, reach, us: slice_us(round, 1) };
-        // What has no slice is no group, and the driver schedules none.
+        // An object that takes no slice is no group, and the driver will not schedule it.
         if set_slice(case.rm()?, &due).is_err() {
             return Ok(());
         }
@@ -87,19 +87,19 @@ fn slice_first(case: &mut Case<'_>, client: u32, handle: u32) -> Result<(), Over
     Ok(())
 }
 
-/// A control was made of an object, and done or refused. What is off the GPU stays off when its program
-/// schedules it (H100, `tests/gpu/results`, 2026-11-27).
-pub(crate) fn after_control(case: &mut Case<'_>, of: ChannelName, control: u32, is_done: bool) {
+/// Acts on a control of the object `name` that was made; `done`: whether the driver did it. A channel that is off the
+/// GPU stays off when its program schedules it (H100, `tests/gpu/results`, 2026-11-27).
+pub(crate) fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32, done: bool) {
     if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
-        if is_done && schedules_a_channel(control) && !case.parts.state.books().knows_channel(of) {
-            enter_unseen_channel(case, of);
+        if done && schedules_a_channel(control) && !case.parts.state.books().knows_channel(name) {
+            enter_unseen_channel(case, name);
         }
-        // Its channels may be the first that take turns, or new ones.
+        // The channels that were scheduled may be new, or the first that take turns.
         case.parts.slices.shares.wake();
     }
 }
 
-/// A channel that nobody was seen to make is one outside a group.
+/// Refuses a channel that the books don't know where no more may compute outside groups: it counts as one of these.
 fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<(), Over> {
     if !case.parts.state.books().knows_channel(channel)
         && let Some(gpu) = gpu_of_group(case, channel.0, channel.1)
@@ -109,16 +109,16 @@ fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<
     Ok(())
 }
 
-/// Whether a control schedules a channel: `NVA06F_CTRL_CMD_GPFIFO_SCHEDULE`, and that of each later
-/// generation's class.
+/// Whether a control schedules a channel: `NVA06F_CTRL_CMD_GPFIFO_SCHEDULE`, and the same control of the class of each
+/// later generation.
 fn schedules_a_channel(control: u32) -> bool {
     const ANY_GENERATION: u32 = 0xff << 24;
     control | ANY_GENERATION == NVA06F_CTRL_CMD_GPFIFO_SCHEDULE | ANY_GENERATION
 }
 
-/// Has the parameters ask for the mode in which a kernel is interrupted at any instruction, if they ask
-/// for any: else a program's slice would last as long as its kernels.
-fn compute_mode_to_cilp(params: &mut [u8]) {
+/// Changes parameters that set a compute mode to set [`CILP`], in which a kernel is interrupted at any instruction.
+/// Otherwise a program's slice would last as long as its kernels.
+fn force_cilp(params: &mut [u8]) {
     let flags = params.get(MODE_FLAGS..).and_then(|rest| rest.first_chunk());
     let sets = flags.is_some_and(|bytes| u32::from_le_bytes(*bytes) & SETS_COMPUTE != 0);
     if let Some(mode) = params.get_mut(MODE_COMPUTE..MODE_COMPUTE + 4).filter(|_| sets) {
@@ -142,11 +142,11 @@ mod tests {
             let mut params = [0; 32];
             params[..4].copy_from_slice(&flags.to_le_bytes());
             params[12..16].copy_from_slice(&mode.to_le_bytes());
-            compute_mode_to_cilp(&mut params);
+            force_cilp(&mut params);
             u32::from_le_bytes([params[12], params[13], params[14], params[15]])
         };
         assert_eq!([params(1, 0), params(3, 1), params(1, 2)], [CILP; 3]);
         assert_eq!(params(2, 0), 0, "it sets the mode of graphics alone");
-        compute_mode_to_cilp(&mut [1, 0, 0]);
+        force_cilp(&mut [1, 0, 0]);
     }
 }

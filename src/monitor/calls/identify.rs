@@ -1,0 +1,55 @@
+//! Finds out which driver file a call is made by, and which process makes it.
+
+use nix::errno::Errno;
+
+use crate::monitor::caller::listener::Reply;
+use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::node::device::Device;
+
+/// Finds out which driver file a descriptor is, and notes the calling process. `ENOTTY` for any other file.
+pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Over> {
+    let duplicate = case.parts.callers.targets.duplicate(case.tid(), descriptor);
+    let (target, file) = duplicate.map_err(|errno| caller_error(case, errno))?;
+    case.target = Some(target);
+    spare_runtime(case)?;
+    let device = Device::of(&case.parts.state.settings.nodes, file);
+    // The call of a terminal or a disk is not the monitor's to make, and it may not continue: its descriptor could be
+    // another file by then.
+    let device = device.ok_or(Reply::Errno(Errno::ENOTTY as i32))?;
+    case.parts.processes.note_opened(&device);
+    case.device = Some(device);
+    note_caller(case)
+}
+
+/// The reply for a caller that is gone or can't be looked at. The log tells where it can't be looked at.
+pub(crate) fn caller_error(case: &Case<'_>, errno: Errno) -> Over {
+    if matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) {
+        case.log(&format!("a call of a process that can't be looked at: {}", errno.desc()));
+    }
+    Reply::Errno(errno as i32)
+}
+
+/// Lets the call continue where the runtime or one of its hooks makes it on the host: it is none of the container's.
+pub(crate) fn spare_runtime(case: &Case<'_>) -> Result<(), Over> {
+    match &case.target {
+        Some(target) if target.is_of_runtime => Err(Reply::Continue),
+        _ => Ok(()),
+    }
+}
+
+/// Notes the calling process in the books, where it isn't known yet.
+pub(crate) fn note_caller(case: &Case<'_>) -> Result<(), Over> {
+    let process = case.target()?.process;
+    if case.books().processes.contains(&process) {
+        return Ok(());
+    }
+    // The calling thread may be gone, and its tid may belong to another process by now.
+    case.still_waits()?;
+    if case.books().note_process(process) {
+        // The auditor is to wait for the process's death, whatever the process calls.
+        case.parts.audit.wake();
+        return Ok(());
+    }
+    case.log("more processes than can be kept account of");
+    Err(Errno::ENOMEM.into())
+}
