@@ -37,13 +37,9 @@ pub(super) struct SlotMemory {
     stage: AtomicU32,
     /// The call's object: its client, its handle, how many handles follow that one, and whether the object existed
     /// before the call (not 0).
-    client: AtomicU32,
-    handle: AtomicU32,
-    more: AtomicU32,
-    was_there: AtomicU32,
-    /// The reply.
-    error: AtomicU32,
-    reply_flags: AtomicU32,
+    object: [AtomicU32; 4],
+    /// Error and flags of the reply.
+    reply: [AtomicU32; 2],
 }
 
 const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
@@ -178,31 +174,31 @@ impl<'a> Slot<'a> {
     }
 
     fn store_object(self, CallObject { client, handle, more, was_there }: CallObject) {
-        self.memory.client.store(client, Ordering::Relaxed);
-        self.memory.handle.store(handle, Ordering::Relaxed);
-        self.memory.more.store(more, Ordering::Relaxed);
-        self.memory.was_there.store(was_there.into(), Ordering::Relaxed);
+        let words = [client, handle, more, was_there.into()];
+        for (field, word) in self.memory.object.iter().zip(words) {
+            field.store(word, Ordering::Relaxed);
+        }
     }
 
     /// The object that the driver was asked for.
     pub(crate) fn call_object(self) -> CallObject {
-        let SlotMemory { client, handle, more, was_there, .. } = self.memory;
         let [client, handle, more, was_there] =
-            [client, handle, more, was_there].map(|field| field.load(Ordering::Relaxed));
+            self.memory.object.each_ref().map(|field| field.load(Ordering::Relaxed));
         CallObject { client, handle, more, was_there: was_there != 0 }
     }
 
     /// Notes that the call is decided and only the reply is left.
     pub(crate) fn set_decided(self, (error, flags): (i32, u32)) {
-        self.memory.error.store(error.cast_unsigned(), Ordering::Relaxed);
-        self.memory.reply_flags.store(flags, Ordering::Relaxed);
+        let [error_field, flags_field] = &self.memory.reply;
+        error_field.store(error.cast_unsigned(), Ordering::Relaxed);
+        flags_field.store(flags, Ordering::Relaxed);
         self.memory.stage.store(Stage::Decided as u32, Ordering::Release);
     }
 
     /// Error and flags of the reply.
     pub(crate) fn decision(self) -> (i32, u32) {
-        let error = self.memory.error.load(Ordering::Relaxed);
-        let flags = self.memory.reply_flags.load(Ordering::Relaxed);
+        let [error, flags] =
+            self.memory.reply.each_ref().map(|field| field.load(Ordering::Relaxed));
         (error.cast_signed(), flags)
     }
 }
