@@ -40,11 +40,12 @@ sim:
 	$(CARGO) build --release --locked -p cgpu-sim --bin cgpu-sim
 	$(CARGO) rustc --release --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 
+# Many tests wait, in `test` for containers and engines: with a thread for each processor, these do nothing then.
+unit test: export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
+
 unit: ## test the library alone; needs no privilege and no engine
 	$(CARGO) test --locked --lib
 
-# Most tests wait for containers and engines: with a thread for each processor, these do nothing most of the time.
-test: export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static

@@ -797,7 +797,7 @@ fn pieces_are_no_more_than_are_remembered_and_rather_too_much_is_held() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(700))]
 
     /// A ledger that is told everything is exact, and no call passes the quota.
     #[test]

@@ -286,7 +286,7 @@ fn trap_sets() -> impl Strategy<Value = Vec<(u32, u32)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
     fn every_profile_notifies_of_exactly_what_is_trapped(

@@ -178,7 +178,7 @@ fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, Over> {
     end_mappings(
         case,
         |_, _| true,
-        |case, file| {
+        |case, file, _| {
             if let Some(gpu) = gpu_of(case, uuid) {
                 case.books().unmap(Tree { file, gpu }, Span::ALL);
             }

@@ -1,6 +1,5 @@
 //! Calls that make and free ranges of files of nvidia-uvm.
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use crate::ledger::{Span, Tree};
@@ -79,24 +78,25 @@ pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, Over> {
 }
 
 /// Makes a call that ends mappings, and has `enter` enter what ended, where the driver did it: for this call, or for
-/// the former worker, as `was_done` tells.
+/// the former worker, as `was_done` tells. `enter` is told the file, and whether it was done for the former worker.
 pub(crate) fn end_mappings(
     case: &mut Case<'_>,
     was_done: impl FnOnce(&Case<'_>, Option<u32>) -> bool,
-    enter: impl FnOnce(&Case<'_>, u32),
+    enter: impl FnOnce(&Case<'_>, u32, bool),
 ) -> Result<Reply, Over> {
     let lane = take_lane_for_uvm(case)?;
     let file = case.parts.uvm.files.find(case.device()?);
     file.iter().try_for_each(|file| refuse_denied(case, file))?;
     let known = file.map(|file| file.number);
     call_uvm(case)?;
-    if case.asked_before && case.was_done_already() && was_done(case, known) {
+    let done_before = case.asked_before && case.was_done_already() && was_done(case, known);
+    if done_before {
         case.patch(Meaning::Status, NV_OK.into());
     }
     // In a struct that is larger than the known one, what is read as the status isn't the status.
     let is_done = case.status() == NV_OK && !case.scratch.bytes.was_exceeded();
     if let Some(file) = known.filter(|_| is_done) {
-        enter(case, file);
+        enter(case, file, done_before);
     }
     case.parts.stakes.free_stakes(&lane);
     drop(lane);
@@ -108,7 +108,7 @@ pub(crate) fn unmap(case: &mut Case<'_>, uuid: [u8; 16], range: Range) -> Result
     end_mappings(
         case,
         |_, _| false,
-        |case, file| {
+        |case, file, _| {
             if let (Some(gpu), Some(span)) = (gpu_of(case, uuid), pages(range)) {
                 case.books().unmap(Tree { file, gpu }, span);
             }
@@ -122,17 +122,13 @@ pub(crate) fn free_range(
     base: u64,
     length: Option<u64>,
 ) -> Result<Reply, Over> {
-    let is_freed = Cell::new(false);
     end_mappings(
         case,
-        |case, file| {
-            is_freed.set(was_freed(case, file, base, length));
-            is_freed.get()
-        },
-        |case, file| {
+        |case, file| was_freed(case, file, base, length),
+        |case, file, done_before| {
             // Where the former worker had freed the range, the call's length doesn't count: what is still mapped
             // stays.
-            enter_freed(case, file, base, length.filter(|_| !is_freed.get()));
+            enter_freed(case, file, base, length.filter(|_| !done_before));
             case.books().remove_range(Space::File(file), base);
         },
     )
