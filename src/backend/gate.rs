@@ -345,7 +345,6 @@ impl Gate {
                 index: gpu.index,
                 uuid: gpu.uuid.clone(),
                 minor: gpu.minor,
-                total_bytes: gpu.memory_bytes,
                 limit_bytes: gpu.memory_bytes,
             }];
             self.see_that_slices_are_set(&self.release()?, &self.nodes(&gpus)?, &gpus)?;
@@ -396,7 +395,6 @@ fn planned(plan: &Plan) -> Vec<Gpu> {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
         minor: gpu.minor,
-        total_bytes: gpu.memory_total_bytes,
         limit_bytes: gpu.memory_limit_bytes.unwrap_or(gpu.memory_total_bytes),
     });
     gpus.collect()

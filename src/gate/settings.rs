@@ -100,8 +100,6 @@ pub struct Gpu {
     pub uuid: String,
     /// The minor number of `/dev/nvidiaN`.
     pub minor: u32,
-    /// The GPU's memory in bytes.
-    pub total_bytes: u64,
     /// The container's quota in bytes; the GPU's memory where the container has the whole GPU.
     pub limit_bytes: u64,
 }

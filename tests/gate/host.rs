@@ -240,7 +240,6 @@ impl Monitor {
                     index: gpu.try_into().unwrap(),
                     uuid: sim.uuid(gpu),
                     minor: gpu.try_into().unwrap(),
-                    total_bytes: TOTAL,
                     limit_bytes: QUOTA,
                 })
                 .collect(),

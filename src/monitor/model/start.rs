@@ -14,11 +14,10 @@ use crate::monitor::worker::Worker;
 /// The settings of a container whose GPUs have these bytes and quotas.
 pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) -> Settings {
     let known = driver.sim.state().gpus;
-    let gpu = |(minor, (total_bytes, limit_bytes)): (u32, &(u64, u64))| Gpu {
+    let gpu = |(minor, (_, limit_bytes)): (u32, &(u64, u64))| Gpu {
         index: minor,
         uuid: known[minor as usize].uuid.clone(),
         minor,
-        total_bytes: *total_bytes,
         limit_bytes: *limit_bytes,
     };
     Settings {

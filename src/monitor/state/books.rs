@@ -327,7 +327,7 @@ pub(crate) mod tests {
     use crate::monitor::journal::map::tests::journal;
 
     pub(crate) fn open(journal: &File) -> (Books, &'static JournalMap) {
-        let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, total_bytes: 9, limit_bytes: 9 };
+        let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, limit_bytes: 9 };
         let memory: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal).unwrap()));
         (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
     }
