@@ -25,7 +25,7 @@ use std::sync::OnceLock;
 use cgpu::gate::enter::enter;
 use cgpu::gate::filter::{Machine, program};
 use cgpu::gate::seccomp::{ListenerPath as Told, merge};
-use cgpu::gate::{TRAPS, is_driver_call, may_have_grown};
+use cgpu::gate::{TRAPS, is_decided_by_monitor, may_have_grown};
 use filter::{Call, Filter, Verdict};
 use listener::{Listener, MARK};
 use proptest::prelude::*;
@@ -126,11 +126,11 @@ impl Way {
         match self {
             Self::Merged => {
                 let low = u32::try_from(request & 0xffff_ffff).unwrap();
-                is_trapped(request) || is_driver_call(low) || may_have_grown(low)
+                is_trapped(request) || is_decided_by_monitor(low) || may_have_grown(low)
             }
             Self::Ahead => {
                 let request = u32::try_from(request & 0xffff_ffff).unwrap();
-                is_driver_call(request) || may_have_grown(request)
+                is_decided_by_monitor(request) || may_have_grown(request)
             }
         }
     }

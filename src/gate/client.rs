@@ -70,7 +70,8 @@ pub(crate) fn ask_all(questions: &[(&Path, &Question)], timeout: Duration) -> Ve
     let answered = asked.into_iter().map(|stream| {
         let stream = stream?;
         let left = until.saturating_duration_since(Instant::now());
-        // The time is over while slower monitors were read: this monitor had the same time to answer.
+        // The time may be over while slower monitors were read. This monitor had the same time, so its answer is still
+        // taken where it is there already: a read timeout can't be zero.
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).ok()?;
         let mut answer = String::new();
         BufReader::new(stream.take(MOST_BYTES)).read_line(&mut answer).ok()?;

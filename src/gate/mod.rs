@@ -29,4 +29,4 @@ pub mod syscall;
 
 pub mod figures;
 
-pub use traps::{TRAPS, is_driver_call, may_have_grown};
+pub use traps::{TRAPS, is_decided_by_monitor, may_have_grown};

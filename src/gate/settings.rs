@@ -53,7 +53,8 @@ pub struct Settings {
     pub nodes: Vec<Node>,
     /// The path of `cgpu-monitor`: a worker that starts after an upgrade runs the new program.
     pub monitor: PathBuf,
-    /// The program with its arguments that the keeper becomes in the end: it deregisters the container.
+    /// The program with its arguments that the keeper becomes when the container is gone: it deregisters the
+    /// container.
     pub farewell: Vec<String>,
     /// The runtime process that makes the container; `None` where it is not known.
     pub launcher: Option<ProcessId>,
@@ -65,14 +66,14 @@ pub struct Settings {
     pub spares_host: bool,
     /// Whether a signal can interrupt a call that is not answered yet: before Linux 5.19, and behind a filter that
     /// the runtime installed.
-    #[serde(default = "is_interruptible")]
+    #[serde(default = "default_interruptible")]
     pub interruptible: bool,
     /// The log's file; empty for none.
     pub log: String,
 }
 
 /// The default of [`Settings::interruptible`], for settings without the field.
-fn is_interruptible() -> bool {
+fn default_interruptible() -> bool {
     true
 }
 

@@ -1,7 +1,7 @@
-//! Decodes a notified system call, whichever entry of the kernel it came by.
+//! The system calls that the filter traps or refuses, by their numbers at each entry of the kernel. Decodes a notified
+//! system call.
 //!
-//! Pure: the input is the architecture, number and arguments that the kernel reports. Calls that no filter brings to
-//! the monitor are not known here.
+//! Pure: the input is the architecture, number and arguments that the kernel reports. Other calls are not known here.
 
 use crate::rm::{Command, low_word};
 
@@ -35,8 +35,8 @@ pub(super) struct Entry {
 
 /// The calls of x86-64's and i386's entries; the numbers are those of `asm/unistd_*.h`.
 ///
-/// x32 has x86-64's architecture and a bit in the number. x32 has its own `ioctl`; the common `ioctl` is trapped for
-/// x32, too. i386's old `mmap` takes a pointer to its arguments: no filter can read them, and they could change after
+/// x32 has x86-64's architecture and a bit in the number. x32 has its own `ioctl` (514); the common one (16) fails
+/// there, and is trapped all the same. i386's old `mmap` takes a pointer to its arguments: no filter can read them, and they could change after
 /// the monitor had read them. The filter refuses it; 32-bit programs have used `mmap2` for decades.
 ///
 /// `remap_file_pages` maps a part of a mapping's file anew, at an offset that the caller chooses, and nothing shows
@@ -150,7 +150,7 @@ pub enum Syscall {
 
 impl Syscall {
     /// The error for a call that would make two programs of a process look alike: the error of a kernel without that
-    /// `prctl`, or of docker's profile (see [`super::filter`]). `None` for every other call.
+    /// `prctl`, or of docker's profile (see `X86_64` above). `None` for every other call.
     #[must_use]
     pub fn refusal(self) -> Option<i32> {
         match self {
@@ -177,7 +177,8 @@ pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Sy
     let ioctl =
         |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
-    // The arguments of a 32-bit program and of an x32 program have 32 bits.
+    // An address of a 32-bit program or of an x32 program has 32 bits. x32's mmap is decoded as x86-64's: its offset has
+    // 64 bits.
     let is_narrow = matches!(architecture, AUDIT_ARCH_I386 | AUDIT_ARCH_ARM)
         || number.cast_unsigned() & X32 != 0;
     let mut entries = X86_64.iter().chain(AARCH64);

@@ -41,7 +41,7 @@ const UVM: &[(u32, &str)] = &[
 /// The requests that a filter which the runtime makes from the bundle sends to the monitor, as (mask, value): a
 /// request is trapped where `request & mask == value`.
 ///
-/// The masks match every call of [`is_driver_call`], and other calls too. They are few because a runtime needs a
+/// The masks match every call of [`is_decided_by_monitor`], and other calls too. They are few because a runtime needs a
 /// tenth of a millisecond for each rule. The monitor lets the other calls continue, which is safe whatever their
 /// descriptor is: the request lies in a register.
 ///
@@ -90,9 +90,10 @@ pub(crate) fn uvm() -> impl Iterator<Item = u32> {
     UVM.iter().map(|(number, _)| *number)
 }
 
-/// Whether the monitor decides on the ioctl with this request. `request` is the lower half of the argument.
+/// Whether the monitor decides on the ioctl with this request, of which `request` is the lower half. `false` for the
+/// driver's other calls, too.
 #[must_use]
-pub fn is_driver_call(request: u32) -> bool {
+pub fn is_decided_by_monitor(request: u32) -> bool {
     is_escape(request) || UVM.iter().any(|(number, _)| *number == request)
 }
 
@@ -119,7 +120,7 @@ pub(crate) fn of_any_size() -> impl Iterator<Item = u32> {
 /// Whether the request is an escape with a size that no known release has.
 #[must_use]
 pub fn may_have_grown(request: u32) -> bool {
-    !is_driver_call(request)
+    !is_decided_by_monitor(request)
         && request & SIZE != 0
         && of_any_size().any(|escape| request & TYPE_AND_NUMBER == escape)
 }
@@ -161,20 +162,20 @@ mod tests {
             for size in sizes {
                 let request = u32::try_from(size).unwrap() << 16 | number;
                 for garbage in [0, 0x4600, 0xff00, 0xc000_0000, 0xc000_ff00, 0x4000_5400] {
-                    assert!(is_driver_call(request | garbage), "{number:#x} of {size}");
+                    assert!(is_decided_by_monitor(request | garbage), "{number:#x} of {size}");
                     assert!(is_escape(request | garbage), "{number:#x} of {size}");
                     assert!(trapped(request | garbage), "{number:#x} of {size} {why}");
                 }
                 assert!(
-                    !is_driver_call(request + (1 << 16)),
+                    !is_decided_by_monitor(request + (1 << 16)),
                     "another size is the driver's to refuse"
                 );
             }
         }
         for (number, why) in UVM {
-            assert!(trapped(*number) && is_driver_call(*number), "{number:#x} {why}");
+            assert!(trapped(*number) && is_decided_by_monitor(*number), "{number:#x} {why}");
             assert!(!is_escape(*number), "{number:#x} {why}");
-            assert!(!is_driver_call(number | 0x100), "UVM looks at all of it");
+            assert!(!is_decided_by_monitor(number | 0x100), "UVM looks at all of it");
         }
     }
 

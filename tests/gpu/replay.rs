@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use cgpu::gate::is_driver_call;
+use cgpu::gate::is_decided_by_monitor;
 use cgpu::ledger::{Bounds, Client, Entry, Handle, Ledger, LedgerError, Shown, Span, Tree};
 use cgpu::monitor::calls::policy::{Verdict, judge, judge_uvm};
 use cgpu::rm::control::{Known, Pieces, check, known, processes};
@@ -96,7 +96,7 @@ fn decide(release: &Release, call: &corpus::Call) -> Decision {
     let named = format!("escape {} of {} bytes", command.number(), command.size());
     let decoded = rm::decode(release, command, &call.bytes.before.0);
     let mut decoded = decoded.map_err(|refusal| format!("{named}: {refusal}"))?;
-    if !is_driver_call(call.request) {
+    if !is_decided_by_monitor(call.request) {
         let found = UNTRAPPED.iter().find(|(number, _)| *number == command.number());
         let (_, why) =
             found.ok_or_else(|| format!("{named} is not trapped, and nobody says why"))?;
@@ -136,7 +136,7 @@ fn decide_uvm(release: &Release, call: &corpus::Call) -> Decision {
     uvm::params_size(release, number).map_err(|refusal| format!("{named}: {refusal}"))?;
     let decoded = uvm::decode(release, number, &call.bytes.before.0);
     let decoded = decoded.map_err(|refusal| format!("{named}: {refusal}"))?;
-    Ok(match (is_driver_call(call.request), judge_uvm(&decoded.call)) {
+    Ok(match (is_decided_by_monitor(call.request), judge_uvm(&decoded.call)) {
         (false, Verdict::Continue(passed)) => format!("{named}: not trapped, {passed:?}"),
         (false, verdict) => {
             return Err(format!("{named} is not trapped, and should be: {verdict:?}"));

@@ -1,6 +1,7 @@
 //! Which calls are trapped, as data, and as regions of each system call's arguments.
 //!
-//! Only this file knows how Linux passes the arguments of `ioctl`, `mmap`, `prctl` and `personality`.
+//! Of the files that write a section's rules, only this one knows the places of the arguments of `ioctl`, `mmap`, `prctl`
+//! and `personality`.
 
 use super::super::traps::TRAPS;
 use super::cube::Cube;
@@ -34,7 +35,7 @@ pub(super) struct Trapped {
 }
 
 /// Everything that is trapped: [`TRAPS`] on every descriptor, shared mappings with an offset other than 0, and calls
-/// that would make two programs of one process look alike (see [`super::super::filter`]).
+/// that would make two programs of one process look alike (see `X86_64` in gate/syscall.rs).
 pub(super) fn trapped() -> Vec<Trapped> {
     let mut mapping = Piece::all();
     mapping.tests[FLAGS] = Some(Test::Bits(Cube::new(SHARED, SHARED)));

@@ -128,9 +128,9 @@ impl Processes {
         entries.filter_map(|entry| device::mount_at(nodes, &entry.path())).collect()
     }
 
-    /// Looks at the figures of outside processes, and searches for the container's descriptors where those figures,
-    /// or the container's own, give reason to.
-    pub(crate) fn look_for_escapes(&self) {
+    /// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, ends the
+    /// outside processes that have the container's descriptors.
+    pub(crate) fn end_escapes(&self) {
         let escaped = &self.escaped;
         let now = Instant::now();
         if escaped.origins.lock().origin.is_unknown() {
@@ -151,7 +151,7 @@ impl Processes {
         };
         let since = searched.map_or(Duration::MAX, |searched| now - searched);
         if (suspicious && since >= SEARCH) || (lingering && since >= SLOW_SEARCH) {
-            self.search(&callers, Evidence::ContainerMemory);
+            self.end_holders(&callers, Evidence::ContainerMemory);
         }
     }
 
@@ -199,7 +199,7 @@ impl Processes {
         let known = state.unexplained;
         drop(state);
         if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {
-            self.search(callers, Evidence::OwnMemory);
+            self.end_holders(callers, Evidence::OwnMemory);
         } else if known.is_some_and(|known| known <= unexplained) {
             return;
         }
@@ -207,7 +207,7 @@ impl Processes {
     }
 
     /// Ends all outside processes that have a descriptor of the container's. `true` where there was one.
-    pub(crate) fn search(&self, callers: &BTreeSet<u32>, evidence: Evidence) -> bool {
+    pub(crate) fn end_holders(&self, callers: &BTreeSet<u32>, evidence: Evidence) -> bool {
         let all: Vec<u32> = all_pids().collect();
         let found = all.iter().filter(|pid| self.end_holder(**pid, callers, evidence)).count() > 0;
         self.escaped.state.lock().searched = Some(Instant::now());

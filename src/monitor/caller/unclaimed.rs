@@ -211,7 +211,7 @@ mod tests {
 
         let next = Unclaimed::open(memory);
         assert!(next.has(&trace(3)));
-        // No trace of the worker before is overwritten, and a call for which the journal has no place is kept all the same.
+        // No trace of the worker before is overwritten. A call for which the journal has no place is kept all the same.
         for tid in 10..60 {
             next.keep(trace(tid), outcome());
         }

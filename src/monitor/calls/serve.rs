@@ -119,7 +119,7 @@ fn has_succeeded(case: &Case<'_>) -> bool {
 fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
     // The filter traps more requests than the monitor decides on. These continue whatever their descriptor is: the
     // request lies in a register, so it can't change any more, and it takes no memory.
-    if !traps::is_driver_call(rm::low_word(request)) {
+    if !traps::is_decided_by_monitor(rm::low_word(request)) {
         if traps::may_have_grown(rm::low_word(request)) {
             refuse_grown(case, descriptor, request)?;
         }

@@ -14,7 +14,8 @@ const OFF_US: u64 = 670;
 
 const ON_US: u64 = 360;
 
-/// The most microseconds by which a call is made early: half of the shortest slot.
+/// The most microseconds that one call counts for in the mean: half of the shortest slot. A call to bring channels back
+/// can be made earlier by half as much again, see [`SwitchTimes::turn`].
 const MOST_EARLY_US: u64 = 8000;
 
 /// How many microseconds it took on average to take all channels of a GPU off, and to bring them back.

@@ -351,7 +351,7 @@ impl Turns {
                 }
                 set(disable, channels)
             };
-            let there = self.existing_channels(&own, some, last);
+            let there = self.sort_out_missing(&own, some, last);
             let is_done = !there.is_empty() && again(&there).is_ok();
             last.note_call(disable, &numbered(&there), is_done);
             if is_done {
@@ -367,9 +367,9 @@ impl Turns {
         Some(refused.map_or(Ok(()), Err))
     }
 
-    /// The channels that the driver has. A channel whose client is gone is gone, and so is a channel that is missing
-    /// for longer than it can be in the making.
-    fn existing_channels(
+    /// Returns the channels that the driver has, and notes the others: in `last.gone` a channel whose client is gone, or
+    /// that is missing for longer than it can be in the making; in `last.missing` any other.
+    fn sort_out_missing(
         &self,
         own: &MonitorClient,
         channels: &[ChannelName],

@@ -24,8 +24,9 @@ const MOST_TEXT: usize = 4 << 20;
 /// How long a reservation is kept before its runtime comes.
 const RESERVATION_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long after its launcher's end a container may connect: the connection may lie in the socket's queue.
-const CONNECTION_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long a container must look gone before it counts as gone: a connection that was made before may lie in the
+/// socket's queue.
+const GONE_AFTER: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
 pub(crate) struct Container {
@@ -190,6 +191,6 @@ impl Container {
             return false;
         }
         let since = *self.unused_since.get_or_insert_with(Instant::now);
-        since.elapsed() >= CONNECTION_TIMEOUT
+        since.elapsed() >= GONE_AFTER
     }
 }

@@ -31,8 +31,8 @@ const MOST_CONNECTIONS: usize = 4096;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a worker may take to finish its calls before it is killed and replaced. The next worker finds calls that
-/// the driver still has in the journal.
+/// How long a worker may take to finish its calls before it is killed and replaced. Calls that are in the driver then
+/// are in the journal, where the next worker finds them.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a killed worker may take to end. A worker that takes longer has a thread in the driver; none of its
@@ -444,7 +444,8 @@ impl Workers {
 
     /// Lets the worker finish, and then starts a worker of the program that is installed now.
     pub(crate) fn replace_worker(&mut self) {
-        // The driver may keep this worker from ending, too. One place stays free for a worker whose call hangs later.
+        // The driver may keep this worker from ending, too, and with MOST_ENDING of them no other worker is started. So
+        // this worker stays: it still has threads for calls while others hang.
         if self.ending.len() + 1 >= MOST_ENDING {
             return error!(
                 "driver calls of many workers hang: this one stays until one of them ends"

@@ -105,7 +105,7 @@ impl Processes {
         Some(open)
     }
 
-    /// Ends a process that took memory past the monitor, or keeps such memory. The event says why.
+    /// Ends a process that took memory past the monitor, or keeps memory of a dead process. The event says why.
     pub(crate) fn kill(&self, process: Process, event: Event) {
         let pid = process_id(process);
         // The pidfd names the process that has the pid when it is opened, so the pid is compared after that.

@@ -48,9 +48,10 @@ pub(crate) struct EscapeState {
     pub(crate) dead_pids: VecDeque<u32>,
     /// Bytes of outside processes and of the container's dead ones, at the last look.
     pub(crate) figures: BTreeMap<u32, u64>,
-    /// Bytes in use less those of all processes, up to a constant, when these were last compared.
+    /// Bytes in use less those of all processes, up to a constant: the least since the last search that their growth
+    /// caused. Smaller growth is not stored, so that it adds up.
     pub(crate) unexplained: Option<i128>,
-    /// Looks in a row during which the bytes in use less those of processes changed.
+    /// Looks in a row during which the bytes in use changed, so that they could not be compared.
     pub(crate) changed_looks: u32,
     /// The container's first process, where it was found.
     pub(crate) first_process: Option<FirstProcess>,
@@ -76,7 +77,7 @@ impl FirstProcess {
     /// Asks the kernel for changes of the mounts. `true` where the process need not be looked at again yet: a change
     /// is followed by more, and after `interval` the process can have moved into other mounts.
     pub(crate) fn poll_is_stable(&mut self, interval: Duration, now: Instant) -> bool {
-        if has_changed(&self.mounts) {
+        if take_mount_change(&self.mounts) {
             self.since = now;
         }
         now - self.since >= MOUNTING && now - self.looked < interval
@@ -146,9 +147,9 @@ impl EscapedFds {
     }
 }
 
-/// Whether mounts came or went since `mountinfo` was opened or last asked (proc(5): the kernel marks a change with an
-/// error and a priority event). `true` where the kernel can't be asked.
-fn has_changed(mountinfo: &File) -> bool {
+/// Takes the kernel's note that mounts came or went since `mountinfo` was opened or last asked (proc(5): the kernel
+/// marks a change with an error and a priority event). `true` where the kernel can't be asked.
+fn take_mount_change(mountinfo: &File) -> bool {
     let mut asked = [PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI)];
     let told = poll(&mut asked, PollTimeout::ZERO);
     let events = asked[0].revents();

@@ -88,7 +88,7 @@ impl Worker {
         let used = self.parts.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
         let evidence = if used { Evidence::ContainerMemory } else { Evidence::OwnMemory };
         let due = escaped.since_search() >= LAST_SEARCH;
-        let found = due && self.parts.processes.search(&BTreeSet::new(), evidence);
+        let found = due && self.parts.processes.end_holders(&BTreeSet::new(), evidence);
         let mut clear_since = self.clear_since.lock();
         if used || found {
             *clear_since = None;

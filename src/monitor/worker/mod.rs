@@ -17,7 +17,7 @@
 //! | name | does |
 //! |---|---|
 //! | `calls`, several | one leads and serves a call, others follow ([`leader`](crate::monitor::caller::leader)) |
-//! | `mappings` | looks at what nvidia-uvm has mapped ([`mappings`](crate::monitor::audit::mappings)) |
+//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::audit::mappings)) |
 //! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 

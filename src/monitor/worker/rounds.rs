@@ -48,7 +48,7 @@ impl Worker {
             let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
             if state.books().due.take(now) || woken != WaitEnd::Rung {
                 audit.audit(occasion);
-                processes.look_for_escapes();
+                processes.end_escapes();
             }
             state.log.tell_left_out(When::Due);
             self.finish_container_end();
