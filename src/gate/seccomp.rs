@@ -313,9 +313,9 @@ fn has_unreadable_mmap(section: &Map<String, Value>) -> bool {
     })
 }
 
-/// Refuses `remap_file_pages`, whatever the section says of it: with the section's default where that is an errno or the
-/// call was denied, else with `ENOSYS`, as a kernel without that call does. The call maps a mapping's file anew, and
-/// nothing shows which file (see `X86_64` in gate/syscall.rs).
+/// Refuses `remap_file_pages`, whatever the section says of it: with the section's default where that is an errno or
+/// the call was denied, else with `ENOSYS`, as a kernel without that call does. The call maps a mapping's file anew,
+/// and nothing shows which file (see `X86_64` in gate/syscall.rs).
 fn refuse_remapping(rules: &mut Vec<Value>, default: Action) {
     const CALL: &str = "remap_file_pages";
     let refusal = json!({ "names": [CALL], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS });

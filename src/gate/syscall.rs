@@ -36,8 +36,9 @@ pub(super) struct Entry {
 /// The calls of x86-64's and i386's entries; the numbers are those of `asm/unistd_*.h`.
 ///
 /// x32 has x86-64's architecture and a bit in the number. x32 has its own `ioctl` (514); the common one (16) fails
-/// there, and is trapped all the same. i386's old `mmap` takes a pointer to its arguments: no filter can read them, and they could change after
-/// the monitor had read them. The filter refuses it; 32-bit programs have used `mmap2` for decades.
+/// there, and is trapped all the same. i386's old `mmap` takes a pointer to its arguments: no filter can read them, and
+/// they could change after the monitor had read them. The filter refuses it; 32-bit programs have used `mmap2` for
+/// decades.
 ///
 /// `remap_file_pages` maps a part of a mapping's file anew, at an offset that the caller chooses, and nothing shows
 /// which file. With it, any program that has mapped a pool of nvidia-uvm could get managed memory from the pool's
@@ -177,8 +178,8 @@ pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Sy
     let ioctl =
         |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
-    // An address of a 32-bit program or of an x32 program has 32 bits. x32's mmap is decoded as x86-64's: its offset has
-    // 64 bits.
+    // An address of a 32-bit program or of an x32 program has 32 bits. x32's mmap is decoded as x86-64's: its offset
+    // has 64 bits.
     let is_narrow = matches!(architecture, AUDIT_ARCH_I386 | AUDIT_ARCH_ARM)
         || number.cast_unsigned() & X32 != 0;
     let mut entries = X86_64.iter().chain(AARCH64);

@@ -16,8 +16,8 @@ pub(super) struct Account {
     /// the monitor's knowledge. The ledger doesn't know which charges had it. So the next charges that end reduce this
     /// number first, and what counts doesn't fall below what is in use.
     pub(super) gone: u64,
-    /// What charges have that the driver shows in no process's figure, because only mappings and exports keep the
-    /// memory.
+    /// What charges have that the driver shows in the figure of no process of the container, because only mappings,
+    /// exports and stakes keep the memory. (The monitor's figure shows what has a stake.)
     pub(super) hidden: u64,
     /// The most that the driver could have shown in figures since [`Account::watch`].
     pub(super) peak: u64,

@@ -7,9 +7,9 @@ use super::{Ledger, Usage};
 pub struct Expected {
     /// The most bytes that the figures could have shown as made (not duplicated) since [`Ledger::watch`].
     pub peak_bytes: u64,
-    /// The most bytes since [`Ledger::watch`], with those that the driver shows for no process.
+    /// The most bytes since [`Ledger::watch`], with those that the driver shows for no process of the container.
     pub most_bytes: u64,
-    /// The charged bytes that the driver shows for no process.
+    /// The charged bytes that the driver shows for no process of the container.
     pub hidden_bytes: u64,
     /// The reserved bytes: their calls are in the driver.
     pub pending_bytes: u64,

@@ -11,8 +11,9 @@
 //! it alive ends. [`Ledger::reconcile`] learns from the driver's figure what the ledger missed.
 //!
 //! Invariants: `used` of a GPU is never below the charged and reserved bytes, less what the driver said is gone. A
-//! reservation never makes `used` pass the quota. [`Bounds`] limits every map, because a container can make the maps
-//! grow.
+//! reservation never makes `used` pass the quota. Every map is limited, because a container can make the maps grow:
+//! [`Bounds`] limits objects, holds and stakes, where the caller checks it before [`Ledger::duplicate`],
+//! [`Ledger::import`], [`Ledger::hold`] and [`Ledger::map`]. The caller limits the holders of clients, too.
 
 mod account;
 mod entry;
@@ -111,8 +112,9 @@ pub struct Reservation {
 pub struct Usage {
     /// The quota in bytes.
     pub limit_bytes: u64,
-    /// What counts against the quota, in bytes. It is more than the quota only after the quota was lowered, or where
-    /// the driver showed memory that no call asked the monitor for.
+    /// What counts against the quota, in bytes. It is more than the quota only after the quota was lowered, where the
+    /// driver gave more than was asked for (until that is undone), where a former worker's call is counted again, or
+    /// where the driver showed memory that no call asked the monitor for.
     pub used_bytes: u64,
 }
 
@@ -185,9 +187,10 @@ struct Charge {
     bytes: u64,
     /// The value of [`Account::epoch`] when the charge was made.
     epoch: u64,
-    /// Objects and holds that keep the charge alive.
+    /// Objects, holds, pieces and stakes that keep the charge alive.
     references: u32,
-    /// How many of `references` the driver shows in a process's figure: all but mappings and exports.
+    /// How many of `references` the driver shows in the figure of a process of the container: all but mappings, exports
+    /// and stakes.
     names: u32,
     /// How many of `references` are stakes.
     stakes: u32,
@@ -309,7 +312,8 @@ impl Ledger {
     }
 
     /// Enters `handle` of `client` as another name for the memory that `hold` keeps; the hold stays. Where no such hold
-    /// exists, the object has no memory.
+    /// exists, the object has no memory. The caller must not import where there are as many objects as [`Bounds`]
+    /// allows.
     pub fn import(
         &mut self,
         hold: Hold,

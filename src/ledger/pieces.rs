@@ -146,7 +146,8 @@ impl Pieces {
 }
 
 impl Ledger {
-    /// Adds a piece beside those that exist: memory is mapped in the span, or may be.
+    /// Adds a piece beside those that exist: memory is mapped in the span, or may be. The caller must not map where
+    /// there are as many holds as [`Bounds`](super::Bounds) allows.
     pub fn map(&mut self, tree: Tree, span: Span, charge: ChargeId) {
         if self.charges.contains_key(&charge) {
             let made = self.pieces.add(tree, span, charge);

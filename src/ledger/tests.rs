@@ -920,7 +920,7 @@ fn what_only_a_mapping_keeps_is_hidden() {
 }
 
 #[test]
-fn adopting_names_what_an_export_holds() {
+fn importing_names_what_an_export_holds() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     let export = Hold::Export { file: 1, index: 0 };

@@ -41,9 +41,9 @@ impl Ledger {
         used
     }
 
-    /// A hash that changes when the answers of [`usage`](Self::usage) or [`used_by_process`](Self::used_by_process)
-    /// change, so that a reader sees cheaply whether they did. Two different states have the same hash in one of 2⁶⁴
-    /// cases.
+    /// A hash of quotas, uses, counts and the changes of holders, so that a reader sees cheaply whether the answers of
+    /// [`usage`](Self::usage) or [`used_by_process`](Self::used_by_process) changed. It does not show that one process
+    /// freed as many objects and bytes as another has taken since. Other states have the same hash in one of 2⁶⁴ cases.
     #[must_use]
     pub fn mark(&self) -> u64 {
         let mut mark = DefaultHasher::new();

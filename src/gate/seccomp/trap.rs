@@ -1,7 +1,7 @@
 //! Which calls are trapped, as data, and as regions of each system call's arguments.
 //!
-//! Of the files that write a section's rules, only this one knows the places of the arguments of `ioctl`, `mmap`, `prctl`
-//! and `personality`.
+//! Of the files that write a section's rules, only this one knows the places of the arguments of `ioctl`, `mmap`,
+//! `prctl` and `personality`.
 
 use super::super::traps::TRAPS;
 use super::cube::Cube;

@@ -61,10 +61,10 @@ pub(crate) enum Underway {
 /// around the question; memory above the peak has gone past the monitor. A figure below the expected one may be due
 /// to the call that hangs, so it means something only where no call was on the lane.
 ///
-/// Memory counts once, as made; duplicates don't count. Memory that an export or a mapping keeps, and that no process
-/// shows as made any more, shows in the monitor's own figure, `own_bytes`, because a stake stands before the export
-/// or mapping ([`StakePlace`](crate::ledger::StakePlace)). The processes and the monitor together show no more than
-/// [`Expected::most_bytes`].
+/// Memory counts once, as made; duplicates don't count. Memory that an export or a mapping made by a call keeps, and
+/// that no process shows as made any more, shows in the monitor's own figure, `own_bytes`, because a stake stands
+/// before the export or mapping ([`StakePlace`](crate::ledger::StakePlace)). Managed memory has no stake, and shows in
+/// no figure. The processes and the monitor together show no more than [`Expected::most_bytes`].
 ///
 /// Memory that nobody asked for is charged. A process is killed for such memory only where it doesn't fit the quota:
 /// the quota is the promise, and the driver may count memory that it takes for itself.
@@ -79,7 +79,8 @@ pub(crate) fn judge(
     let used = expected.usage.used_bytes;
     let over_peak = made.saturating_sub(expected.peak_bytes);
     let over_most = made.saturating_add(own_bytes).saturating_sub(expected.most_bytes);
-    // There is at least this much: the driver shows managed memory in no figure.
+    // The driver has at least this much. The hidden bytes count where they are more than the monitor's figure: they
+    // contain managed memory, which is in no figure.
     let mut driver_bytes = made.saturating_add(own_bytes.max(expected.hidden_bytes));
     if over_most > 0 {
         driver_bytes = driver_bytes.max(expected.charged_bytes.saturating_add(over_most));

@@ -146,8 +146,8 @@ impl Audit {
         *last = Some(Audited { occasion, began, ended: Instant::now() });
     }
 
-    /// Compares the driver's figures with the books, for each GPU. `None` where the books have no process, or the
-    /// driver doesn't answer.
+    /// Compares the driver's figures with the books for each GPU, and acts on them: kills processes, corrects what
+    /// counts, and removes objects that are gone. `None` where the books have no process, or the driver doesn't answer.
     fn look(&self, lane: Option<&OnLane<'_>>) -> Option<Seen> {
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         let dead: Vec<Process> =

@@ -92,12 +92,13 @@ impl Mappings {
             files.iter().any(|file| books.ranges.covers(Space::File(file.number), mapped))
         };
         let is_managed = |file: &Arc<UvmFile>| {
-            Ranges::of(&self.state.release, &file.device).is_managed(mapped.0)
+            Ranges::of(&self.state.release, &file.device).probe_managed(mapped.0)
         };
         !is_of_file || files.iter().any(is_managed)
     }
 
-    /// The processes in `dead` whose managed memory is still mapped.
+    /// The processes in `dead` whose managed memory is still mapped. Where any of them has managed ranges, first
+    /// watches the processes of the container that have uncharged mappings.
     pub(crate) fn dead_with_mapped_memory(&self, dead: &[Process]) -> BTreeSet<Process> {
         let ranges_of = |process: &Process| self.state.books().ranges.of(Space::Managed(*process));
         let with_ranges: Vec<Process> =

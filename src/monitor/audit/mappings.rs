@@ -199,7 +199,7 @@ impl Mappings {
     /// processes are charged for the address: each has memory of its own at the same address.
     fn judge_address(&self, at: u64, files: &[Arc<UvmFile>]) {
         let has =
-            |file: &&Arc<UvmFile>| Ranges::of(&self.state.release, &file.device).is_managed(at);
+            |file: &&Arc<UvmFile>| Ranges::of(&self.state.release, &file.device).probe_managed(at);
         let found: Vec<&Arc<UvmFile>> =
             files.iter().filter(|file| !file.is_ended()).filter(has).collect();
         if found.is_empty() {

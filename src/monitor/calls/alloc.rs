@@ -9,10 +9,10 @@ use crate::ledger::{Client, Handle};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::retry::begin_on_lane;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};
 use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
-use crate::monitor::calls::groups::{enter_group, room_for_group};
+use crate::monitor::calls::groups::{enter_group, make_room_for_group};
 use crate::monitor::calls::handles::NewObject;
 use crate::monitor::node::buffer::Buffer;
 use crate::monitor::state::lane::OnLane;
@@ -25,7 +25,7 @@ use crate::rm::{Answer, Key, Meaning};
 /// The size of a mask of access rights, in bytes (`RS_ACCESS_MASK`, rs_access.h).
 const RIGHTS_BYTES: usize = 4;
 
-pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over> {
+pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, EarlyReply> {
     let Alloc { object, class, .. } = *alloc;
     let size = memory::params_size(&case.parts.state.release, class, alloc.params_size);
     let size = size.map_err(|refusal| case.refused(&refusal))?;
@@ -64,7 +64,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over
     if class == NV_SEMAPHORE_SURFACE && is_over_gpu_memory(case, object.client) {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
     }
-    let group = room_for_group(case, &lane, alloc)?;
+    let group = make_room_for_group(case, &lane, alloc)?;
     let params = if size.is_some() { case.scratch.params.address() } else { 0 };
     case.patch(Meaning::Params, params);
     let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
@@ -90,7 +90,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Over
 }
 
 /// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is: the caller is shown the quota.
-pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Reply, Over> {
+pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Reply, EarlyReply> {
     let mut lane = begin_on_lane(case)?;
     let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
     let address = case.scratch.field(case.head(), Meaning::Params).unwrap_or(0);

@@ -33,7 +33,7 @@ use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, Layout, Meaning, Refusal, refuse};
 
 /// The reply to a caller that doesn't wait any more. Nothing was done.
-const INTERRUPTED: Over = Reply::Errno(Errno::EINTR as i32);
+const INTERRUPTED: EarlyReply = Reply::Errno(Errno::EINTR as i32);
 
 /// A driver call on its way through the worker.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) struct Effects {
 }
 
 /// The reply that ends a call early: functions of a case return it as their error.
-pub(crate) type Over = Reply;
+pub(crate) type EarlyReply = Reply;
 
 impl<'a> Case<'a> {
     pub(crate) fn new(
@@ -120,11 +120,11 @@ impl<'a> Case<'a> {
         rm::low_word(descriptor).cast_signed()
     }
 
-    pub(crate) fn target(&self) -> Result<&Target, Over> {
+    pub(crate) fn target(&self) -> Result<&Target, EarlyReply> {
         self.target.as_deref().ok_or(Reply::Errno(Errno::ESRCH as i32))
     }
 
-    pub(crate) fn device(&self) -> Result<&Device, Over> {
+    pub(crate) fn device(&self) -> Result<&Device, EarlyReply> {
         self.device.as_ref().ok_or(Reply::Errno(Errno::EBADF as i32))
     }
 
@@ -133,16 +133,16 @@ impl<'a> Case<'a> {
     }
 
     /// Ends the call where its caller doesn't wait any more: what was read may be another process's memory then.
-    pub(crate) fn still_waits(&self) -> Result<(), Over> {
+    pub(crate) fn still_waits(&self) -> Result<(), EarlyReply> {
         if self.is_valid() { Ok(()) } else { Err(INTERRUPTED) }
     }
 
-    pub(crate) fn rm(&self) -> Result<Rm<'_>, Over> {
+    pub(crate) fn rm(&self) -> Result<Rm<'_>, EarlyReply> {
         Ok(Rm { release: &self.parts.state.release, device: self.device()? })
     }
 
     /// Has the driver make the call, on the monitor's copies.
-    pub(crate) fn call(&mut self) -> Result<(), Over> {
+    pub(crate) fn call(&mut self) -> Result<(), EarlyReply> {
         let Some(device) = &self.device else { return Err(Errno::EBADF.into()) };
         Ok(device.call(&self.effects.command, &mut self.scratch.bytes)?)
     }
@@ -167,19 +167,23 @@ impl<'a> Case<'a> {
     }
 
     /// Copies the call's struct from the caller's memory.
-    pub(crate) fn read_struct(&mut self, address: u64, size: usize) -> Result<(), Over> {
+    pub(crate) fn read_struct(&mut self, address: u64, size: usize) -> Result<(), EarlyReply> {
         let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
         Ok(self.scratch.read_struct(target, address, size)?)
     }
 
     /// Copies the parameters, which the struct points at.
-    pub(crate) fn read_params(&mut self, address: u64, size: usize) -> Result<(), Over> {
+    pub(crate) fn read_params(&mut self, address: u64, size: usize) -> Result<(), EarlyReply> {
         let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
         Ok(self.scratch.read_params(target, address, size)?)
     }
 
     /// Copies what the parameters point at to `place` in the list: an offset, and a number of bytes.
-    pub(crate) fn read_piece(&mut self, address: u64, place: (usize, usize)) -> Result<(), Over> {
+    pub(crate) fn read_piece(
+        &mut self,
+        address: u64,
+        place: (usize, usize),
+    ) -> Result<(), EarlyReply> {
         let target = self.target.as_ref().ok_or(Errno::ESRCH)?;
         Ok(self.scratch.read_piece(target, address, place)?)
     }
@@ -195,7 +199,7 @@ impl<'a> Case<'a> {
     }
 
     /// Ends the call as the driver refuses one: by a status in the struct, which alone goes back, or by an error.
-    pub(crate) fn answer(&mut self, answer: Answer) -> Over {
+    pub(crate) fn answer(&mut self, answer: Answer) -> EarlyReply {
         self.effects.counted = Count::Refused;
         self.retry.is_begun = false;
         let errno = match answer {
@@ -216,7 +220,7 @@ impl<'a> Case<'a> {
     }
 
     /// Refuses a call that the tables don't know, or don't allow, and writes the refusal to the log.
-    pub(crate) fn refused(&mut self, refusal: &Refusal) -> Over {
+    pub(crate) fn refused(&mut self, refusal: &Refusal) -> EarlyReply {
         self.log(&refusal.to_string());
         self.answer(refusal.answer())
     }
@@ -238,7 +242,11 @@ impl<'a> Case<'a> {
 
     /// Refuses a call for the quota: it asked for `asked_bytes` on the GPU at place `gpu` in the container's order,
     /// when `usage` was in use.
-    pub(crate) fn over_quota(&mut self, (gpu, asked_bytes): (usize, u64), usage: Usage) -> Over {
+    pub(crate) fn over_quota(
+        &mut self,
+        (gpu, asked_bytes): (usize, u64),
+        usage: Usage,
+    ) -> EarlyReply {
         tell_over_quota(self, (gpu, asked_bytes), usage);
         let reply = self.answer(refuse::OVER_QUOTA);
         self.effects.counted = Count::OverQuota;
@@ -270,7 +278,7 @@ pub(crate) fn tell_over_quota(case: &Case<'_>, (gpu, asked_bytes): (usize, u64),
 }
 
 /// Answers a call as if the driver had made it.
-pub(crate) fn pretended(case: &mut Case<'_>) -> Over {
+pub(crate) fn pretended(case: &mut Case<'_>) -> EarlyReply {
     let answered = case.answer(Answer::Status(rm::number::NV_OK));
     case.effects.counted = Count::Executed;
     answered

@@ -4,7 +4,7 @@
 //! never has more than the books, except for what it rounds up: the quota is checked again after the entry.
 
 use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
 use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
 use crate::monitor::driver::monitor_client::Presence;
@@ -21,7 +21,7 @@ use std::time::Instant;
 const PAGE_BYTES: u64 = 4096;
 
 /// Refuses memory below an object that isn't of a GPU of the container, as the driver does.
-pub(crate) fn refuse_without_gpu(case: &mut Case<'_>, object: Object) -> Over {
+pub(crate) fn refuse_without_gpu(case: &mut Case<'_>, object: Object) -> EarlyReply {
     let Object { client, parent, .. } = object;
     case.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
     case.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT))
@@ -32,7 +32,7 @@ fn reserve(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
     memory: SetAside,
-) -> Result<Reservation, Over> {
+) -> Result<Reservation, EarlyReply> {
     let SetAside { gpu, bytes, .. } = memory;
     let mut asked = false;
     loop {
@@ -73,7 +73,7 @@ pub(crate) fn make_charged(
     new_object: NewObject,
     memory: Option<(usize, u64)>,
     given: impl Fn(&Case<'_>) -> Option<u64>,
-) -> Result<Option<Object>, Over> {
+) -> Result<Option<Object>, EarlyReply> {
     let object = new_object.object;
     if case.retry.repeats && exists(case, object) {
         let duplicate = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
-use crate::monitor::calls::case::{Case, Over, pretended};
+use crate::monitor::calls::case::{Case, EarlyReply, pretended};
 use crate::monitor::calls::debug::access;
 use crate::monitor::calls::export::export_or_import;
 use crate::monitor::calls::fb_info::show_memory;
@@ -23,7 +23,7 @@ use crate::rm::number::{
 };
 use crate::rm::{Answer, Call};
 
-pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, Over> {
+pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyReply> {
     let Call::Control { client, object, command: control, params, params_size, flags } = *call
     else {
         return Err(Errno::EINVAL.into());
@@ -78,7 +78,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, Over> {
 }
 
 /// Makes a control whose parameters point at arrays, on copies of the arrays.
-fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over> {
+fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, EarlyReply> {
     let pieces = Pieces::of(control, &case.scratch.params);
     let pieces = pieces.map_err(|answer| case.answer(answer))?;
     // The driver needs an address even where there are no bytes.
@@ -108,13 +108,13 @@ fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over>
 }
 
 /// Makes a control that tells of processes: it tells of the container's, under the pids that the caller knows.
-fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Over> {
+fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, EarlyReply> {
     if !processes::is_size(control, case.scratch.params.len()) {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));
     }
-    let container_pids = case.books().processes.clone();
+    let container_processes = case.books().processes.clone();
     let target = case.target()?;
-    let numbers = case.parts.callers.pid_maps.of(target.tid, target.process, &container_pids);
+    let numbers = case.parts.callers.pid_maps.of(target.tid, target.process, &container_processes);
     case.still_waits()?;
     let scratch = &mut *case.scratch;
     scratch.list.reset(scratch.params.len());

@@ -5,12 +5,16 @@
 //! control that is made again reads or writes the same bytes.
 
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::make_control::make_control;
 use crate::rm::control::Direction;
 use crate::rm::control::debug::Access;
 
-pub(crate) fn access(case: &mut Case<'_>, access: &Access, params: u64) -> Result<Reply, Over> {
+pub(crate) fn access(
+    case: &mut Case<'_>,
+    access: &Access,
+    params: u64,
+) -> Result<Reply, EarlyReply> {
     // No reply to this call is kept.
     case.scratch.input.clear();
     for part in access.parts() {

@@ -5,9 +5,9 @@
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::shown_below;
-use crate::monitor::calls::groups::{enter_name_of_group, room_for_name_of_group};
+use crate::monitor::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
 use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
 use crate::monitor::state::books::BOUNDS;
 use crate::monitor::state::lane::OnLane;
@@ -19,10 +19,10 @@ pub(crate) fn duplicate(
     case: &mut Case<'_>,
     object: Object,
     source: (u32, u32),
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     let lane = begin_on_lane(case)?;
     let new_object = NewObject { object, part: None };
-    let group = room_for_name_of_group(case, source)?;
+    let group = make_room_for_name_of_group(case, source)?;
     let made = make_name(case, &lane, new_object, source)?;
     if let (Some(gpu), Some(made)) = (group, made) {
         enter_name_of_group(case, gpu, made, source);
@@ -37,7 +37,7 @@ fn make_name(
     lane: &OnLane<'_>,
     new_object: NewObject,
     source: (u32, u32),
-) -> Result<Option<Object>, Over> {
+) -> Result<Option<Object>, EarlyReply> {
     let object = new_object.object;
     let process = case.target()?.process;
     undo_former_attempt(case, lane, object);

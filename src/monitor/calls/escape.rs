@@ -1,14 +1,14 @@
 //! Escapes (`NV_ESC_…`): the calls to `nvidiactl` and `nvidiaN`.
 //!
 //! [`read_escape`] copies a call's struct, unwraps the call, and judges the call by its bytes. The descriptor's file is
-//! not looked at yet: some calls don't need it ([`Continued::needs_no_descriptor`]). What was read is the caller's if the
-//! caller still waits. [`answer_escape`] then refuses the call, lets it continue, or has the function for its kind make
-//! it, such as [`allocate`].
+//! not looked at yet: some calls don't need it ([`Continued::needs_no_descriptor`]). What was read is the caller's if
+//! the caller still waits. [`answer_escape`] then refuses the call, lets it continue, or has the function for its kind
+//! make it, such as [`allocate`].
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::alloc::{allocate, allocate_memory};
-use crate::monitor::calls::case::{Case, Over, write_log};
+use crate::monitor::calls::case::{Case, EarlyReply, write_log};
 use crate::monitor::calls::control::control;
 use crate::monitor::calls::duplicate::duplicate;
 use crate::monitor::calls::free::free;
@@ -78,7 +78,7 @@ pub(crate) fn read_escape(
 pub(crate) fn answer_escape(
     case: &mut Case<'_>,
     escape: Result<ReadEscape, Unread>,
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     let escape = escape.map_err(|unread| match unread {
         Unread::Memory(over) => over,
         Unread::Refused(refusal) => case.refused(&refusal),
@@ -111,7 +111,7 @@ pub(crate) fn answer_escape(
 }
 
 /// Executes a call by its kind. Each kind asks whether the caller still waits when all that it needs is read.
-fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, Over> {
+fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, EarlyReply> {
     if decoded.layout.is_none() {
         return execute_plain(case);
     }
@@ -136,7 +136,7 @@ fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, Over> {
 }
 
 /// Makes a call that takes, frees and shows no memory, and whose struct has no address or descriptor of the caller's.
-fn execute_plain(case: &mut Case<'_>) -> Result<Reply, Over> {
+fn execute_plain(case: &mut Case<'_>) -> Result<Reply, EarlyReply> {
     case.still_waits()?;
     case.call()?;
     Ok(case.executed(None))

@@ -16,7 +16,7 @@ use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::import::{FileControl, import, refuse_file};
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
 use crate::monitor::driver::export_files::Exported;
@@ -36,7 +36,7 @@ pub(crate) fn export_or_import(
     does: Does,
     client: u32,
     params: u64,
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     let Some(layout) = export::layout(&case.parts.state.release, does, case.scratch.params.len())
     else {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));
@@ -78,7 +78,7 @@ fn export(
     control: FileControl,
     places: &Places,
     file: &Arc<Device>,
-) -> Result<bool, Over> {
+) -> Result<bool, EarlyReply> {
     let parts = case.parts;
     let found = parts.exports.all.find_or_keep(file, Some(parts.state.journal.next_export()));
     let (exported, is_new) = found.map_err(|why| refuse_file(case, why))?;
@@ -120,7 +120,7 @@ fn export_to(
     places: &Places,
     exported: &Exported,
     is_new: bool,
-) -> Result<bool, Over> {
+) -> Result<bool, EarlyReply> {
     let (parts, client) = (case.parts, Client(control.client));
     let process = case.target()?.process;
     case.books().note_user(control.client, process);
@@ -162,7 +162,7 @@ fn put_objects(
     control: FileControl,
     places: &Places,
     exported: &Exported,
-) -> Result<bool, Over> {
+) -> Result<bool, EarlyReply> {
     let FileControl { does, client, params, .. } = control;
     let done = make_control(case, params)?;
     let status = case.status();
@@ -191,7 +191,7 @@ fn find_host_objects(
     case: &mut Case<'_>,
     control: FileControl,
     places: &Places,
-) -> Result<Vec<Handle>, Over> {
+) -> Result<Vec<Handle>, EarlyReply> {
     let client = Client(control.client);
     let mut unknown: Vec<Handle> = Vec::new();
     let books = case.books();

@@ -6,7 +6,7 @@
 use crate::ledger::Usage;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::find_gpu;
 use crate::monitor::calls::make_control::make_control;
 use crate::rm::number::NV_ERR_INVALID_PARAM_STRUCT;
@@ -31,7 +31,7 @@ pub(crate) fn show_memory(
     (client, object): (u32, u32),
     control: u32,
     (address, size): (u64, u32),
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let params = fbinfo::layout(&case.parts.state.release, control, size);
     let Some(params) = params else {

@@ -3,14 +3,14 @@
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::driver::monitor_client::Presence;
 use crate::monitor::journal::call_id::{self};
 use crate::rm::Meaning;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 
-pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Reply, Over> {
+pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Reply, EarlyReply> {
     let lane = begin_on_lane(case)?;
     let (of, object) = (Client(client), Handle(handle));
     let process = case.target()?.process;
@@ -21,7 +21,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     case.slot.set_executing(call_id::CallObject::one(client, handle, true));
     let called = case.call();
     let mut status = case.status();
-    // The second pair of statuses says that the client is missing: the object is gone where it is the client itself.
+    // The pair of statuses says that the client is missing: the object is gone where it is the client itself.
     let is_client = handle == client;
     let is_gone = match status {
         NV_ERR_OBJECT_NOT_FOUND => true,

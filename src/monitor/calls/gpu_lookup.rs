@@ -35,8 +35,9 @@ pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<
     known_gpu(case, client, handle).or_else(|| find_gpu_of_caller(case, client, handle))
 }
 
-/// Like [`find_gpu`], but whichever node the call is made on. An answer proves that the client is the caller's: the
-/// driver answers through the client's own file alone.
+/// Like [`find_gpu`], but whichever node the call is made on. An answer of the driver's proves that the client is the
+/// caller's: the driver answers through the client's own file alone. A GPU that the books know proves nothing: any
+/// process of the container can name the object.
 pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.books().devices.gpu(client, handle);
     if known.is_some() {

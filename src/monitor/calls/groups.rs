@@ -1,6 +1,6 @@
 //! Calls that make channel groups and channels: what they make is entered, and its number is limited.
 
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::refuse_without_gpu;
 use crate::monitor::calls::gpu_lookup::{
     find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
@@ -21,12 +21,13 @@ const HIGHEST_OBJECT: u32 = 0xff;
 /// The most channels of a container on a GPU that compute outside groups: each has the driver's slice.
 const MOST_OUTSIDE_GROUPS: usize = 4;
 
-/// The GPU of a group that is to be made, which has room for it; `None` where the call makes no group.
-pub(crate) fn room_for_group(
+/// Makes room for a group that is to be made: undoes the former worker's attempt at this call, and at the limit forgets
+/// groups that are gone. Returns the GPU, or refuses the call; `None` where the call makes no group.
+pub(crate) fn make_room_for_group(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
     alloc: &Alloc,
-) -> Result<Option<usize>, Over> {
+) -> Result<Option<usize>, EarlyReply> {
     if alloc.class != KEPLER_CHANNEL_GROUP_A {
         return Ok(None);
     }
@@ -41,17 +42,17 @@ pub(crate) fn room_for_group(
 
 /// The GPU of a group that is to get another name, which keeps the group when the first name is freed. The GPU has room
 /// for the name. `None` where the object is no known group.
-pub(crate) fn room_for_name_of_group(
+pub(crate) fn make_room_for_name_of_group(
     case: &mut Case<'_>,
     (client, handle): (u32, u32),
-) -> Result<Option<usize>, Over> {
+) -> Result<Option<usize>, EarlyReply> {
     let gpu = case.books().groups.gpu(client, handle);
     gpu.map(|gpu| room_on(case, gpu)).transpose()
 }
 
 /// Enters a channel whose call continues. Outside a group it is entered as a group, whether the driver makes it or not.
 /// A channel whose handle the driver chooses is entered under another handle, and counts until its client ends.
-pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Result<(), Over> {
+pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Result<(), EarlyReply> {
     let Alloc { object, class, .. } = *alloc;
     let is_channel = class > HIGHEST_OBJECT && class & 0xff == ANY_CHANNEL;
     if !is_channel {
@@ -95,7 +96,7 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
 
 /// Refuses one more channel that computes outside groups, where the container's slices are set and it has
 /// [`MOST_OUTSIDE_GROUPS`] already: no slice can be set for such a channel.
-pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), Over> {
+pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
     let parts = case.parts;
     let is_bounded = parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
     for attempt in 0..2 {
@@ -125,7 +126,11 @@ pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, 
 }
 
 /// Enters a channel that computes, and whose call continues.
-fn enter_computing_channel(case: &mut Case<'_>, gpu: usize, object: Object) -> Result<(), Over> {
+fn enter_computing_channel(
+    case: &mut Case<'_>,
+    gpu: usize,
+    object: Object,
+) -> Result<(), EarlyReply> {
     let Object { client, parent, handle } = object;
     let process = case.target()?.process;
     let has_room = {
@@ -161,7 +166,7 @@ pub(crate) fn enter_unseen_group(
     case: &mut Case<'_>,
     gpu: usize,
     object: Object,
-) -> Result<(), Over> {
+) -> Result<(), EarlyReply> {
     let record = group(gpu, object, true, reach(case, ENGINE_GRAPHICS));
     with_room_on(case, gpu, |books| books.write(record))?;
     case.parts.slices.shares.wake();
@@ -175,12 +180,16 @@ fn reach(case: &Case<'_>, engine: u32) -> Option<Reach> {
 }
 
 /// Returns the GPU where it has room for one more group, and refuses the call otherwise.
-fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, Over> {
+fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, EarlyReply> {
     with_room_on(case, gpu, |_| ()).map(|()| gpu)
 }
 
 /// Calls `enter` where a GPU has room for one more group, and refuses the call otherwise.
-fn with_room_on(case: &mut Case<'_>, gpu: usize, enter: impl Fn(&mut Books)) -> Result<(), Over> {
+fn with_room_on(
+    case: &mut Case<'_>,
+    gpu: usize,
+    enter: impl Fn(&mut Books),
+) -> Result<(), EarlyReply> {
     let parts = case.parts;
     let most = parts.state.settings.channel_groups;
     for attempt in 0..2 {

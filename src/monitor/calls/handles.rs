@@ -2,7 +2,7 @@
 //! the driver is asked: so the next worker can free an object that this worker did not enter.
 
 use crate::ledger::{Client, Handle};
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::journal::call_id::{self, nth_handle};
 use crate::monitor::state::lane::OnLane;
 use crate::rm::call::Object;
@@ -23,7 +23,7 @@ const TRIES: u32 = 4;
 
 /// Asks the driver to make an object, and returns the handle that the object got; `None` where the driver made none,
 /// and the struct says why.
-pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<u32>, Over> {
+pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<u32>, EarlyReply> {
     let NewObject { object, part } = new_object;
     let place = part.unwrap_or(case.head());
     let chosen = object.handle != 0;

@@ -3,11 +3,11 @@
 use nix::errno::Errno;
 
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::node::device::Device;
 
 /// Finds out which driver file a descriptor is, and notes the calling process. `ENOTTY` for any other file.
-pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Over> {
+pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), EarlyReply> {
     let duplicate = case.parts.callers.targets.duplicate(case.tid(), descriptor);
     let (target, file) = duplicate.map_err(|errno| caller_error(case, errno))?;
     case.target = Some(target);
@@ -22,7 +22,7 @@ pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Over>
 }
 
 /// The reply for a caller that is gone or can't be looked at. The log tells where it can't be looked at.
-pub(crate) fn caller_error(case: &Case<'_>, errno: Errno) -> Over {
+pub(crate) fn caller_error(case: &Case<'_>, errno: Errno) -> EarlyReply {
     if matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) {
         case.log(&format!("a call of a process that can't be looked at: {}", errno.desc()));
     }
@@ -30,7 +30,7 @@ pub(crate) fn caller_error(case: &Case<'_>, errno: Errno) -> Over {
 }
 
 /// Lets the call continue where the runtime or one of its hooks makes it on the host: it is none of the container's.
-pub(crate) fn spare_runtime(case: &Case<'_>) -> Result<(), Over> {
+pub(crate) fn spare_runtime(case: &Case<'_>) -> Result<(), EarlyReply> {
     match &case.target {
         Some(target) if target.is_of_runtime => Err(Reply::Continue),
         _ => Ok(()),
@@ -38,7 +38,7 @@ pub(crate) fn spare_runtime(case: &Case<'_>) -> Result<(), Over> {
 }
 
 /// Notes the calling process in the books, where it isn't known yet.
-pub(crate) fn note_caller(case: &Case<'_>) -> Result<(), Over> {
+pub(crate) fn note_caller(case: &Case<'_>) -> Result<(), EarlyReply> {
     let process = case.target()?.process;
     if case.books().processes.contains(&process) {
         return Ok(());

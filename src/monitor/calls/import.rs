@@ -2,7 +2,7 @@
 //! among the kept ones, chooses the handles that the caller left open, has the objects made, and enters them.
 
 use crate::ledger::{Client, Entry, Handle, Hold};
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::make_control::make_control;
@@ -29,7 +29,7 @@ pub(crate) struct FileControl {
     pub(crate) params: u64,
 }
 
-pub(crate) fn refuse_file(case: &mut Case<'_>, why: Denied) -> Over {
+pub(crate) fn refuse_file(case: &mut Case<'_>, why: Denied) -> EarlyReply {
     let (what, status) = match why {
         Denied::Unknown => {
             ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
@@ -48,7 +48,7 @@ pub(crate) fn import(
     control: FileControl,
     places: &Places,
     file: &Arc<Device>,
-) -> Result<(bool, Vec<Object>), Over> {
+) -> Result<(bool, Vec<Object>), EarlyReply> {
     let FileControl { layout, client, params, .. } = control;
     let found = case.parts.exports.all.find_or_keep(file, None);
     let (exported, _) = found.map_err(|why| refuse_file(case, why))?;

@@ -4,7 +4,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::policy::Continued;
 use crate::monitor::calls::uvm_file::{call_uvm, keep_file};
 use crate::monitor::journal::layout::Maker;
@@ -21,7 +21,11 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Lets a call that initializes a file continue. Sets the flag that turns HMM off in the caller's struct first; the
 /// flags are checked again when a GPU is registered, since the caller can change them before the kernel reads them.
-pub(crate) fn initialize(case: &mut Case<'_>, address: u64, flags: u64) -> Result<Reply, Over> {
+pub(crate) fn initialize(
+    case: &mut Case<'_>,
+    address: u64,
+    flags: u64,
+) -> Result<Reply, EarlyReply> {
     let process = case.target()?.process;
     let file = keep_file(case)?;
     if let Some(patch) = uvm::without_hmm(case.head(), flags) {
@@ -58,23 +62,25 @@ pub(crate) fn initialize(case: &mut Case<'_>, address: u64, flags: u64) -> Resul
 
 /// Initializes an initialized file again. That binds nothing, whichever process calls: the driver only says whether the
 /// flags are the same.
-fn initialize_again(case: &mut Case<'_>) -> Result<Reply, Over> {
+fn initialize_again(case: &mut Case<'_>) -> Result<Reply, EarlyReply> {
     call_uvm(case)?;
     Ok(case.executed(None))
 }
 
 /// Whether the call's file is initialized. Refuses the call where that can't be told.
-pub(crate) fn is_initialized(case: &mut Case<'_>) -> Result<bool, Over> {
+pub(crate) fn is_initialized(case: &mut Case<'_>) -> Result<bool, EarlyReply> {
     let known = case.parts.uvm.is_initialized(case.device()?);
     known.ok_or_else(|| case.answer(Answer::Status(NV_ERR_BUSY_RETRY)))
 }
 
 /// Waits until no other call initializes a file. A long wait is the container's own doing: one of its threads has an
 /// initialization that does not end, or runs on without another call.
-fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Over> {
+fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, EarlyReply> {
     let parts = case.parts;
     let mut since = (None, Instant::now());
     loop {
+        // The turn is taken before the books are looked at: a call enters its initialization before it gives the turn
+        // back. In the other order, that entry could be missed.
         let turn = parts.uvm.init_turn.try_lock();
         let underway = case.books().makers.underway();
         if let (Some(turn), None) = (turn, underway) {

@@ -2,7 +2,7 @@
 
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::retry::begin;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::rm::Meaning;
 use crate::rm::number::NV_OK;
 
@@ -12,7 +12,7 @@ const MOST_KEPT_BYTES: usize = 4096;
 
 /// Begins a control whose parameters are all read. The call is over where its caller does not wait any more, or where
 /// an answer is kept for that caller.
-pub(crate) fn begin_control(case: &mut Case<'_>) -> Result<(), Over> {
+pub(crate) fn begin_control(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     if case.scratch.params.len() <= MOST_KEPT_BYTES {
         return begin(case);
     }
@@ -21,7 +21,7 @@ pub(crate) fn begin_control(case: &mut Case<'_>) -> Result<(), Over> {
 }
 
 /// Makes the control on the copied parameters. `true` where its status is success.
-pub(crate) fn make_control(case: &mut Case<'_>, params: u64) -> Result<bool, Over> {
+pub(crate) fn make_control(case: &mut Case<'_>, params: u64) -> Result<bool, EarlyReply> {
     // Where the caller gave no parameters, the driver gets none.
     let copy = if params == 0 { 0 } else { case.scratch.params.address() };
     case.patch(Meaning::Params, copy);

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Process};
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::case::{Case, Over, continue_other_call, tell_over_quota};
+use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call, tell_over_quota};
 use crate::monitor::calls::identify::{identify, note_caller};
 use crate::monitor::calls::policy::Continued;
 use crate::monitor::journal::map::Count;
@@ -26,7 +26,7 @@ pub(crate) fn serve_map(
     length: u64,
     shared: bool,
     offset: u64,
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     // The filter traps more mappings than the monitor decides on. The flags lie in a register, so they can't change.
     if !shared {
         return Ok(continue_other_call(case));
@@ -55,7 +55,12 @@ pub(crate) fn serve_map(
 
 /// Charges a mapping of nvidia-uvm as managed memory on each GPU, unless it is of a range that the file has. `Err`
 /// where the mapping is refused.
-fn charge_map(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> Result<(), Over> {
+fn charge_map(
+    case: &mut Case<'_>,
+    process: Process,
+    base: u64,
+    length: u64,
+) -> Result<(), EarlyReply> {
     let bytes = length.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     if !base.is_multiple_of(PAGE_BYTES) || length == 0 {
         // The kernel would give the same error later.
@@ -126,7 +131,7 @@ fn charge_map(case: &mut Case<'_>, process: Process, base: u64, length: u64) -> 
 }
 
 /// Whether the call's file has exactly this range, and has it still. The driver maps no part of a range.
-fn is_file_range(case: &Case<'_>, range: Range) -> Result<bool, Over> {
+fn is_file_range(case: &Case<'_>, range: Range) -> Result<bool, EarlyReply> {
     let device = case.device()?;
     let Some(file) = case.parts.uvm.files.find(device) else { return Ok(false) };
     let known = case.books().ranges.range(Space::File(file.number), range.base);

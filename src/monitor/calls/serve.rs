@@ -8,8 +8,9 @@
 //!    calls to `nvidia-uvm` itself. [`serve_map`] charges managed memory, and continues the mapping.
 //! 6. To be executed, a call waits for its thread's earlier calls, and for the lane where it makes, names or frees
 //!    objects. The slot notes the call, the driver is called on the copies, and the books get the result.
-//! 7. [`finish`] leaves the lane, writes the results to the caller's memory and replies. Where the caller does not take
-//!    the reply, the results are kept ([`retry`](crate::monitor::calls::case::retry)).
+//! 7. [`finish`] leaves the lane, and while the caller waits, writes the results to the caller's memory and replies.
+//!    Where the caller doesn't wait, or doesn't take the reply, the results are kept
+//!    ([`retry`](crate::monitor::calls::case::retry)).
 
 use nix::errno::Errno;
 
@@ -18,7 +19,7 @@ use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::{keep, remember_answer};
-use crate::monitor::calls::case::{Case, Over, continue_other_call};
+use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call};
 use crate::monitor::calls::escape::{ReadEscape, answer_escape, read_escape};
 use crate::monitor::calls::identify::{caller_error, identify, note_caller, spare_runtime};
 use crate::monitor::calls::initialize::{cancel_initialization, end_earlier_initialization};
@@ -116,7 +117,12 @@ fn has_succeeded(case: &Case<'_>) -> bool {
     case.effects.status_layout.is_some() && case.status() == NV_OK
 }
 
-fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> Result<Reply, Over> {
+fn ioctl(
+    case: &mut Case<'_>,
+    descriptor: i32,
+    request: u64,
+    argument: u64,
+) -> Result<Reply, EarlyReply> {
     // The filter traps more requests than the monitor decides on. These continue whatever their descriptor is: the
     // request lies in a register, so it can't change any more, and it takes no memory.
     if !traps::is_decided_by_monitor(rm::low_word(request)) {
@@ -155,7 +161,7 @@ fn ioctl(case: &mut Case<'_>, descriptor: i32, request: u64, argument: u64) -> R
 
 /// Refuses an escape whose struct has grown in a newer driver. `Ok` where its descriptor is no file of the resource
 /// manager's: it continues. A program that swaps the descriptor could as well have used a request of another type.
-fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u64) -> Result<(), Over> {
+fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u64) -> Result<(), EarlyReply> {
     let is_driver_file = identify(case, descriptor).is_ok()
         && matches!(case.device()?.kind, NodeKind::Control | NodeKind::Gpu(_));
     if !is_driver_file {

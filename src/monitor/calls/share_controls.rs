@@ -1,6 +1,6 @@
 //! Controls that matter for shares of computing time: a channel group gets its slice before it is scheduled.
 
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::gpu_of_group;
 use crate::monitor::calls::groups::{
     enter_unseen_channel, enter_unseen_group, room_outside_groups,
@@ -32,7 +32,7 @@ pub(crate) fn before_control(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
     control: u32,
-) -> Result<bool, Over> {
+) -> Result<bool, EarlyReply> {
     match control {
         NVA06C_CTRL_CMD_GPFIFO_SCHEDULE => {
             set_slice_before_schedule(case, client, object)?;
@@ -59,7 +59,11 @@ pub(crate) fn before_control(
 }
 
 /// Sets the slice of a group before the driver schedules the group.
-fn set_slice_before_schedule(case: &mut Case<'_>, client: u32, handle: u32) -> Result<(), Over> {
+fn set_slice_before_schedule(
+    case: &mut Case<'_>,
+    client: u32,
+    handle: u32,
+) -> Result<(), EarlyReply> {
     let Some(gpu) = gpu_of_group(case, client, handle) else { return Ok(()) };
     let Some(round) = case.parts.slices.round_of_groups(gpu) else { return Ok(()) };
     if !case.books().groups.contains(client, handle) {
@@ -100,7 +104,7 @@ pub(crate) fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32
 }
 
 /// Refuses a channel that the books don't know where no more may compute outside groups: it counts as one of these.
-fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<(), Over> {
+fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<(), EarlyReply> {
     if !case.parts.state.books().knows_channel(channel)
         && let Some(gpu) = gpu_of_group(case, channel.0, channel.1)
     {

@@ -17,7 +17,7 @@ use crate::ledger::{Span, Tree};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::calls::case::retry::wait_for_turn;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::initialize::{initialize, is_initialized};
 use crate::monitor::calls::policy::{self, Verdict};
 use crate::monitor::calls::uvm_file::{
@@ -25,7 +25,7 @@ use crate::monitor::calls::uvm_file::{
 };
 use crate::monitor::calls::uvm_maps::{map_memory, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
-    NO_GPU, end_mappings, free_range, make_range, span, unmap, withdraw_gone,
+    NO_GPU, end_mappings, free_range, make_range, remove_gone_ranges, span, unmap,
 };
 use crate::monitor::node::device::Device;
 use crate::monitor::uvm::files::UvmFile;
@@ -45,7 +45,11 @@ const ONE_PROCESS_FLAGS: u64 = UVM_INIT_FLAGS_DISABLE_HMM as u64;
 /// is closed, and no mapping shows it (`uvm_vm_close_managed`, `uvm.c`).
 const SHARED_FLAGS: u64 = ONE_PROCESS_FLAGS | UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE as u64;
 
-pub(crate) fn serve_uvm(case: &mut Case<'_>, request: u64, argument: u64) -> Result<Reply, Over> {
+pub(crate) fn serve_uvm(
+    case: &mut Case<'_>,
+    request: u64,
+    argument: u64,
+) -> Result<Reply, EarlyReply> {
     let release = &case.parts.state.release;
     let number = uvm::number(request);
     let size = uvm::params_size(release, number);
@@ -126,13 +130,13 @@ fn register_gpu(
     case: &mut Case<'_>,
     file: &UvmFile,
     (descriptor, control): (i32, Option<&Device>),
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     if !is_initialized(case)? {
         return Err(case.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION)));
     }
     let is_alone = case.parts.uvm.has_flags(case.device()?, ONE_PROCESS_FLAGS);
     if !is_alone {
-        check_flags(case)?;
+        enforce_flags(case)?;
     } else if !case.parts.uvm.bind_to_maker(file) {
         return Err(refuse_orphaned(case));
     }
@@ -158,8 +162,8 @@ fn register_gpu(
 }
 
 /// Refuses a GPU to a file that lacks [`ONE_PROCESS_FLAGS`], unless the file has [`SHARED_FLAGS`] and managed memory is
-/// refused anyway.
-fn check_flags(case: &mut Case<'_>) -> Result<(), Over> {
+/// refused anyway. Kills the calling process where the file has other flags than these two.
+fn enforce_flags(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let is_shared = case.parts.uvm.has_flags(case.device()?, SHARED_FLAGS);
     if is_shared && case.parts.state.settings.managed == Managed::Refuse {
         return Ok(());
@@ -174,7 +178,7 @@ fn check_flags(case: &mut Case<'_>) -> Result<(), Over> {
 }
 
 /// Unregisters a GPU, which ends all its mappings. A GPU that isn't registered has none.
-fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, Over> {
+fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, EarlyReply> {
     end_mappings(
         case,
         |_, _| true,
@@ -183,7 +187,7 @@ fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, Over> {
                 case.books().unmap(Tree { file, gpu }, Span::ALL);
             }
             // On a GPU with confidential computing, the driver frees semaphore pools with the GPU that they are for.
-            withdraw_gone(case, file);
+            remove_gone_ranges(case, file);
         },
     )
 }

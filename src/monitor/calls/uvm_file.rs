@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use crate::gate::settings::NodeKind;
 use crate::monitor::calls::case::retry::begin_on_lane_in_turn;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::journal::call_id::CallObject;
 use crate::monitor::log::limit::Topic;
 use crate::monitor::node::device::Device;
@@ -19,7 +19,7 @@ use crate::rm::{Answer, uvm};
 
 /// The `nvidiactl` file that a descriptor of the caller's is; `None` for another file. The caller of this function is
 /// not on the lane yet: the duplicate of another file may take long to close.
-pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<Device>, Over> {
+pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<Device>, EarlyReply> {
     let file = case.target()?.duplicate(descriptor)?;
     let device = Device::of(&case.parts.state.settings.nodes, file);
     case.still_waits()?;
@@ -27,7 +27,7 @@ pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<De
 }
 
 /// Makes the call on the copied struct. Logs a struct that is larger than the known one.
-pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), Over> {
+pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let [_, request, ..] = case.notice.data.args;
     let number = uvm::number(request);
     let Some(device) = &case.device else { return Err(Errno::EBADF.into()) };
@@ -43,13 +43,13 @@ pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), Over> {
 }
 
 /// Refuses a call on an orphaned file: its maker is over or unknown, and the file ends with the maker.
-pub(crate) fn refuse_orphaned(case: &mut Case<'_>) -> Over {
+pub(crate) fn refuse_orphaned(case: &mut Case<'_>) -> EarlyReply {
     case.log("a file of nvidia-uvm whose maker is over, or unknown");
     case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT))
 }
 
 /// Takes the lane for a call to UVM, and notes in the slot that the driver is asked, for no object.
-pub(crate) fn take_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
+pub(crate) fn take_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
     let lane = begin_on_lane_in_turn(case)?;
     case.slot.set_executing(CallObject::one(0, 0, true));
     Ok(lane)
@@ -58,8 +58,8 @@ pub(crate) fn take_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, O
 /// Keeps the call's file from now on, and runs `change` on the lane. Begins anew where the file was let go meanwhile.
 pub(crate) fn change_on_lane<T>(
     case: &mut Case<'_>,
-    change: impl FnOnce(&mut Case<'_>, &OnLane<'_>, &UvmFile) -> Result<T, Over>,
-) -> Result<T, Over> {
+    change: impl FnOnce(&mut Case<'_>, &OnLane<'_>, &UvmFile) -> Result<T, EarlyReply>,
+) -> Result<T, EarlyReply> {
     loop {
         let file = keep_file(case)?;
         let lane = take_lane_for_uvm(case)?;
@@ -71,7 +71,7 @@ pub(crate) fn change_on_lane<T>(
 }
 
 /// Refuses a call on a file that gets no GPU any more.
-pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), Over> {
+pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), EarlyReply> {
     if !file.is_denied_gpus() {
         return Ok(());
     }
@@ -80,7 +80,7 @@ pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), O
 }
 
 /// Keeps the call's file from now on, and returns it. Refuses the call where too many files are kept.
-pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, Over> {
+pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, EarlyReply> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
     if let Some(file) = case.parts.uvm.keep(case.device()?, seen) {
         return Ok(file);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::uvm_file::{call_uvm, gpu_of};
 use crate::monitor::node::device::{Device, Failure, Rm};
 use crate::monitor::state::books::BOUNDS;
@@ -17,7 +17,7 @@ use crate::rm::uvm::{self, Source};
 use crate::rm::{Answer, Meaning};
 
 /// The GPUs that a mapping is for.
-pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, Over> {
+pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, EarlyReply> {
     let Some(uuids) = uvm::mapping_gpus(case.head(), &case.scratch.bytes) else {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
     };
@@ -34,7 +34,7 @@ pub(crate) fn map_memory(
     trees: &BTreeSet<Tree>,
     span: Span,
     (memory, control): (Source, Option<&Device>),
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     let object = (Client(memory.client), Handle(memory.handle));
     let process = case.target()?.process;
     case.books().note_user(memory.client, process);
@@ -77,14 +77,15 @@ pub(crate) fn map_memory(
     Ok(case.executed(None))
 }
 
-/// Maps a duplicate of the memory in the monitor's client. Returns the driver's status. Refuses memory of a GPU that
-/// isn't charged in full: the mapping would keep it alive.
+/// Maps memory from the monitor's client, and returns the driver's status: memory of a GPU from the stake that stands
+/// before its mappings, other memory from a duplicate that is freed afterwards. Refuses memory of a GPU that isn't
+/// charged in full, which the mapping would keep alive, and memory for which no stake can stand.
 fn map_from_own_client(
     case: &mut Case<'_>,
     _: &OnLane<'_>,
     (memory, control): (Source, &Device),
     charge: Option<ChargeId>,
-) -> Result<u32, Over> {
+) -> Result<u32, EarlyReply> {
     let Some(own) = case.parts.driver.kept_client() else {
         return Ok(NV_ERR_INVALID_ARGUMENT);
     };

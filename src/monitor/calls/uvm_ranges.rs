@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::ledger::{Span, Tree};
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::uvm_file::{
     call_uvm, change_on_lane, gpu_of, refuse_denied, take_lane_for_uvm,
 };
@@ -30,8 +30,8 @@ fn pages(range: Range) -> Option<Span> {
 pub(crate) fn make_range(
     case: &mut Case<'_>,
     range: Range,
-    make: impl FnOnce(&mut Case<'_>, &OnLane<'_>, u32) -> Result<Reply, Over>,
-) -> Result<Reply, Over> {
+    make: impl FnOnce(&mut Case<'_>, &OnLane<'_>, u32) -> Result<Reply, EarlyReply>,
+) -> Result<Reply, EarlyReply> {
     change_on_lane(case, |case, lane, UvmFile { number: file, .. }| {
         let file = *file;
         let space = Space::File(file);
@@ -59,7 +59,7 @@ pub(crate) fn make_range(
 }
 
 /// Forgets the ranges of a file that the driver doesn't have any more.
-pub(crate) fn withdraw_gone(case: &Case<'_>, file: u32) {
+pub(crate) fn remove_gone_ranges(case: &Case<'_>, file: u32) {
     let Ok(device) = case.device() else { return };
     let known = case.books().ranges.of(Space::File(file));
     for (base, length) in known {
@@ -72,7 +72,7 @@ pub(crate) fn withdraw_gone(case: &Case<'_>, file: u32) {
 }
 
 /// The pages of a range. Refuses the call where they aren't whole.
-pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, Over> {
+pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, EarlyReply> {
     let span = pages(range);
     span.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_ADDRESS)))
 }
@@ -83,7 +83,7 @@ pub(crate) fn end_mappings(
     case: &mut Case<'_>,
     was_done: impl FnOnce(&Case<'_>, Option<u32>) -> bool,
     enter: impl FnOnce(&Case<'_>, u32, bool),
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     let lane = take_lane_for_uvm(case)?;
     let file = case.parts.uvm.files.find(case.device()?);
     file.iter().try_for_each(|file| refuse_denied(case, file))?;
@@ -104,7 +104,11 @@ pub(crate) fn end_mappings(
 }
 
 /// Ends a GPU's mappings within a range.
-pub(crate) fn unmap(case: &mut Case<'_>, uuid: [u8; 16], range: Range) -> Result<Reply, Over> {
+pub(crate) fn unmap(
+    case: &mut Case<'_>,
+    uuid: [u8; 16],
+    range: Range,
+) -> Result<Reply, EarlyReply> {
     end_mappings(
         case,
         |_, _| false,
@@ -121,7 +125,7 @@ pub(crate) fn free_range(
     case: &mut Case<'_>,
     base: u64,
     length: Option<u64>,
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     end_mappings(
         case,
         |case, file| was_freed(case, file, base, length),

@@ -2,7 +2,7 @@
 
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
-use crate::monitor::calls::case::{Case, Over};
+use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};
 use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
@@ -18,7 +18,7 @@ pub(crate) fn serve_heap(
     client: u32,
     parent: u32,
     function: VidHeap,
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     match function {
         VidHeap::Free { handle } => return free(case, client, handle),
         VidHeap::Alloc { handle, class, size_bytes, layout: part } => {
@@ -41,7 +41,7 @@ fn allocate_on_heap(
     object: Object,
     class: u32,
     size_bytes: u64,
-) -> Result<Reply, Over> {
+) -> Result<Reply, EarlyReply> {
     let mut lane = begin_on_lane(case)?;
     case.books().note_user(object.client, case.target()?.process);
     let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);

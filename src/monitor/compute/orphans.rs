@@ -2,9 +2,9 @@
 //! more. Another monitor takes their turns.
 //!
 //! The monitors of a GPU whose time is divided by turns form a ring, ordered by short id, once their containers have
-//! called the driver. Each monitor writes a file with its container's channels, and watches the next monitor in the ring
-//! that has such a file and lives. It takes the turns of the containers in between whose keepers have ended; those whose
-//! state can't be told are looked at again later.
+//! called the driver. Each monitor writes a file with its container's channels, and watches the next monitor in the
+//! ring that has such a file and lives. It takes the turns of the containers in between whose keepers have ended; those
+//! whose state can't be told are looked at again later.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -367,8 +367,8 @@ impl Turns {
         Some(refused.map_or(Ok(()), Err))
     }
 
-    /// Returns the channels that the driver has, and notes the others: in `last.gone` a channel whose client is gone, or
-    /// that is missing for longer than it can be in the making; in `last.missing` any other.
+    /// Returns the channels that the driver has, and notes the others: in `last.gone` a channel whose client is gone,
+    /// or that is missing for longer than it can be in the making; in `last.missing` any other.
     fn sort_out_missing(
         &self,
         own: &MonitorClient,

@@ -1,8 +1,9 @@
 //! The monitor's own client of the driver.
 //!
-//! By this client the monitor asks what processes hold, which only a subdevice tells, and duplicates memory that is
-//! to be mapped. The client keeps the GPUs awake, so it is opened only when it is needed, on the host's nodes. It
-//! stays open while a process may have the container's descriptors, which may have gone anywhere.
+//! By this client the monitor asks what processes hold, which only a subdevice tells, and duplicates memory that is to
+//! be mapped or exported. The client keeps the GPUs awake, so it is opened only when it is needed, on the host's nodes.
+//! It stays open while the container has a process or a stake, and while another process may have the container's
+//! descriptors, which may have gone anywhere.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

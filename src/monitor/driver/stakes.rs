@@ -1,5 +1,5 @@
 //! Makes and frees stakes: duplicates by the monitor's client that stand before exports, mappings and names.
-//! [`crate::ledger::StakePlace`] says why.
+//! `src/ledger/stakes.rs` says why. A mapping or an export before which no stake can be put is refused.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use crate::monitor::state::container_state::ContainerState;
 use crate::monitor::state::lane::{Lane, OnLane};
 
 /// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
-fn enter_stake(books: &mut Books, before: StakePlace, own: u64) -> bool {
+fn enter_stake(books: &mut Books, before: StakePlace, number: u64) -> bool {
     let may = books.ledger.may_stake(before);
     if may {
-        books.enter(Entry::Stake { before, number: own });
+        books.enter(Entry::Stake { before, number });
     }
     may
 }

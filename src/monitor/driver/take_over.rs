@@ -1,11 +1,12 @@
 //! Takes over the stakes of a former worker's client.
 //!
 //! Before a worker's client gets its first stake, the keeper gets the client's files. Otherwise the client's objects
-//! would be freed at the worker's end, and nothing would stand before the memory of its stakes. But the driver shows
-//! a client in the figures of the process that made it, and its pid may be another process's after the worker's end.
-//! So the next worker makes a client of its own, puts a duplicate of each stake in that stake's place, and ends the
-//! former client. The worker does so before it answers any call. Where the driver hangs over a stake, the container's
-//! calls wait until the driver answers, as they do behind a call that hangs on the lane.
+//! would be freed at the worker's end, and nothing would stand before the memory of its stakes. But the driver shows a
+//! client in the figures of the process that made it, and its pid may be another process's after the worker's end. So
+//! the next worker makes a client of its own, puts a duplicate of each stake in that stake's place, and ends the former
+//! client. The worker does so before it answers any call and before it audits: until then the stakes are in the figure
+//! of no process that an audit asks for. Where the driver hangs over a stake, the container's calls wait until the
+//! driver answers, as they do behind a call that hangs on the lane.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -21,8 +22,8 @@ use crate::monitor::node::device::Device;
 type Stake = (StakePlace, usize, u64);
 
 /// The monitor's client that has the stake.
-fn client_of((_, _, own): &Stake) -> u32 {
-    (own >> 32) as u32
+fn client_of((_, _, number): &Stake) -> u32 {
+    (number >> 32) as u32
 }
 
 impl Stakes {
@@ -50,8 +51,8 @@ impl Stakes {
             let former = MonitorClient::former(control, client, &self.state.release);
             for stake in stakes {
                 if let Some((own, successor)) = self.successor(&former, stake) {
-                    let own = stake_of(&own, successor);
-                    self.state.books().enter(Entry::Stake { before: stake.0, number: own });
+                    let number = stake_of(&own, successor);
+                    self.state.books().enter(Entry::Stake { before: stake.0, number });
                 }
             }
             former.end();
@@ -68,9 +69,9 @@ impl Stakes {
     fn successor(
         &self,
         former: &MonitorClient,
-        (before, gpu, own): &Stake,
+        (before, gpu, number): &Stake,
     ) -> Option<(Arc<MonitorClient>, u32)> {
-        let handle = handle_of(former, *own)?;
+        let handle = handle_of(former, *number)?;
         if matches!(before, StakePlace::Loose { .. }) {
             return None;
         }

@@ -128,9 +128,9 @@ fn signals() -> io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
-/// Leaves the cgroups of a pod (kubepods, libpod), where the engine has put its helpers there: the pod's end, memory limit
-/// or freezer would hit the keeper, too. Also takes the keeper out of the OOM killer's choice. Returns the controllers
-/// whose cgroup the host does not let the keeper leave.
+/// Leaves the cgroups of a pod (kubepods, libpod), where the engine has put its helpers there: the pod's end, memory
+/// limit or freezer would hit the keeper, too. Also takes the keeper out of the OOM killer's choice. Returns the
+/// controllers whose cgroup the host does not let the keeper leave.
 fn leave_pod_cgroups() -> Vec<String> {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The books: what the worker knows of the container, such as its ledger, processes, ranges and devices.
 //!
-//! One thread at a time has the books open, and never while it calls the driver or reads the caller's memory. Only
-//! [`Books::write`] changes what must outlive this worker: it puts the change into the journal too.
+//! One thread at a time has the books open, and never while it calls the driver, or reads or writes the caller's
+//! memory. Only [`Books::write`] changes what must outlive this worker: it puts the change into the journal too.
 
 use std::collections::BTreeSet;
 
@@ -309,7 +309,8 @@ impl Books {
 }
 
 /// Even where the container has the most of everything, a rewritten log leaves an eighth of a half free for later
-/// changes. The sum has objects and holds with their charges, stakes, users, ranges, nodes and the makers of files.
+/// changes. The sum has objects and holds with their charges, stakes, users, processes, ranges, nodes, the makers of
+/// files, channel groups and channels.
 const _: () = {
     let ledger = 2 * (BOUNDS.objects + BOUNDS.holds) + BOUNDS.stakes;
     let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;

@@ -3,7 +3,7 @@
 /// The reason for an audit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Occasion {
-    /// The time for the regular audit has come.
+    /// No process died and no call waits: it is time for the regular audit, or an audit was scheduled.
     Tick,
     /// A process died.
     Death,

@@ -25,7 +25,8 @@ pub(crate) struct UvmFiles {
 /// When the container's processes are searched for files.
 #[derive(Debug, Default)]
 pub(crate) struct SweepTimes {
-    /// No search begins before this time, whatever its reason.
+    /// No search for a tick or a death begins before this time. A search for a call that would be refused waits for it
+    /// too, but no longer than 200 ms.
     pub(crate) soonest: Option<Instant>,
     /// When a tick may search next.
     pub(crate) next: Option<Instant>,

@@ -111,7 +111,8 @@ impl Uvm {
         self.unregister(device, &[0; 16]).map(|status| status != NV_ERR_ILLEGAL_ACTION)
     }
 
-    /// Whether an initialized file has exactly these flags.
+    /// Whether an initialized file has exactly these flags. The file must be initialized: this initializes it again,
+    /// and would otherwise bind the file to the monitor's address space.
     pub(crate) fn has_flags(&self, device: &Device, flags: u64) -> bool {
         let fill = |layout: &Layout, bytes: &mut [u8]| {
             layout.patch(Meaning::Flags, flags).is_some_and(|patch| patch.apply(bytes))

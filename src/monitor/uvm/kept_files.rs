@@ -31,7 +31,8 @@ use crate::rm::uvm;
 /// How often the container's processes are searched for files that aren't where they were last seen.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// After a search, no search begins for this many times as long as the search took.
+/// After a search, ticks and deaths begin no search for this many times as long as the search took. A call that would
+/// be refused waits for that time too, but no longer than [`PATIENCE`].
 const REST: u32 = 4;
 
 /// The longest wait, of a call that would be refused, for the time when a search may begin.

@@ -40,13 +40,14 @@ impl<'a> Ranges<'a> {
         Some(self.call(UVM_UNMAP_EXTERNAL, page)? != NV_ERR_INVALID_ADDRESS)
     }
 
-    /// Whether managed memory is at an address.
+    /// Tries whether managed memory is at an address. This sets the page's policy where it is, and may make and free a
+    /// range.
     ///
     /// The monitor gives an advice that only managed memory takes: a page isn't to be in two places at once. UVM
     /// refuses it for the address where no managed memory is (`uvm_policy.c`, `uvm_api_range_type_check`). On machines
     /// where the GPU reads all of a process's memory (ATS), UVM takes the advice for other memory, too. So the monitor
     /// then tries to make a range at the address: only a range of the same file prevents that.
-    pub(crate) fn is_managed(self, address: u64) -> bool {
+    pub(crate) fn probe_managed(self, address: u64) -> bool {
         let page = Range { base: address, length: procfs::page_size() };
         if self.call(UVM_DISABLE_READ_DUPLICATION, page) != Some(NV_OK) {
             return false;

@@ -10,7 +10,7 @@
 //! was done already, the caller is told that it is done. The books have the result of the first time, and believe
 //! the driver the second time: any program can make a call twice.
 
-use super::{Case, INTERRUPTED, Over};
+use super::{Case, EarlyReply, INTERRUPTED};
 use crate::monitor::caller::listener::Reply;
 use crate::monitor::caller::scratch::Copy;
 use crate::monitor::caller::unclaimed::{Match, Outcome, UnclaimedCall};
@@ -41,13 +41,13 @@ impl Retry {
 
 /// Begins a call that is read completely, after the earlier calls of its thread. The call ends here where its caller
 /// doesn't wait any more, or where a reply is kept that the caller didn't take.
-pub(crate) fn begin(case: &mut Case<'_>) -> Result<(), Over> {
+pub(crate) fn begin(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     wait_for_turn(case)?;
     begin_in_turn(case, None)
 }
 
 /// Begins a call that makes, names or frees objects, as [`begin`] does, and enters the lane for it.
-pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
+pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
     wait_for_turn(case)?;
     begin_on_lane_in_turn(case)
 }
@@ -56,7 +56,7 @@ pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over>
 ///
 /// A call joins its thread's queue before it asks whether its caller still waits. So a later call waits
 /// for an earlier one, or the earlier one finds that its caller is gone.
-pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), Over> {
+pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let thread = case.target()?.thread;
     case.slot.set_thread(thread);
     let (turns, slot) = (&case.parts.callers.thread_order, case.slot.number());
@@ -70,7 +70,7 @@ pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), Over> {
 }
 
 /// Begins a call after [`wait_for_turn`], as soon as the call is alone on the lane.
-pub(crate) fn begin_on_lane_in_turn<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Over> {
+pub(crate) fn begin_on_lane_in_turn<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
     let lane = match case.lane.take() {
         Some(lane) => lane,
         // A worker before may have made this call. It is made again though its caller may be gone, and undone then.
@@ -98,7 +98,7 @@ pub(crate) fn enter_lane<'a>(case: &mut Case<'a>) -> OnLane<'a> {
 
 /// Notes that the call is begun: from here on it is made, unless it was made already. Then its caller is given the
 /// kept reply. Undoes another call of the thread whose reply the thread didn't take.
-fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), Over> {
+fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), EarlyReply> {
     case.retry.is_begun = true;
     case.scratch.remember();
     let parts = case.parts;

@@ -1,4 +1,4 @@
-//! The log in the journal: all changes of the books. The next worker makes its books from it.
+//! The log in the journal: the changes of the books that outlive a worker. The next worker makes its books from it.
 #![allow(unsafe_code, reason = "memory shared with workers before and after is raw memory")]
 
 use std::io;
@@ -26,8 +26,8 @@ impl JournalMap {
 
     /// How many bytes of records a half has; `half` is where the half begins.
     fn log_bytes(&self, half: usize) -> &AtomicU64 {
-        // SAFETY: the count lies in the mapping (checked by `address`), at the beginning of a half, which is a page. It is
-        // accessed as an atomic only.
+        // SAFETY: the count lies in the mapping (checked by `address`), at the beginning of a half, which is a page. It
+        // is accessed as an atomic only.
         unsafe { AtomicU64::from_ptr(self.address(half, COUNT_BYTES).cast()) }
     }
 
