@@ -13,10 +13,10 @@ use crate::gate::settings::Settings;
 use crate::ledger::{Entry, Handle, Process};
 use crate::monitor::audit::history::{AuditHistory, Audited};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
-use crate::monitor::audit::judge::{self, Finding, Underway};
+use crate::monitor::audit::judge::{Finding, judge};
 use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::mappings::Mappings;
-use crate::monitor::audit::memory_owners::{processes_to_kill, with_charges, without_charges};
+use crate::monitor::audit::memory_owners::{least_charged, processes_to_kill};
 use crate::monitor::caller::audit_wait::AuditWait;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::driver::access::DriverAccess;
@@ -163,7 +163,7 @@ impl Audit {
         let mut all = Vec::new();
         for gpu in 0..self.state.uuids.len() {
             let found = self.ask(&own, gpu, &dead_pids)?;
-            let learnt = self.judge(lane, gpu, &found);
+            let learnt = self.act_on_figures(lane, gpu, &found);
             if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
                 self.remove_gone_objects(lane, &own, gpu, driver_bytes);
             }
@@ -206,13 +206,17 @@ impl Audit {
 
     /// Acts on the driver's figures of a GPU. Returns how many bytes the driver has, where these are fewer than the
     /// books have: the caller is to look which of the books' objects are gone.
-    fn judge(&self, lane: Option<&OnLane<'_>>, gpu: usize, found: &Holdings) -> Option<u64> {
+    fn act_on_figures(
+        &self,
+        lane: Option<&OnLane<'_>>,
+        gpu: usize,
+        found: &Holdings,
+    ) -> Option<u64> {
         let Holdings { ref held, own_bytes } = *found;
         let mut books = self.state.books();
         let expected = books.ledger.expected(gpu)?;
-        let underway = if lane.is_some() { Underway::Nothing } else { Underway::Call };
-        let figures = without_charges(held);
-        let finding = judge::judge(&figures, own_bytes, &expected, underway);
+        let made_bytes = held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.made_bytes));
+        let finding = judge(made_bytes, own_bytes, &expected);
         let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
         if lane.is_some() || !is_more {
             self.history.doubts.clear(gpu);
@@ -223,26 +227,22 @@ impl Audit {
             return None;
         }
         match finding {
-            Finding::Fine | Finding::Less => {}
-            Finding::Learn { driver_bytes } => return Some(driver_bytes),
+            Finding::Fine => {}
+            Finding::LessShown { driver_bytes } => return Some(driver_bytes),
             Finding::Unasked { driver_bytes } => {
                 tracing::debug!(driver_bytes, "more than was asked for counts");
                 books.enter(Entry::Reconcile { gpu, driver_bytes });
             }
-            Finding::Exceeds { .. } => {
-                let figures = with_charges(&books, gpu, held);
-                if let Finding::Exceeds { pid, excess_bytes, driver_bytes } =
-                    judge::judge(&figures, own_bytes, &expected, underway)
-                {
-                    books.enter(Entry::Reconcile { gpu, driver_bytes });
-                    books.due.schedule(Instant::now());
-                    let to_kill = processes_to_kill(&books, pid);
-                    drop(books);
-                    tracing::debug!(excess_bytes, pid, "taken past the monitor");
-                    self.processes.escaped.suspect();
-                    let event = || past_the_monitor(&self.state.settings, gpu, excess_bytes);
-                    to_kill.into_iter().for_each(|process| self.processes.kill(process, event()));
-                }
+            Finding::Exceeds { excess_bytes, driver_bytes } => {
+                let pid = least_charged(&books, gpu, held)?;
+                books.enter(Entry::Reconcile { gpu, driver_bytes });
+                books.due.schedule(Instant::now());
+                let to_kill = processes_to_kill(&books, pid);
+                drop(books);
+                tracing::debug!(excess_bytes, pid, "taken past the monitor");
+                self.processes.escaped.suspect();
+                let event = || past_the_monitor(&self.state.settings, gpu, excess_bytes);
+                to_kill.into_iter().for_each(|process| self.processes.kill(process, event()));
             }
         }
         None

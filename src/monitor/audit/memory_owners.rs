@@ -5,31 +5,26 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::{Client, Process};
 use crate::monitor::audit::client_users::{living_callers, users_of_clients_by};
-use crate::monitor::audit::judge::Figure;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::state::books::Books;
 use crate::rm::about::Held;
 
-/// The driver's figures without charges, for a judgement that needs no process's name.
-pub(crate) fn without_charges(held: &[Held]) -> Vec<Figure> {
-    held.iter().map(|held| Figure { held: *held, charged_bytes: 0 }).collect()
-}
-
-/// The driver's figures with charges. A client's charges count for the first process that was seen with the client.
-pub(crate) fn with_charges(books: &Books, gpu: usize, held: &[Held]) -> Vec<Figure> {
+/// The pid under which the driver shows most beyond what its process is charged for. A client's charges count for the
+/// first process that was seen with the client, which is mostly its maker.
+pub(crate) fn least_charged(books: &Books, gpu: usize, held: &[Held]) -> Option<u32> {
     let charges = books.ledger.charged_by_client(gpu);
-    // The first process that used a client is mostly its maker.
     let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
     for (client, process) in books.ledger.holders() {
         owners.entry(client).or_insert(process);
     }
-    let charged = |pid: u32| {
+    let charged_bytes = |pid: u32| {
         let of_pid = charges.iter().filter(|(client, _)| {
             owners.get(client).is_some_and(|of| process_id(*of).pid.cast_unsigned() == pid)
         });
         of_pid.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
     };
-    held.iter().map(|held| Figure { held: *held, charged_bytes: charged(held.pid) }).collect()
+    let excess = |held: &&Held| held.made_bytes.saturating_sub(charged_bytes(held.pid));
+    held.iter().max_by_key(excess).map(|held| held.pid)
 }
 
 /// The processes to kill for the memory that the driver shows under `pid`: the caller with that pid; where it is dead,
@@ -85,12 +80,12 @@ mod tests {
             let (client, parent, handle) = (Client(client), Handle(client), Handle(7));
             books.enter(Entry::Commit { gpu: 0, bytes, client, parent, handle });
         }
-        let charged: Vec<u64> = with_charges(&books, 0, &[held(maker), held(user), held(dead(1))])
-            .into_iter()
-            .map(|figure| figure.charged_bytes)
-            .collect();
-        assert_eq!(charged, [4, 1, 0]);
-        assert!(without_charges(&[held(maker)]).iter().all(|figure| figure.charged_bytes == 0));
+        // Each is shown with 9 bytes. 4 of the maker's are charged, and 1 of the user's.
+        let [maker, user, dead] = [maker, user, dead(1)].map(held);
+        assert_eq!(least_charged(&books, 0, &[maker, user, dead]), Some(dead.pid));
+        assert_eq!(least_charged(&books, 0, &[maker, user]), Some(user.pid));
+        assert_eq!(least_charged(&books, 0, &[user, maker]), Some(user.pid));
+        assert_eq!(least_charged(&books, 0, &[]), None);
     }
 
     #[test]
