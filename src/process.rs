@@ -102,6 +102,30 @@ impl ProcessId {
     }
 }
 
+/// `/proc/PID/status` of a process or of a thread.
+#[derive(Debug)]
+pub(crate) struct ProcStatus(String);
+
+impl ProcStatus {
+    /// Reads the file of the process or thread that has `tid` now.
+    ///
+    /// The kernel cuts a name after 15 bytes, within a character, too. So the text isn't always UTF-8.
+    pub(crate) fn read(tid: i32) -> io::Result<Self> {
+        let bytes = fs::read(format!("/proc/{tid}/status"))?;
+        Ok(Self(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// The value of a field such as `Tgid`, without the spaces around it.
+    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+    }
+
+    /// The pid in the innermost pid namespace of the process.
+    pub(crate) fn innermost_pid(&self) -> Option<i32> {
+        self.field("NSpid")?.split_whitespace().last()?.parse().ok()
+    }
+}
+
 /// A pidfd of the process that has `pid` now.
 pub(crate) fn pidfd(pid: i32) -> rustix::io::Result<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
@@ -229,6 +253,22 @@ mod tests {
             assert_eq!(first_of(&nowhere).unwrap(), None, "{}", nowhere.display());
         }
         assert!(first_of(&file).is_err() && first_of(dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_name_that_is_cut_within_a_character_hides_no_field() {
+        use nix::sys::prctl::{get_name, set_name};
+        use nix::unistd::{getpid, gettid};
+
+        let before = get_name().unwrap();
+        set_name(c"nine:\nbytes:\xe8\xae").unwrap();
+        let status = ProcStatus::read(gettid().as_raw());
+        set_name(&before).unwrap();
+        let status = status.unwrap();
+        assert_eq!(status.field("Name"), Some("nine:\\nbytes:\u{fffd}"));
+        assert_eq!(status.field("Tgid"), Some(getpid().to_string().as_str()));
+        assert_eq!(status.innermost_pid(), Some(gettid().as_raw()));
+        assert_eq!((status.field("Tg"), status.field("no such field")), (None, None));
     }
 
     #[test]

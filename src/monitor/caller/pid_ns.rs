@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::ledger::Process;
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
-use crate::process::{ProcessId, told};
+use crate::process::{ProcStatus, ProcessId, told};
 
 /// How long the numbers of a namespace are remembered: to find those of thousands of processes takes a tenth of a
 /// second, which is charged to no cgroup of the container's.
@@ -47,8 +47,8 @@ impl PidMap {
     fn of(namespace: u64, processes: &BTreeSet<Process>) -> Self {
         let numbers = processes.iter().filter_map(|process| {
             let id = process_id(*process);
-            let number =
-                innermost(id.pid).filter(|_| self::namespace(id.pid) == Some(namespace))?;
+            let number = ProcStatus::read(id.pid).ok()?.innermost_pid().map(i32::cast_unsigned);
+            let number = number.filter(|_| self::namespace(id.pid) == Some(namespace))?;
             // The pid may belong to another process by now.
             (ProcessId::of(id.pid) == Some(id)).then_some((id.pid.cast_unsigned(), number))
         });
@@ -69,13 +69,6 @@ impl PidMap {
 /// The inode of a process's pid namespace.
 fn namespace(pid: i32) -> Option<u64> {
     told(pid, |tid| Some(fs::metadata(format!("/proc/{tid}/ns/pid")).ok()?.ino()))
-}
-
-/// A process's number in its own pid namespace.
-fn innermost(pid: i32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    numbers.split_whitespace().last()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::monitor::journal::call_id::Fingerprint;
 use crate::monitor::journal::process_number::number;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::device::Device;
-use crate::process::{ProcessId, pidfd, threads};
+use crate::process::{ProcStatus, ProcessId, pidfd, threads};
 
 /// `PIDFD_THREAD`, since Linux 6.9.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
@@ -88,13 +88,6 @@ pub(crate) fn threads_by_fd_table(pid: u32) -> Vec<u32> {
         }
     }
     found
-}
-
-/// The number behind `name` in `/proc/PID/status`.
-fn status(tid: i32, name: &str) -> io::Result<Option<i32>> {
-    let text = fs::read_to_string(format!("/proc/{tid}/status"))?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    Ok(line.and_then(|line| line.trim_start_matches(':').trim().parse().ok()))
 }
 
 impl Targets {
@@ -189,7 +182,8 @@ impl Target {
         };
         let find = |pid| ProcessId::find(pid).map_err(errno)?.ok_or(Errno::ESRCH);
         let directory = OwnedFd::from(File::open(format!("/proc/{tid}")).map_err(errno)?);
-        let pid = status(tid, "Tgid").map_err(errno)?.ok_or(Errno::ESRCH)?;
+        let status = ProcStatus::read(tid).map_err(errno)?;
+        let pid = status.field("Tgid").and_then(|pid| pid.parse().ok()).ok_or(Errno::ESRCH)?;
         let thread = find(tid)?;
         let process = number(if tid == pid { thread } else { find(pid)? });
         let is_of_runtime = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
@@ -301,5 +295,25 @@ pub(crate) fn has_file(place: (u32, i32), file: &Device) -> Option<bool> {
         // The thread has ended, or its descriptor is closed.
         Err(Errno::ESRCH | Errno::EBADF) => Some(false),
         Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::prctl::set_name;
+    use nix::unistd::{getpid, gettid};
+
+    use super::*;
+
+    #[test]
+    fn a_thread_whose_name_is_cut_within_a_character_is_served() {
+        let of_thread = || {
+            set_name(c"nine bytes \xe8\xae").unwrap();
+            let tid = gettid().as_raw();
+            (tid, Targets::new(false).unwrap().get(tid))
+        };
+        let (tid, target) = std::thread::spawn(of_thread).join().unwrap();
+        let target = target.unwrap();
+        assert_eq!((target.tid, target.pid), (tid, getpid().as_raw()));
     }
 }

@@ -5,7 +5,6 @@
 //! in the journal, so they outlive the worker. When the bucket has a token again, or the container ends, the last
 //! refusal that was left out is told after all.
 
-use std::fs;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,6 +15,7 @@ use crate::monitor::journal::map::{JournalMap, LeftOut};
 use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::limit::LogLimit;
+use crate::process::ProcStatus;
 
 /// How many refused allocations are told at once, and the time in microseconds until one more is.
 const REFUSALS: (u32, u64) = (10, 10_000_000);
@@ -154,10 +154,8 @@ impl ContainerLog {
 
 /// `event` with the kernel's facts about its process: the name, and the pid in the innermost of its pid namespaces.
 pub(crate) fn described(event: Event, pid: i32) -> Event {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
-    let number = || field("NSpid:")?.split_whitespace().last()?.parse().ok();
-    event.by(pid, number(), field("Name:").map(str::trim).filter(|name| !name.is_empty()))
+    let Ok(status) = ProcStatus::read(pid) else { return event.by(pid, None, None) };
+    event.by(pid, status.innermost_pid(), status.field("Name").filter(|name| !name.is_empty()))
 }
 
 #[cfg(test)]
