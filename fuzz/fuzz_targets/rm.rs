@@ -43,7 +43,6 @@ fuzz_target!(|input: (u8, u64, u32, &[u8])| {
         let _ = memory::given_bytes(found.layout, bytes);
     }
     let _ = memory::params_size(&release, class, Some(number));
-    let _ = memory::device(&release, class, bytes);
     let nested = &control::NESTED[usize::from(at) % control::NESTED.len()];
     let mut params: Vec<u8> = bytes.iter().copied().chain(std::iter::repeat(0)).take(nested.size).collect();
     if let Ok(pieces) = Pieces::of(nested.command, &params) {

@@ -1,22 +1,16 @@
 //! What a subdevice says of its GPU and of who uses it, UUID and bytes by process, which
 //! subdevice a device has, and what a client says of an object.
 //!
-//! `NV2080_CTRL_CMD_GPU_GET_GID_INFO`, `GET_PIDS` and `GET_PID_INFO` of `ctrl2080gpu.h`,
+//! `NV2080_CTRL_CMD_GPU_GET_GID_INFO` and `GET_PID_INFO` of `ctrl2080gpu.h`,
 //! `NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE` of `ctrl0080gpu.h`, and
 //! `NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO` of `ctrl0000client.h`,
 //! which lie alike in all releases from 515.43.04 to 595.45.04. Parameters to ask with,
 //! and what the answers say; who asks, and whose the processes are, is not known here.
 
-use super::number::{NV_OK, NV20_SUBDEVICE_0};
+use super::number::NV_OK;
 
 /// Bytes of `NV2080_CTRL_GPU_GET_GID_INFO_PARAMS`: index, flags, length, 256 of data.
 pub const GID_BYTES: usize = 268;
-
-/// Bytes of `NV2080_CTRL_GPU_GET_PIDS_PARAMS`: type, id, count, 950 numbers.
-pub const PIDS_BYTES: usize = 12 + 4 * PIDS_MAX;
-
-/// `NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT`.
-pub const PIDS_MAX: usize = 950;
 
 /// Bytes of `NV2080_CTRL_GPU_GET_PID_INFO_PARAMS`: count, 200 entries.
 pub const PID_INFO_BYTES: usize = 8 + PID_INFO_ENTRY_BYTES * PID_INFO_MAX;
@@ -131,20 +125,6 @@ pub fn uuid(text: &str) -> Option<Uuid> {
     digits.next().is_none().then_some(found)
 }
 
-/// Parameters that ask for the processes with a subdevice of the GPU: all that use it.
-#[must_use]
-pub fn ask_pids() -> Vec<u8> {
-    let mut params = vec![0; PIDS_BYTES];
-    put(&mut params, 4, NV20_SUBDEVICE_0);
-    params
-}
-
-/// The pids in an answer.
-pub fn answered_pids(params: &[u8]) -> impl Iterator<Item = u32> {
-    let count = usize::try_from(word(params, 8)).unwrap_or(0).min(PIDS_MAX);
-    (0..count).map(|at| word(params, 12 + 4 * at)).filter(|pid| *pid != 0)
-}
-
 /// `NV0041_CTRL_SURFACE_INFO_INDEX_PHYS_SIZE`, in units of
 /// `NV0041_CTRL_SURFACE_INFO_PHYS_SIZE_SCALE_FACTOR` (`ctrl0041.h`, which later releases keep beside
 /// an index of bytes).
@@ -248,11 +228,6 @@ mod tests {
 
     #[test]
     fn a_count_beyond_the_table_is_no_way_out_of_it() {
-        let mut params = ask_pids();
-        put(&mut params, 8, u32::MAX);
-        put(&mut params, 12, 5);
-        assert_eq!(answered_pids(&params).collect::<Vec<_>>(), [5]);
-        assert_eq!(answered_pids(&[]).count(), 0);
         assert_eq!(answered_held(&[0xff; 9]).count(), 0);
     }
 }

@@ -28,7 +28,6 @@ const NVOS32_ATTR_LOCATION_MASK: u32 = 0x3;
 pub struct Command {
     number: u32,
     size: usize,
-    wrapped: bool,
 }
 
 /// A call that is understood.
@@ -48,24 +47,16 @@ pub enum Call {
     /// `NV_ESC_RM_ALLOC_MEMORY`: make a memory object.
     ///
     /// Of class `NV01_MEMORY_LOCAL_USER` it takes no video memory: it is a privileged
-    /// view of all of it or, for others, a dummy; but `limit` comes back as the GPU's
+    /// view of all of it or, for others, a dummy; but its limit comes back as the GPU's
     /// total less one (`rmapi_deprecated_allocmemory.c`, `_rmAllocMemoryLocalUser`).
     AllocMemory {
         /// The object to be.
         object: Object,
         /// Its class.
         class: u32,
-        /// `NVOS02_FLAGS_*`.
-        flags: u32,
-        /// Address of the memory in the caller, for OS descriptors.
-        address: u64,
-        /// Bytes less one.
-        limit: u64,
     },
     /// `NV_ESC_RM_ALLOC_OBJECT`: make an object of a class without parameters.
     AllocObject {
-        /// The object to be.
-        object: Object,
         /// Its class.
         class: u32,
     },
@@ -88,8 +79,6 @@ pub enum Call {
         source_client: u32,
         /// The object there is.
         source: u32,
-        /// `NV04_DUP_HANDLE_FLAGS_*`.
-        flags: u32,
     },
     /// `NV_ESC_RM_CONTROL`: a command to an object, by parameters elsewhere.
     Control {
@@ -107,39 +96,7 @@ pub enum Call {
         flags: u32,
     },
     /// `NV_ESC_EXPORT_TO_DMABUF_FD`: make a file that keeps memory alive.
-    ExportDmabuf {
-        /// The client.
-        client: u32,
-        /// How many handles of the list are meant.
-        handles: u32,
-        /// An earlier export to go on with, or -1.
-        descriptor: i32,
-    },
-    /// `NV_ESC_REGISTER_FD`: tie a device's open file to a control file.
-    RegisterFd {
-        /// The control file.
-        descriptor: i32,
-    },
-    /// `NV_ESC_ALLOC_OS_EVENT` and `NV_ESC_FREE_OS_EVENT`.
-    OsEvent {
-        /// The client.
-        client: u32,
-        /// The file of the event.
-        descriptor: i32,
-    },
-    /// `NV_ESC_RM_MAP_MEMORY`: allow an mmap of memory.
-    MapMemory {
-        /// The client.
-        client: u32,
-        /// The memory.
-        memory: u32,
-        /// Where in it the mapping begins.
-        offset: u64,
-        /// The mapping's bytes.
-        length: u64,
-        /// The open file the mmap is for.
-        descriptor: i32,
-    },
+    ExportDmabuf,
     /// `NV_ESC_IOCTL_XFER_CMD`: another call, whose struct is elsewhere.
     Wrapped {
         /// The call; to be decoded by [`decode`] with its own copy.
@@ -147,11 +104,11 @@ pub enum Call {
         /// Address of its struct.
         address: u64,
     },
-    /// A call that takes, frees and shows no memory.
-    Other {
-        /// Its number.
-        number: u32,
-    },
+    /// A call whose struct has a layout, and that takes, frees and shows no memory by itself, such as
+    /// `NV_ESC_REGISTER_FD` and `NV_ESC_RM_MAP_MEMORY`. No filter traps it, so only the wrapper brings it here.
+    Untrapped,
+    /// A call that takes, frees and shows no memory, and whose struct isn't read.
+    Other,
 }
 
 /// An object: made, freed or duplicated.
@@ -198,19 +155,9 @@ pub enum VidHeap {
         layout: &'static Layout,
     },
     /// `ALLOC_OS_DESCRIPTOR`: the caller's own memory.
-    OsDescriptor {
-        /// Handle of the memory to be.
-        handle: u32,
-        /// Address of the caller's memory.
-        address: u64,
-        /// Bytes less one.
-        limit: u64,
-    },
+    OsDescriptor,
     /// `HW_ALLOC`: compression resources, class `NV01_MEMORY_HW_RESOURCES`.
-    HwAlloc {
-        /// Handle of the resources to be.
-        handle: u32,
-    },
+    HwAlloc,
     /// `FREE` and `HW_FREE`.
     Free {
         /// Handle of what is freed.
@@ -222,10 +169,7 @@ pub enum VidHeap {
         layout: &'static Layout,
     },
     /// A function that neither takes, frees nor shows memory.
-    Other {
-        /// The function.
-        function: u32,
-    },
+    Other,
 }
 
 impl Command {
@@ -234,7 +178,7 @@ impl Command {
     pub fn of_ioctl(argument: u64) -> Self {
         let [number, _type, size_low, size_high, ..] = argument.to_le_bytes();
         let size = u16::from_le_bytes([size_low, size_high]) & 0x3fff;
-        Self { number: u32::from(number), size: usize::from(size), wrapped: false }
+        Self { number: u32::from(number), size: usize::from(size) }
     }
 
     /// Its number.
@@ -272,9 +216,6 @@ const PLAIN: &[(u32, &[usize])] = &[
 /// Where it isn't known to the byte: see [`Refusal`].
 pub fn decode(release: &Release, command: Command, bytes: &[u8]) -> Result<Decoded, Refusal> {
     let reader = Reader { release, call: CallName(Key::Escape(command.number)) };
-    if command.wrapped && command.number == NV_ESC_IOCTL_XFER_CMD {
-        return Err(Refusal::Nested { driver: release.version(), call: reader.call });
-    }
     if bytes.len() != command.size {
         return Err(Refusal::Copied {
             driver: release.version(),
@@ -292,42 +233,19 @@ pub fn decode(release: &Release, command: Command, bytes: &[u8]) -> Result<Decod
         NV_ESC_RM_ALLOC_MEMORY => Call::AllocMemory {
             object: reader.object(view)?,
             class: reader.word(view, Meaning::Class)?,
-            flags: reader.word(view, Meaning::Flags)?,
-            address: reader.long(view, Meaning::Params)?,
-            limit: reader.long(view, Meaning::Limit)?,
         },
-        NV_ESC_RM_ALLOC_OBJECT => Call::AllocObject {
-            object: reader.object(view)?,
-            class: reader.word(view, Meaning::Class)?,
-        },
+        NV_ESC_RM_ALLOC_OBJECT => Call::AllocObject { class: reader.word(view, Meaning::Class)? },
         NV_ESC_RM_VID_HEAP_CONTROL => reader.vid_heap(view, bytes)?,
         NV_ESC_RM_FREE => Call::Free(reader.object(view)?),
         NV_ESC_RM_DUP_OBJECT => Call::Dup {
             object: reader.object(view)?,
             source_client: reader.word(view, Meaning::SourceClient)?,
             source: reader.word(view, Meaning::SourceHandle)?,
-            flags: reader.word(view, Meaning::Flags)?,
         },
         NV_ESC_RM_CONTROL => reader.control(view)?,
-        NV_ESC_EXPORT_TO_DMABUF_FD => Call::ExportDmabuf {
-            client: reader.word(view, Meaning::Client)?,
-            handles: reader.word(view, Meaning::Count)?,
-            descriptor: reader.descriptor(view)?,
-        },
-        NV_ESC_REGISTER_FD => Call::RegisterFd { descriptor: reader.descriptor(view)? },
-        NV_ESC_ALLOC_OS_EVENT | NV_ESC_FREE_OS_EVENT => Call::OsEvent {
-            client: reader.word(view, Meaning::Client)?,
-            descriptor: reader.descriptor(view)?,
-        },
-        NV_ESC_RM_MAP_MEMORY => Call::MapMemory {
-            client: reader.word(view, Meaning::Client)?,
-            memory: reader.word(view, Meaning::Handle)?,
-            offset: reader.long(view, Meaning::Offset)?,
-            length: reader.long(view, Meaning::Length)?,
-            descriptor: reader.descriptor(view)?,
-        },
+        NV_ESC_EXPORT_TO_DMABUF_FD => Call::ExportDmabuf,
         NV_ESC_IOCTL_XFER_CMD => reader.wrapped(view)?,
-        number => Call::Other { number },
+        _ => Call::Untrapped,
     };
     Ok(Decoded { call, layout: Some(view.layout()) })
 }
@@ -381,8 +299,7 @@ impl Reader<'_> {
     /// A call without a layout: of those let pass, or refused.
     fn plain(self, command: Command) -> Result<Decoded, Refusal> {
         let driver = self.release.version();
-        let Some((number, sizes)) = PLAIN.iter().find(|(number, _)| *number == command.number)
-        else {
+        let Some((_, sizes)) = PLAIN.iter().find(|(number, _)| *number == command.number) else {
             return Err(Refusal::UnknownCall { driver, call: self.call, size: command.size });
         };
         if !sizes.is_empty() && !sizes.contains(&command.size) {
@@ -393,7 +310,7 @@ impl Reader<'_> {
                 known: sizes.to_vec(),
             });
         }
-        Ok(Decoded { call: Call::Other { number: *number }, layout: None })
+        Ok(Decoded { call: Call::Other, layout: None })
     }
 
     fn alloc(self, view: View<'_>) -> Result<Call, Refusal> {
@@ -442,7 +359,7 @@ impl Reader<'_> {
         if size > MAX_WRAPPED_BYTES {
             return Err(Refusal::UnknownCall { driver, call: inner, size });
         }
-        let command = Command { number, size, wrapped: true };
+        let command = Command { number, size };
         Ok(Call::Wrapped { command, address: self.long(view, Meaning::Params)? })
     }
 
@@ -461,19 +378,13 @@ impl Reader<'_> {
             NVOS32_FUNCTION_ALLOC_SIZE
             | NVOS32_FUNCTION_ALLOC_SIZE_RANGE
             | NVOS32_FUNCTION_ALLOC_TILED_PITCH_HEIGHT => self.vid_heap_alloc(view)?,
-            NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR => VidHeap::OsDescriptor {
-                handle: self.word(view, Meaning::Handle)?,
-                address: self.long(view, Meaning::Params)?,
-                limit: self.long(view, Meaning::Limit)?,
-            },
-            NVOS32_FUNCTION_HW_ALLOC => {
-                VidHeap::HwAlloc { handle: self.word(view, Meaning::Handle)? }
-            }
+            NVOS32_FUNCTION_ALLOC_OS_DESCRIPTOR => VidHeap::OsDescriptor,
+            NVOS32_FUNCTION_HW_ALLOC => VidHeap::HwAlloc,
             NVOS32_FUNCTION_FREE | NVOS32_FUNCTION_HW_FREE => {
                 VidHeap::Free { handle: self.word(view, Meaning::Handle)? }
             }
             NVOS32_FUNCTION_INFO => VidHeap::Info { layout: view.layout() },
-            function => VidHeap::Other { function },
+            _ => VidHeap::Other,
         };
         Ok(Call::VidHeap {
             client: self.word(head, Meaning::Client)?,

@@ -71,7 +71,7 @@ const CLEAR_INDEX: std::ops::Range<usize> = 2126..2128;
 
 /// Places that one control clears at most:
 /// `NV0000_CTRL_OS_UNIX_EXPORT_OBJECTS_TO_FD_MAX_OBJECTS`.
-pub const MAX_CLEARED: u32 = 512;
+const MAX_CLEARED: u32 = 512;
 
 /// `NVOS33_FLAGS_MAPPING` (16:15) as `_DIRECT`: else memory of the host may be shown as the
 /// GPU's, as `RmImportObject` (`rmobjexportimport.c`) says.

@@ -23,7 +23,7 @@ const MOST_ENTRIES: usize = 1024;
 
 /// What a value says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quantity {
+enum Quantity {
     /// All memory there is.
     Total,
     /// A part of all memory, and so at most all of it.
@@ -37,7 +37,7 @@ pub enum Quantity {
 /// The values that show memory: index and what it says. Others are left alone.
 ///
 /// `cuMemGetInfo` reads the heap's, NVML the RAM's.
-pub const QUANTITIES: &[(u32, Quantity)] = &[
+const QUANTITIES: &[(u32, Quantity)] = &[
     (NV2080_CTRL_FB_INFO_INDEX_RAM_SIZE, Quantity::Total),
     (NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE, Quantity::Total),
     (NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, Quantity::Total),

@@ -65,7 +65,7 @@ pub enum Meaning {
     Base,
     /// Bytes of a range.
     Length,
-    /// Where in the memory a mapping begins.
+    /// The first place of a list in a file of exported objects.
     Offset,
     /// The GPU, by its 16-byte UUID.
     Uuid,

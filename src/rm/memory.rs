@@ -168,10 +168,6 @@ pub fn refusal(release: &Release, class: u32) -> Refusal {
 /// What `NV_MEMORY_ALLOCATION_PARAMS` ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// `NVOS32_ALLOC_FLAGS_*`.
-    pub flags: u32,
-    /// `NVOS32_ATTR_*`.
-    pub attributes: u32,
     /// Bytes asked for. The driver rounds up, to its page size at least; what it gave is
     /// [`given_bytes`] afterwards.
     pub size_bytes: u64,
@@ -222,12 +218,7 @@ pub fn decode(release: &Release, class: u32, bytes: &[u8]) -> Result<Memory, Ref
     let key = Key::Class(class);
     let reader = Reader { release, call: CallName(key) };
     let view = reader.view(key, bytes)?;
-    Ok(Memory {
-        flags: reader.word(view, Meaning::Flags)?,
-        attributes: reader.word(view, Meaning::Attributes)?,
-        size_bytes: reader.long(view, Meaning::Size)?,
-        layout: view.layout(),
-    })
+    Ok(Memory { size_bytes: reader.long(view, Meaning::Size)?, layout: view.layout() })
 }
 
 /// The engine that a channel group asks for (`NV2080_ENGINE_TYPE_*`), by its parameters; 0 where they
@@ -237,18 +228,6 @@ pub fn group_engine(release: &Release, bytes: &[u8]) -> u32 {
     let layout = release.layout(Key::Class(KEPLER_CHANNEL_GROUP_A), bytes.len());
     let view = layout.and_then(|layout| layout.view(bytes));
     view.and_then(|view| view.u32(Meaning::Kind)).unwrap_or(0)
-}
-
-/// The number of the device or subdevice that an allocation of `NV01_DEVICE_0` or
-/// `NV20_SUBDEVICE_0` opens.
-///
-/// # Errors
-///
-/// Where the parameters are not of this driver's size, or the class is another.
-pub fn device(release: &Release, class: u32, bytes: &[u8]) -> Result<u32, Refusal> {
-    let key = Key::Class(class);
-    let reader = Reader { release, call: CallName(key) };
-    reader.word(reader.view(key, bytes)?, Meaning::Device)
 }
 
 /// The bytes the driver gave, from the struct as it came back: its limit and one.

@@ -58,7 +58,6 @@ pub(super) const ALLOC_MEMORY: &[Layout] = &[Layout::new(
         f4(Parent, "params.hObjectParent", 4),
         f4(Handle, "params.hObjectNew", 8),
         f4(Class, "params.hClass", 12),
-        f4(Flags, "params.flags", 16),
         f8(Params, "params.pMemory", 24),
         f8(Limit, "params.limit", 32),
         f4(Status, "params.status", 40),
@@ -182,7 +181,6 @@ pub(super) const DUP_OBJECT: &[Layout] = &[Layout::new(
         f4(Handle, "hObject", 8),
         f4(SourceClient, "hClientSrc", 12),
         f4(SourceHandle, "hObjectSrc", 16),
-        f4(Flags, "flags", 20),
         f4(Status, "status", 24),
     ],
 )];
@@ -247,11 +245,8 @@ pub(super) const VID_HEAP_ALLOC_RANGE: &[Layout] = &[Layout::new(
     ],
 )];
 
-pub(super) const VID_HEAP_FREE: &[Layout] = &[Layout::new(
-    "NVOS32_PARAMETERS",
-    184,
-    &[f4(Handle, "data.Free.hMemory", 44), f4(Flags, "data.Free.flags", 48)],
-)];
+pub(super) const VID_HEAP_FREE: &[Layout] =
+    &[Layout::new("NVOS32_PARAMETERS", 184, &[f4(Handle, "data.Free.hMemory", 44)])];
 
 pub(super) const VID_HEAP_INFO: &[Layout] = &[Layout::new(
     "NVOS32_PARAMETERS",
@@ -263,22 +258,8 @@ pub(super) const VID_HEAP_INFO: &[Layout] = &[Layout::new(
     ],
 )];
 
-pub(super) const VID_HEAP_HW_ALLOC: &[Layout] =
-    &[Layout::new("NVOS32_PARAMETERS", 184, &[f4(Handle, "data.HwAlloc.allochMemory", 44)])];
-
 pub(super) const VID_HEAP_HW_FREE: &[Layout] =
     &[Layout::new("NVOS32_PARAMETERS", 184, &[f4(Handle, "data.HwFree.hResourceHandle", 40)])];
-
-pub(super) const VID_HEAP_OS_DESCRIPTOR: &[Layout] = &[Layout::new(
-    "NVOS32_PARAMETERS",
-    184,
-    &[
-        f4(Handle, "data.AllocOsDesc.hMemory", 40),
-        f4(Flags, "data.AllocOsDesc.flags", 48),
-        f8(Params, "data.AllocOsDesc.descriptor", 64),
-        f8(Limit, "data.AllocOsDesc.limit", 72),
-    ],
-)];
 
 /// Functions of which nothing but the function is read.
 pub(super) const VID_HEAP_OTHER: &[Layout] = &[Layout::new("NVOS32_PARAMETERS", 184, &[])];
@@ -289,130 +270,52 @@ pub(super) const XFER: &[Layout] = &[Layout::new(
     &[f4(Command, "cmd", 0), f4(CommandSize, "size", 4), f8(Params, "ptr", 8)],
 )];
 
-pub(super) const EXPORT_TO_DMABUF_515: &[Layout] = &[Layout::new(
-    "nv_ioctl_export_to_dma_buf_fd_t",
-    2600,
-    &[
-        f4(Descriptor, "fd", 0),
-        f4(Client, "hClient", 4),
-        f4(Count, "numObjects", 12),
-        Field { meaning: List, name: "handles", offset: 32, width: 512 },
-        f4(Status, "status", 2592),
-    ],
-)];
+pub(super) const EXPORT_TO_DMABUF_515: &[Layout] =
+    &[Layout::new("nv_ioctl_export_to_dma_buf_fd_t", 2600, &[f4(Status, "status", 2592)])];
 
-pub(super) const EXPORT_TO_DMABUF_570: &[Layout] = &[Layout::new(
-    "nv_ioctl_export_to_dma_buf_fd_t",
-    2608,
-    &[
-        f4(Descriptor, "fd", 0),
-        f4(Client, "hClient", 4),
-        f4(Count, "numObjects", 12),
-        Field { meaning: List, name: "handles", offset: 36, width: 512 },
-        f4(Status, "status", 2600),
-    ],
-)];
+pub(super) const EXPORT_TO_DMABUF_570: &[Layout] =
+    &[Layout::new("nv_ioctl_export_to_dma_buf_fd_t", 2608, &[f4(Status, "status", 2600)])];
 
-pub(super) const REGISTER_FD: &[Layout] =
-    &[Layout::new("nv_ioctl_register_fd_t", 4, &[f4(Descriptor, "ctl_fd", 0)])];
+pub(super) const REGISTER_FD: &[Layout] = &[Layout::new("nv_ioctl_register_fd_t", 4, &[])];
 
-pub(super) const ALLOC_OS_EVENT: &[Layout] = &[Layout::new(
-    "nv_ioctl_alloc_os_event_t",
-    16,
-    &[
-        f4(Client, "hClient", 0),
-        f4(Device, "hDevice", 4),
-        f4(Descriptor, "fd", 8),
-        f4(Status, "Status", 12),
-    ],
-)];
+pub(super) const ALLOC_OS_EVENT: &[Layout] =
+    &[Layout::new("nv_ioctl_alloc_os_event_t", 16, &[f4(Status, "Status", 12)])];
 
-pub(super) const FREE_OS_EVENT: &[Layout] = &[Layout::new(
-    "nv_ioctl_free_os_event_t",
-    16,
-    &[
-        f4(Client, "hClient", 0),
-        f4(Device, "hDevice", 4),
-        f4(Descriptor, "fd", 8),
-        f4(Status, "Status", 12),
-    ],
-)];
+pub(super) const FREE_OS_EVENT: &[Layout] =
+    &[Layout::new("nv_ioctl_free_os_event_t", 16, &[f4(Status, "Status", 12)])];
 
 pub(super) const IDLE_CHANNELS: &[Layout] =
-    &[Layout::new("NVOS30_PARAMETERS", 56, &[f4(Client, "hClient", 0), f4(Status, "status", 48)])];
+    &[Layout::new("NVOS30_PARAMETERS", 56, &[f4(Status, "status", 48)])];
 
-pub(super) const MAP_MEMORY: &[Layout] = &[Layout::new(
-    "nv_ioctl_nvos33_parameters_with_fd",
-    56,
-    &[
-        f4(Client, "params.hClient", 0),
-        f4(Handle, "params.hMemory", 8),
-        f8(Offset, "params.offset", 16),
-        f8(Length, "params.length", 24),
-        f4(Status, "params.status", 40),
-        f4(Descriptor, "fd", 48),
-    ],
-)];
+pub(super) const MAP_MEMORY: &[Layout] =
+    &[Layout::new("nv_ioctl_nvos33_parameters_with_fd", 56, &[f4(Status, "params.status", 40)])];
 
-pub(super) const UNMAP_MEMORY: &[Layout] = &[Layout::new(
-    "NVOS34_PARAMETERS",
-    32,
-    &[f4(Client, "hClient", 0), f4(Handle, "hMemory", 8), f4(Status, "status", 24)],
-)];
+pub(super) const UNMAP_MEMORY: &[Layout] =
+    &[Layout::new("NVOS34_PARAMETERS", 32, &[f4(Status, "status", 24)])];
 
-pub(super) const ALLOC_CONTEXT_DMA2: &[Layout] = &[Layout::new(
-    "NVOS39_PARAMETERS",
-    56,
-    &[
-        f4(Client, "hObjectParent", 0),
-        f4(Handle, "hObjectNew", 8),
-        f4(Class, "hClass", 12),
-        f4(SourceHandle, "hMemory", 24),
-        f4(Status, "status", 48),
-    ],
-)];
+pub(super) const ALLOC_CONTEXT_DMA2: &[Layout] =
+    &[Layout::new("NVOS39_PARAMETERS", 56, &[f4(Status, "status", 48)])];
 
-pub(super) const MAP_MEMORY_DMA_515: &[Layout] = &[Layout::new(
-    "NVOS46_PARAMETERS",
-    56,
-    &[f4(Client, "hClient", 0), f4(Handle, "hMemory", 12), f4(Status, "status", 48)],
-)];
+pub(super) const MAP_MEMORY_DMA_515: &[Layout] =
+    &[Layout::new("NVOS46_PARAMETERS", 56, &[f4(Status, "status", 48)])];
 
-pub(super) const MAP_MEMORY_DMA_580: &[Layout] = &[Layout::new(
-    "NVOS46_PARAMETERS",
-    64,
-    &[f4(Client, "hClient", 0), f4(Handle, "hMemory", 12), f4(Status, "status", 56)],
-)];
+pub(super) const MAP_MEMORY_DMA_580: &[Layout] =
+    &[Layout::new("NVOS46_PARAMETERS", 64, &[f4(Status, "status", 56)])];
 
-pub(super) const UNMAP_MEMORY_DMA_515: &[Layout] = &[Layout::new(
-    "NVOS47_PARAMETERS",
-    40,
-    &[f4(Client, "hClient", 0), f4(Handle, "hMemory", 12), f4(Status, "status", 32)],
-)];
+pub(super) const UNMAP_MEMORY_DMA_515: &[Layout] =
+    &[Layout::new("NVOS47_PARAMETERS", 40, &[f4(Status, "status", 32)])];
 
-pub(super) const UNMAP_MEMORY_DMA_550: &[Layout] = &[Layout::new(
-    "NVOS47_PARAMETERS",
-    48,
-    &[f4(Client, "hClient", 0), f4(Handle, "hMemory", 12), f4(Status, "status", 40)],
-)];
+pub(super) const UNMAP_MEMORY_DMA_550: &[Layout] =
+    &[Layout::new("NVOS47_PARAMETERS", 48, &[f4(Status, "status", 40)])];
 
 pub(super) const BIND_CONTEXT_DMA: &[Layout] =
-    &[Layout::new("NVOS49_PARAMETERS", 16, &[f4(Client, "hClient", 0), f4(Status, "status", 12)])];
+    &[Layout::new("NVOS49_PARAMETERS", 16, &[f4(Status, "status", 12)])];
 
-pub(super) const UPDATE_DEVICE_MAPPING_INFO: &[Layout] = &[Layout::new(
-    "NVOS56_PARAMETERS",
-    40,
-    &[f4(Client, "hClient", 0), f4(Handle, "hMemory", 8), f4(Status, "status", 32)],
-)];
+pub(super) const UPDATE_DEVICE_MAPPING_INFO: &[Layout] =
+    &[Layout::new("NVOS56_PARAMETERS", 40, &[f4(Status, "status", 32)])];
 
 /// Fields of `NV_MEMORY_ALLOCATION_PARAMS`, which lie alike in all releases.
-const MEMORY_FIELDS: &[Field] = &[
-    f4(Flags, "flags", 8),
-    f4(Attributes, "attr", 24),
-    f4(Attributes2, "attr2", 28),
-    f8(Size, "size", 64),
-    f8(Limit, "limit", 88),
-];
+const MEMORY_FIELDS: &[Field] = &[f8(Size, "size", 64), f8(Limit, "limit", 88)];
 
 pub(super) const MEMORY_120: &[Layout] =
     &[Layout::new("NV_MEMORY_ALLOCATION_PARAMS", 120, MEMORY_FIELDS)];
@@ -537,22 +440,13 @@ pub(super) const UVM_INITIALIZE: &[Layout] = &[Layout::new(
     &[f8(Flags, "flags", 0), f4(Status, "rmStatus", 8)],
 )];
 
-pub(super) const UVM_MM_INITIALIZE: &[Layout] = &[Layout::new(
-    "UVM_MM_INITIALIZE_PARAMS",
-    8,
-    &[f4(Descriptor, "uvmFd", 0), f4(Status, "rmStatus", 4)],
-)];
+pub(super) const UVM_MM_INITIALIZE: &[Layout] =
+    &[Layout::new("UVM_MM_INITIALIZE_PARAMS", 8, &[f4(Status, "rmStatus", 4)])];
 
 pub(super) const UVM_REGISTER_GPU: &[Layout] = &[Layout::new(
     "UVM_REGISTER_GPU_PARAMS",
     40,
-    &[
-        uuid("gpu_uuid", 0),
-        f4(Descriptor, "rmCtrlFd", 24),
-        f4(Client, "hClient", 28),
-        f4(Handle, "hSmcPartRef", 32),
-        f4(Status, "rmStatus", 36),
-    ],
+    &[f4(Descriptor, "rmCtrlFd", 24), f4(Status, "rmStatus", 36)],
 )];
 
 pub(super) const UVM_UNREGISTER_GPU: &[Layout] = &[Layout::new(
@@ -561,31 +455,11 @@ pub(super) const UVM_UNREGISTER_GPU: &[Layout] = &[Layout::new(
     &[uuid("gpu_uuid", 0), f4(Status, "rmStatus", 16)],
 )];
 
-pub(super) const UVM_REGISTER_GPU_VASPACE: &[Layout] = &[Layout::new(
-    "UVM_REGISTER_GPU_VASPACE_PARAMS",
-    32,
-    &[
-        uuid("gpuUuid", 0),
-        f4(Descriptor, "rmCtrlFd", 16),
-        f4(Client, "hClient", 20),
-        f4(Handle, "hVaSpace", 24),
-        f4(Status, "rmStatus", 28),
-    ],
-)];
+pub(super) const UVM_REGISTER_GPU_VASPACE: &[Layout] =
+    &[Layout::new("UVM_REGISTER_GPU_VASPACE_PARAMS", 32, &[f4(Status, "rmStatus", 28)])];
 
-pub(super) const UVM_REGISTER_CHANNEL: &[Layout] = &[Layout::new(
-    "UVM_REGISTER_CHANNEL_PARAMS",
-    56,
-    &[
-        uuid("gpuUuid", 0),
-        f4(Descriptor, "rmCtrlFd", 16),
-        f4(Client, "hClient", 20),
-        f4(Handle, "hChannel", 24),
-        f8(Base, "base", 32),
-        f8(Length, "length", 40),
-        f4(Status, "rmStatus", 48),
-    ],
-)];
+pub(super) const UVM_REGISTER_CHANNEL: &[Layout] =
+    &[Layout::new("UVM_REGISTER_CHANNEL_PARAMS", 56, &[f4(Status, "rmStatus", 48)])];
 
 pub(super) const UVM_UNREGISTER_GPU_VASPACE: &[Layout] = &[Layout::new(
     "UVM_UNREGISTER_GPU_VASPACE_PARAMS",
@@ -603,7 +477,6 @@ pub(super) const UVM_MAP_EXTERNAL_32: &[Layout] = &[Layout::new(
     &[
         f8(Base, "base", 0),
         f8(Length, "length", 8),
-        f8(Offset, "offset", 16),
         list("perGpuAttributes", 24, 32 * MAPPING_ATTRIBUTES_BYTES),
         f8(Count, "gpuAttributesCount", 1176),
         f4(Descriptor, "rmCtrlFd", 1184),
@@ -619,7 +492,6 @@ pub(super) const UVM_MAP_EXTERNAL_256: &[Layout] = &[Layout::new(
     &[
         f8(Base, "base", 0),
         f8(Length, "length", 8),
-        f8(Offset, "offset", 16),
         list("perGpuAttributes", 24, 256 * MAPPING_ATTRIBUTES_BYTES),
         f8(Count, "gpuAttributesCount", 9240),
         f4(Descriptor, "rmCtrlFd", 9248),
@@ -682,16 +554,8 @@ pub(super) const UVM_DISABLE_READ_DUPLICATION: &[Layout] = &[Layout::new(
 pub(super) const UVM_CLEAN_UP_ZOMBIE_RESOURCES: &[Layout] =
     &[Layout::new("UVM_CLEAN_UP_ZOMBIE_RESOURCES_PARAMS", 4, &[f4(Status, "rmStatus", 0)])];
 
-pub(super) const UVM_MAP_DYNAMIC_PARALLELISM_REGION: &[Layout] = &[Layout::new(
-    "UVM_MAP_DYNAMIC_PARALLELISM_REGION_PARAMS",
-    40,
-    &[
-        f8(Base, "base", 0),
-        f8(Length, "length", 8),
-        uuid("gpuUuid", 16),
-        f4(Status, "rmStatus", 32),
-    ],
-)];
+pub(super) const UVM_MAP_DYNAMIC_PARALLELISM_REGION: &[Layout] =
+    &[Layout::new("UVM_MAP_DYNAMIC_PARALLELISM_REGION_PARAMS", 40, &[f4(Status, "rmStatus", 32)])];
 
 pub(super) const UVM_ALLOC_DEVICE_P2P: &[Layout] = &[Layout::new(
     "UVM_ALLOC_DEVICE_P2P_PARAMS",
@@ -699,8 +563,6 @@ pub(super) const UVM_ALLOC_DEVICE_P2P: &[Layout] = &[Layout::new(
     &[
         f8(Base, "base", 0),
         f8(Length, "length", 8),
-        f8(Offset, "offset", 16),
-        uuid("gpuUuid", 24),
         f4(Descriptor, "rmCtrlFd", 40),
         f4(Client, "hClient", 44),
         f4(Handle, "hMemory", 48),

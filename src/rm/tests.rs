@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::call::{Alloc, MAX_WRAPPED_BYTES, Object, VidHeap};
 use super::number::*;
-use super::release::RELEASES;
+use super::release::{Change, RELEASES};
 use super::*;
 
 macro_rules! fixture {
@@ -24,6 +24,16 @@ const MEMORY: Object = Object { client: 0xc1d0_0001, parent: 0xcaf0_0001, handle
 
 fn release(text: &str) -> Release {
     Release::of(text.parse().unwrap()).unwrap()
+}
+
+/// Everything that a release has a layout of, in order.
+fn all_layouts(release: &Release) -> BTreeMap<Key, &'static [Layout]> {
+    let changes = RELEASES.iter().flat_map(|row| row.changes);
+    let keys = changes.map(|change| match change {
+        Change::Set(key, _) | Change::Remove(key) => *key,
+    });
+    let all = keys.map(|key| (key, release.layouts(key)));
+    all.filter(|(_, layouts)| !layouts.is_empty()).collect()
 }
 
 /// An ioctl as the driver's users make it: `_IOWR('F', number, size)`.
@@ -135,7 +145,7 @@ fn other_calls_are_read() {
     let dup = decoded(text, NV_ESC_RM_DUP_OBJECT, fixture!("535.161.08/rm_dup_object"));
     let object = Object { client: 0xc1d0_0002, parent: 0xcaf0_0001, handle: 0xcaf0_0009 };
     let (source_client, source) = (MEMORY.client, MEMORY.handle);
-    assert_eq!(dup, Call::Dup { object, source_client, source, flags: 0 });
+    assert_eq!(dup, Call::Dup { object, source_client, source });
     let control = decoded(text, NV_ESC_RM_CONTROL, fixture!("535.161.08/rm_control"));
     let wanted = Call::Control {
         client: MEMORY.client,
@@ -147,14 +157,7 @@ fn other_calls_are_read() {
     };
     assert_eq!(control, wanted);
     let memory = decoded(text, NV_ESC_RM_ALLOC_MEMORY, fixture!("535.161.08/rm_alloc_memory"));
-    let wanted = Call::AllocMemory {
-        object: MEMORY,
-        class: NV01_MEMORY_SYSTEM,
-        flags: 0x4000_0010,
-        address: 0,
-        limit: 0xffff,
-    };
-    assert_eq!(memory, wanted);
+    assert_eq!(memory, Call::AllocMemory { object: MEMORY, class: NV01_MEMORY_SYSTEM });
 }
 
 #[test]
@@ -168,7 +171,7 @@ fn uvm_calls_are_read_from_each_releases_struct() {
         let found = uvm::decode(&release(text), UVM_MAP_EXTERNAL_ALLOCATION, bytes).unwrap();
         let memory = uvm::Source { descriptor: 5, client: MEMORY.client, handle: MEMORY.handle };
         let range = uvm::Range { base: 0x7f00_0000_0000, length: 0x20_0000 };
-        assert_eq!(found.call, uvm::Call::MapExternal { range, offset: 0x1000, memory });
+        assert_eq!(found.call, uvm::Call::MapExternal { range, memory });
         let layout = found.layout.unwrap();
         let mut bytes = bytes.to_vec();
         for (count, known) in [(0, false), (1, true), (2, true), (32, true), (257, false)] {
@@ -305,7 +308,7 @@ fn an_unknown_call_is_refused_and_a_harmless_one_is_let_pass() {
     let refusal = decode(&release, iowr(0x99, 8), &[0; 8]).unwrap_err();
     assert_eq!(refusal.to_string(), "driver 535.161.08: call 0x99 of 8 bytes is not known");
     let found = decode(&release, iowr(NV_ESC_CHECK_VERSION_STR, 72), &[0; 72]).unwrap();
-    assert_eq!(found.call, Call::Other { number: NV_ESC_CHECK_VERSION_STR });
+    assert_eq!(found.call, Call::Other);
     assert!(decode(&release, iowr(NV_ESC_CHECK_VERSION_STR, 71), &[0; 71]).is_err());
     let mut bytes = *fixture!("535.161.08/vid_heap_alloc_size");
     bytes[8] = 99;
@@ -320,7 +323,7 @@ fn an_unknown_call_is_refused_and_a_harmless_one_is_let_pass() {
 fn truncated_at_any_byte_nothing_is_read() {
     let release = release("535.161.08");
     let bytes = [0; 184];
-    for (key, layouts) in release.iter() {
+    for (key, layouts) in all_layouts(&release) {
         for layout in layouts {
             for len in 0..layout.size().min(bytes.len()) {
                 let short = &bytes[..len];
@@ -345,7 +348,7 @@ fn truncated_at_any_byte_nothing_is_read() {
 fn every_releases_calls_can_be_decoded() {
     for row in RELEASES {
         let release = Release::of(row.version).unwrap();
-        for (key, layouts) in release.iter() {
+        for (key, layouts) in all_layouts(&release) {
             for layout in layouts {
                 let mut bytes = vec![0; layout.size()];
                 match key {
@@ -359,13 +362,12 @@ fn every_releases_calls_can_be_decoded() {
                         decode(&release, command, &bytes).unwrap();
                     }
                     Key::Uvm(number) => drop(uvm::decode(&release, number, &bytes).unwrap()),
-                    Key::Class(NV01_DEVICE_0 | NV20_SUBDEVICE_0) => {
-                        let Key::Class(class) = key else { unreachable!() };
-                        assert_eq!(memory::device(&release, class, &bytes), Ok(0));
-                    }
-                    Key::Class(KEPLER_CHANNEL_GROUP_A | NV_SEMAPHORE_SURFACE) => {
-                        assert!(layout.view(&bytes).is_some());
-                    }
+                    Key::Class(
+                        NV01_DEVICE_0
+                        | NV20_SUBDEVICE_0
+                        | KEPLER_CHANNEL_GROUP_A
+                        | NV_SEMAPHORE_SURFACE,
+                    ) => assert!(layout.view(&bytes).is_some()),
                     Key::Class(class) => {
                         let found = memory::decode(&release, class, &bytes).unwrap();
                         assert_eq!(memory::given_bytes(found.layout, &bytes), Some(1));
@@ -403,7 +405,7 @@ proptest! {
         which in any::<prop::sample::Index>(),
         seed in proptest::collection::vec(any::<u8>(), 1..256),
     ) {
-        let all: Vec<_> = release.iter().collect();
+        let all: Vec<_> = all_layouts(&release).into_iter().collect();
         let (key, layouts) = all[which.index(all.len())];
         for layout in layouts {
             let bytes: Vec<u8> = seed.iter().copied().cycle().take(layout.size()).collect();
@@ -473,7 +475,7 @@ fn numbers_sizes_and_offsets_are_those_of_the_headers() {
         }
     }
     let mut structs = 0;
-    for (_, layouts) in release.iter() {
+    for (_, layouts) in all_layouts(&release) {
         for layout in layouts.iter().filter(|layout| headers.declare(layout.name())) {
             let name = layout.name();
             let mut ask = |what: String, value: usize| {

@@ -51,51 +51,26 @@ pub enum Call {
         /// `UVM_INIT_FLAGS_*`.
         flags: u64,
     },
-    /// `UVM_MM_INITIALIZE`: tie a second file to an initialized one.
-    MmInitialize {
-        /// The initialized one.
-        descriptor: i32,
-    },
     /// `UVM_REGISTER_GPU`.
     RegisterGpu {
-        /// The GPU.
-        uuid: [u8; 16],
-        /// MIG partition, and where it is found.
-        partition: Source,
+        /// The caller's descriptor of `/dev/nvidiactl`, by which a MIG partition is found; below 0 where there is none.
+        descriptor: i32,
     },
     /// `UVM_UNREGISTER_GPU`: ends what the GPU maps.
     UnregisterGpu {
         /// The GPU.
         uuid: [u8; 16],
     },
-    /// `UVM_REGISTER_GPU_VASPACE`: makes a kernel's duplicate of the address space.
-    RegisterVaSpace {
-        /// The GPU.
-        uuid: [u8; 16],
-        /// The address space.
-        space: Source,
-    },
     /// `UVM_UNREGISTER_GPU_VASPACE`: ends what the GPU maps.
     UnregisterVaSpace {
         /// The GPU.
         uuid: [u8; 16],
-    },
-    /// `UVM_REGISTER_CHANNEL`.
-    RegisterChannel {
-        /// The GPU.
-        uuid: [u8; 16],
-        /// The channel.
-        channel: Source,
-        /// Addresses for what it maps.
-        range: Range,
     },
     /// `UVM_MAP_EXTERNAL_ALLOCATION`: makes a kernel's duplicate of memory, for each GPU of
     /// [`mapping_gpus`].
     MapExternal {
         /// Where it is mapped.
         range: Range,
-        /// Where in the memory the mapping begins.
-        offset: u64,
         /// The memory.
         memory: Source,
     },
@@ -103,19 +78,11 @@ pub enum Call {
     AllocDeviceP2p {
         /// The range.
         range: Range,
-        /// Where in the memory it begins.
-        offset: u64,
-        /// The GPU.
-        uuid: [u8; 16],
         /// The memory.
         memory: Source,
     },
     /// `UVM_ALLOC_SEMAPHORE_POOL`: announces a range of the driver's own memory.
     AllocSemaphorePool(Range),
-    /// `UVM_CREATE_EXTERNAL_RANGE`: announces a range for external memory.
-    CreateExternalRange(Range),
-    /// `UVM_MAP_DYNAMIC_PARALLELISM_REGION`.
-    MapDynamicParallelism(Range),
     /// `UVM_UNMAP_EXTERNAL`.
     UnmapExternal {
         /// What is unmapped.
@@ -130,11 +97,8 @@ pub enum Call {
         /// Its bytes, where the driver asks for them.
         length: Option<u64>,
     },
-    /// A call that takes, frees and keeps no memory by itself.
-    Other {
-        /// Its number.
-        number: u32,
-    },
+    /// A call that takes, frees and keeps no memory by itself. Nothing of it is read.
+    Other,
 }
 
 /// Calls whose struct isn't read: they act on ranges that exist.
@@ -206,39 +170,21 @@ pub fn decode(release: &Release, number: u32, bytes: &[u8]) -> Result<Decoded, R
         });
     }
     if release.layouts(key).is_empty() {
-        return Ok(Decoded { call: Call::Other { number }, layout: None });
+        return Ok(Decoded { call: Call::Other, layout: None });
     }
     let view = reader.view(key, bytes)?;
     let call = match number {
         UVM_INITIALIZE => Call::Initialize { flags: reader.long(view, Meaning::Flags)? },
-        UVM_MM_INITIALIZE => Call::MmInitialize { descriptor: reader.descriptor(view)? },
-        UVM_REGISTER_GPU => {
-            Call::RegisterGpu { uuid: reader.uuid(view)?, partition: reader.source(view)? }
-        }
+        UVM_REGISTER_GPU => Call::RegisterGpu { descriptor: reader.descriptor(view)? },
         UVM_UNREGISTER_GPU => Call::UnregisterGpu { uuid: reader.uuid(view)? },
-        UVM_REGISTER_GPU_VASPACE => {
-            Call::RegisterVaSpace { uuid: reader.uuid(view)?, space: reader.source(view)? }
-        }
         UVM_UNREGISTER_GPU_VASPACE => Call::UnregisterVaSpace { uuid: reader.uuid(view)? },
-        UVM_REGISTER_CHANNEL => Call::RegisterChannel {
-            uuid: reader.uuid(view)?,
-            channel: reader.source(view)?,
-            range: reader.range(view)?,
-        },
-        UVM_MAP_EXTERNAL_ALLOCATION => Call::MapExternal {
-            range: reader.range(view)?,
-            offset: reader.long(view, Meaning::Offset)?,
-            memory: reader.source(view)?,
-        },
-        UVM_ALLOC_DEVICE_P2P => Call::AllocDeviceP2p {
-            range: reader.range(view)?,
-            offset: reader.long(view, Meaning::Offset)?,
-            uuid: reader.uuid(view)?,
-            memory: reader.source(view)?,
-        },
+        UVM_MAP_EXTERNAL_ALLOCATION => {
+            Call::MapExternal { range: reader.range(view)?, memory: reader.source(view)? }
+        }
+        UVM_ALLOC_DEVICE_P2P => {
+            Call::AllocDeviceP2p { range: reader.range(view)?, memory: reader.source(view)? }
+        }
         UVM_ALLOC_SEMAPHORE_POOL => Call::AllocSemaphorePool(reader.range(view)?),
-        UVM_CREATE_EXTERNAL_RANGE => Call::CreateExternalRange(reader.range(view)?),
-        UVM_MAP_DYNAMIC_PARALLELISM_REGION => Call::MapDynamicParallelism(reader.range(view)?),
         UVM_UNMAP_EXTERNAL => {
             Call::UnmapExternal { range: reader.range(view)?, uuid: reader.uuid(view)? }
         }
@@ -246,7 +192,7 @@ pub fn decode(release: &Release, number: u32, bytes: &[u8]) -> Result<Decoded, R
             base: reader.long(view, Meaning::Base)?,
             length: view.u64(Meaning::Length),
         },
-        number => Call::Other { number },
+        _ => Call::Other,
     };
     Ok(Decoded { call, layout: Some(view.layout()) })
 }

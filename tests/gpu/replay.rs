@@ -274,7 +274,7 @@ impl Account {
         // A program has one file of it.
         let file = call.process;
         match decoded.call {
-            uvm::Call::MapExternal { range, memory, .. } => {
+            uvm::Call::MapExternal { range, memory } => {
                 let layout = decoded.layout.expect("it is read");
                 let gpus = uvm::mapping_gpus(layout, &call.bytes.before.0).unwrap_or_default();
                 let span = Span::of(range.base, range.length);

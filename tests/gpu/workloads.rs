@@ -43,8 +43,7 @@ fn is_served(release: &Release, kind: &str, number: u32) -> bool {
             let object = Object { client: 1, parent: 2, handle: 3 };
             let alloc = Alloc { object, class: number, params: 1, params_size: Some(8), rights: 0 };
             // What the caller's own memory is described by comes by another call.
-            let memory =
-                Call::AllocMemory { object, class: number, flags: 0, address: 0, limit: 1 };
+            let memory = Call::AllocMemory { object, class: number };
             let is_made = |call| !matches!(judge(release, &call), Verdict::Refuse(_));
             is_made(Call::Alloc(alloc)) || is_made(memory)
         }

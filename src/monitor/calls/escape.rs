@@ -120,18 +120,16 @@ fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, EarlyReply> 
         Call::AllocMemory { object, .. } => allocate_memory(case, object),
         Call::VidHeap { client, parent, function } => serve_heap(case, client, parent, function),
         Call::Free(object) => free(case, object.client, object.handle),
-        Call::Dup { object, source_client, source, .. } => {
+        Call::Dup { object, source_client, source } => {
             duplicate(case, object, (source_client, source))
         }
         Call::Control { .. } => control(case, &decoded.call),
         // None of these is the monitor's to make (`policy::judge`).
         Call::AllocObject { .. }
-        | Call::ExportDmabuf { .. }
-        | Call::RegisterFd { .. }
-        | Call::OsEvent { .. }
-        | Call::MapMemory { .. }
+        | Call::ExportDmabuf
+        | Call::Untrapped
         | Call::Wrapped { .. }
-        | Call::Other { .. } => Err(case.answer(Answer::Errno(refuse::EINVAL))),
+        | Call::Other => Err(case.answer(Answer::Errno(refuse::EINVAL))),
     }
 }
 

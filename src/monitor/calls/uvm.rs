@@ -77,16 +77,16 @@ pub(crate) fn serve_uvm(
     }
     match decoded.call {
         // The file is kept before anything can be on a GPU by it.
-        Call::RegisterGpu { partition, .. } => {
-            let control = match partition.descriptor {
-                0.. => control_file(case, partition.descriptor).ok().flatten(),
+        Call::RegisterGpu { descriptor } => {
+            let control = match descriptor {
+                0.. => control_file(case, descriptor).ok().flatten(),
                 _ => None,
             };
             change_on_lane(case, |case, _, file| {
-                register_gpu(case, file, (partition.descriptor, control.as_ref()))
+                register_gpu(case, file, (descriptor, control.as_ref()))
             })
         }
-        Call::MapExternal { range, memory, .. } => {
+        Call::MapExternal { range, memory } => {
             let gpus = mapping_gpus(case)?;
             let span = span(case, range)?;
             let control = control_file(case, memory.descriptor)?;
@@ -96,7 +96,7 @@ pub(crate) fn serve_uvm(
                 map_memory(case, lane, &trees, span, (memory, control.as_ref()))
             })
         }
-        Call::AllocDeviceP2p { range, memory, .. } => {
+        Call::AllocDeviceP2p { range, memory } => {
             let span = span(case, range)?;
             let control = control_file(case, memory.descriptor)?;
             make_range(case, range, |case, lane, file| {
@@ -114,13 +114,9 @@ pub(crate) fn serve_uvm(
         }
         Call::Free { base, length } => free_range(case, base, length),
         // None of these is the monitor's to make (`policy::judge_uvm`).
-        Call::Initialize { .. }
-        | Call::MmInitialize { .. }
-        | Call::RegisterVaSpace { .. }
-        | Call::RegisterChannel { .. }
-        | Call::CreateExternalRange(_)
-        | Call::MapDynamicParallelism(_)
-        | Call::Other { .. } => Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED))),
+        Call::Initialize { .. } | Call::Other => {
+            Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
+        }
     }
 }
 

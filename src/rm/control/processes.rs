@@ -16,6 +16,9 @@ const NO_PROCESS: u32 = u32::MAX;
 /// `NV2080_CTRL_GPU_GET_PIDS_PARAMS`: how many at 8, pids from 12 on.
 const PIDS: (usize, usize) = (8, 12);
 
+/// Bytes of that: `NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT` pids of four bytes.
+const PIDS_BYTES: usize = 12 + 4 * 950;
+
 /// `NV2080_CTRL_GPU_GET_PID_INFO_PARAMS`: how many at 0, entries of 72 bytes from 8 on, which
 /// begin with a pid.
 const INFO: (usize, usize, usize) = (0, 8, 72);
@@ -55,7 +58,7 @@ pub fn is_one(command: u32) -> bool {
 #[must_use]
 pub fn is_size(command: u32, size: usize) -> bool {
     match command {
-        NV2080_CTRL_CMD_GPU_GET_PIDS => size == crate::rm::about::PIDS_BYTES,
+        NV2080_CTRL_CMD_GPU_GET_PIDS => size == PIDS_BYTES,
         NV2080_CTRL_CMD_GPU_GET_PID_INFO => size == crate::rm::about::PID_INFO_BYTES,
         _ => SAMPLES.iter().any(|(of, ..)| *of == size),
     }
@@ -151,7 +154,7 @@ fn set(bytes: &mut [u8], offset: usize, value: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rm::about::{PID_INFO_BYTES, PIDS_BYTES};
+    use crate::rm::about::PID_INFO_BYTES;
 
     /// Ours are 100 and more, theirs from 1 on; of 105 they know nothing.
     fn to_theirs(pid: u32) -> Option<u32> {
