@@ -10,6 +10,7 @@
 //! STATE_DIR/gate/SHORT_ID/control    the socket for questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and start time
 //! STATE_DIR/gate/SHORT_ID/figures    the container's status, see `figures`
+//! STATE_DIR/gate/SHORT_ID/channels.UUID   the container's channels on a GPU, while the monitor takes turns on it
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
 

@@ -2,8 +2,8 @@
 //!
 //! The ledger knows charges, what keeps charges alive (objects, their duplicates, mappings, exports), quotas and
 //! reconciliation. It must not know file descriptors, processes of the host or the driver's structs: clients, handles
-//! and processes are numbers here. Pure: one thread owns the ledger, every call decides at once, and the ledger knows
-//! no time.
+//! and processes are numbers here. Pure: the caller locks the ledger, every call decides at once, and the ledger
+//! knows no time.
 //!
 //! An allocation begins with [`Ledger::reserve`] before the driver is asked, so that of two calls that race only one
 //! gets the last byte. After the driver's answer comes [`Ledger::cancel`], and where the driver gave the memory,
@@ -11,7 +11,8 @@
 //! it alive ends. [`Ledger::reconcile`] learns from the driver's figure what the ledger missed.
 //!
 //! Invariants: `used` of a GPU is never below the charged and reserved bytes, less what the driver said is gone. A
-//! reservation never makes `used` pass the quota. Every map is limited, because a container can make the maps grow:
+//! reservation never makes `used` pass the quota, but for one of a call that a worker before had begun
+//! ([`Ledger::reserve_again`]). Every map is limited, because a container can make the maps grow:
 //! [`Bounds`] limits objects, holds and stakes, where the caller checks it before [`Ledger::duplicate`],
 //! [`Ledger::import`], [`Ledger::hold`] and [`Ledger::map`]. The caller limits the holders of clients, too.
 
@@ -76,7 +77,7 @@ pub enum Hold {
     Mapping {
         /// The address space. All holds of a space end together.
         space: u64,
-        /// The address of the mapping.
+        /// The address of the mapping, a page's, with the number of the GPU in its lowest bits.
         base: u64,
     },
     /// A place in a file that memory was exported to.

@@ -1,4 +1,4 @@
-//! How much of a GPU's memory each process has. People look at these numbers; nothing is decided by them.
+//! How much of a GPU's memory each process has, for people; and what becomes of the holders when a process ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -45,7 +45,8 @@ pub(crate) struct Case<'a> {
     pub(crate) notice: seccomp_notif,
     /// When this worker began with the call.
     pub(crate) came: Instant,
-    /// Whether a worker before asked the driver for this call, and ended before the driver answered.
+    /// Whether a worker before was about to ask the driver for this call, or had asked, and ended before it decided the
+    /// call.
     pub(crate) asked_before: bool,
     pub(crate) target: Option<Arc<Target>>,
     pub(crate) device: Option<Device>,

@@ -159,7 +159,7 @@ pub struct Maker {
 pub enum Stage {
     /// There is no call, or nothing was done about it.
     Received = 0,
-    /// The driver was asked. Whether it has answered isn't known.
+    /// The driver is about to be asked, or was. Whether it has answered isn't known.
     Executing = 1,
     /// The call is decided, and only the reply is left.
     Decided = 2,
