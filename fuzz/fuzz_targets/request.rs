@@ -23,7 +23,14 @@ fuzz_target!(|data: &[u8]| {
     let trust = Trust { env: true, annotations: true };
     if let Ok(request) = read(&env, annotations, trust) {
         for exclusive in [false, true] {
-            let rules = Rules { exclusive, require_quota: exclusive, max_inst: 20 };
+            let whole = !exclusive;
+            let rules = Rules {
+                whole,
+                whole_beside_quota: whole,
+                exclusive,
+                require_quota: exclusive,
+                max_inst: 20,
+            };
             let _ = request.not_in_effect(&rules);
         }
     }
