@@ -4,9 +4,15 @@
 //! the headers. What is *nested* has arrays elsewhere, by address: [`Pieces`] tells what to
 //! copy, and puts addresses of copies in the place of the caller's. Of both those are made
 //! that `served.rs` lists, each for its reason; `withheld.rs` says of some others why they
-//! aren't. What is in none of these is refused, and reported once. So no address that the
-//! caller chose reaches the driver, which would follow it in the memory of whoever makes the
-//! call. What tells of processes is in [`processes`], what names clients in [`clients`].
+//! aren't. What shows memory is in [`fbinfo`](super::fbinfo), what puts it into files in
+//! [`export`](super::export), what tells of processes in [`processes`], what names clients in
+//! [`clients`]. So of all these no address that the caller chose reaches the driver, which
+//! would follow it in the memory of whoever makes the call.
+//!
+//! What is *opaque* ([`Known::Opaque`]) is known by a bit of its number, by its class, or by
+//! name, and is in no table: it is made as it is, unless one of the lists refuses it. Its
+//! parameters may hold any address but one of the maker's own. What is none of these is
+//! refused, and reported once.
 //!
 //! The driver compares the size of parameters with its own, but for those that are
 //! converted for old programs (`rmapi_deprecated_control.c`): it reads their struct

@@ -112,9 +112,6 @@ pub(crate) fn answer_escape(
 
 /// Executes a call by its kind. Each kind asks whether the caller still waits when all that it needs is read.
 fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, EarlyReply> {
-    if decoded.layout.is_none() {
-        return execute_plain(case);
-    }
     match decoded.call {
         Call::Alloc(alloc) => allocate(case, &alloc),
         Call::AllocMemory { object, .. } => allocate_memory(case, object),
@@ -124,12 +121,11 @@ fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, EarlyReply> 
             duplicate(case, object, (source_client, source))
         }
         Call::Control { .. } => control(case, &decoded.call),
+        Call::Other => execute_plain(case),
         // None of these is the monitor's to make (`policy::judge`).
-        Call::AllocObject { .. }
-        | Call::ExportDmabuf
-        | Call::Untrapped
-        | Call::Wrapped { .. }
-        | Call::Other => Err(case.answer(Answer::Errno(refuse::EINVAL))),
+        Call::AllocObject { .. } | Call::ExportDmabuf | Call::Untrapped | Call::Wrapped { .. } => {
+            Err(case.answer(Answer::Errno(refuse::EINVAL)))
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Controls that are made for a container, and why: all others are refused.
+//! Controls of numbers and of arrays that are made for a container, and why: all others of these are refused.
 //!
 //! Of those whose parameters could be handled (`flat.rs`, [`NESTED`](super::NESTED)) it's what workloads
 //! were seen to need ([`WORKLOADS`]), what reads and changes nothing ([`READS`]), and what changes
