@@ -11,7 +11,7 @@
 use nix::libc::{self, sock_filter};
 
 use super::syscall::{AARCH64, Entry, TrappedCall, X86_64};
-use super::traps;
+use super::traps::{self, ABOVE_NUMBER, SIZE, TYPE_AND_NUMBER};
 
 /// The processor, with the system call entries that its kernels have for older programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,12 +65,8 @@ const ANONYMOUS: u32 = 0x20;
 /// The bits of an address within its page.
 const PAGE: u32 = 0xfff;
 
-/// Parts of a request (asm-generic/ioctl.h): number and size; type and number; the size; all bits above the number,
-/// which are 0 in UVM's plain requests.
-const NUMBER_AND_SIZE: u32 = 0x3fff_00ff;
-const TYPE_AND_NUMBER: u32 = 0xffff;
-const SIZE: u32 = 0x3fff_0000;
-const ABOVE_NUMBER: u32 = 0xffff_ff00;
+/// Number and size of a request (asm-generic/ioctl.h).
+const NUMBER_AND_SIZE: u32 = SIZE | 0xff;
 
 /// A label: where a jump leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

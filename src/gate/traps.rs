@@ -74,7 +74,7 @@ const SIZE_32: u32 = 32 << 16;
 /// `UVM_INITIALIZE` has this bit.
 const SIZE_4096: u32 = 4096 << 16;
 /// All bits but the number's: they are 0 in UVM's calls.
-const ABOVE_NUMBER: u32 = !0xff;
+pub(super) const ABOVE_NUMBER: u32 = !0xff;
 
 /// Number and size of each trapped escape, at their places in a request, in the order of [`ESCAPES`].
 pub(crate) fn escapes() -> Vec<u32> {
@@ -127,8 +127,8 @@ pub fn may_have_grown(request: u32) -> bool {
 
 /// Parts of a request (asm-generic/ioctl.h).
 const TYPE: u32 = 0xff00;
-const TYPE_AND_NUMBER: u32 = 0xffff;
-const SIZE: u32 = 0x3fff << 16;
+pub(super) const TYPE_AND_NUMBER: u32 = 0xffff;
+pub(super) const SIZE: u32 = 0x3fff << 16;
 
 /// Every size that any release has for the struct of `key`, in ascending order.
 fn sizes(key: Key) -> Vec<usize> {
