@@ -8,8 +8,8 @@ use rustix::net::Shutdown;
 
 use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Notice, Order};
-use crate::monitor::caller::listener::Listener;
-use crate::monitor::journal::kept_file::KeptFile;
+use crate::monitor::caller::Listener;
+use crate::monitor::journal::KeptFile;
 
 /// The longest order, in bytes.
 const MOST_BYTES: usize = 4096;

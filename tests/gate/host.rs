@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use cgpu::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use cgpu::gate::wire::{Answer, Notice, Order, Question, Status};
-use cgpu::monitor::journal::layout::JOURNAL_BYTES;
+use cgpu::monitor::journal::JOURNAL_BYTES;
 use cgpu::registry::share::{self, Share};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -173,9 +173,11 @@ fn no_files_import_each_other_in_a_circle() {
 fn a_room_of_the_monitor_knows_those_below_it_alone() {
     let all = modules();
     let room = |module: &Module| match &module[..] {
-        [first, room, _, ..] if first == "monitor" => ROOMS.iter().position(|of| of == room),
+        [first, room, ..] if first == "monitor" => ROOMS.iter().position(|of| of == room),
         _ => None,
     };
+    // A `mod.rs` that has nothing of its own, and names what the room has for others.
+    let is_door = |module: &Module| module.len() == 2 && named(&all[module]).types.is_empty();
     let mut edges = BTreeSet::new();
     let mut wrong = BTreeSet::new();
     for (module, file) in &all {
@@ -183,7 +185,8 @@ fn a_room_of_the_monitor_knows_those_below_it_alone() {
         for target in targets {
             if let (Some(from), Some(to)) = (room(module), room(&target)) {
                 edges.insert((from, to));
-                if to > from {
+                // A file that goes through its own room's door could hide a circle.
+                if to > from || to == from && is_door(&target) {
                     wrong.insert(format!("{} uses {}", module.join("/"), target.join("/")));
                 }
             }

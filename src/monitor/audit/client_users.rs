@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::ledger::{Client, Process};
-use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
-use crate::monitor::state::books::{Books, NO_CLIENT};
+use crate::monitor::state::{Books, NO_CLIENT};
+use crate::process::ProcessId;
 
 /// The pids of dead processes under which the driver shows memory, and since when.
 #[derive(Debug, Default)]
@@ -29,17 +29,17 @@ pub(crate) fn client_users(books: &Books) -> impl Iterator<Item = (Client, Proce
 
 /// The living processes that were seen with a client which the process with that pid, dead or alive, was seen with.
 pub(crate) fn users_of_clients_by(books: &Books, pid: u32) -> BTreeSet<Process> {
-    let has_pid = |process: Process| process_id(process).pid.cast_unsigned() == pid;
+    let has_pid = |process: Process| process.pid() == pid;
     let clients = client_users(books).filter(|(_, process)| has_pid(*process));
     let clients: BTreeSet<Client> = clients.map(|(client, _)| client).collect();
     let users = client_users(books).filter(|(client, _)| clients.contains(client));
-    users.map(|(_, process)| process).filter(|process| process_id(*process).alive()).collect()
+    users.map(|(_, process)| process).filter(|process| ProcessId::from(*process).alive()).collect()
 }
 
 /// The living processes that called.
 pub(crate) fn living_callers(books: &Books) -> BTreeSet<Process> {
     let processes = books.processes.iter().copied();
-    processes.filter(|process| process_id(*process).alive()).collect()
+    processes.filter(|process| ProcessId::from(*process).alive()).collect()
 }
 
 #[cfg(test)]

@@ -16,10 +16,8 @@ use crate::ledger::{Client, Process};
 use crate::monitor::audit::client_users::{client_users, living_callers, users_of_clients_by};
 use crate::monitor::audit::holdings::DeadPids;
 use crate::monitor::audit::look::Audit;
-use crate::monitor::caller::target::compare_files;
-use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
-use crate::monitor::journal::process_number::number;
-use crate::monitor::journal::process_number::process_id;
+use crate::monitor::caller::compare_files;
+use crate::monitor::driver::{MonitorClient, Presence};
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -67,7 +65,7 @@ impl Audit {
     /// forgotten processes. `all` is what the driver shows, by GPU.
     pub(crate) fn end_client_users(&self, dead: &[Process], all: &[Vec<Held>], pids: &DeadPids) {
         let dead = dead.iter().filter(|process| !pids.reused.contains(process));
-        let dead = dead.map(|process| process_id(*process).pid.cast_unsigned());
+        let dead = dead.map(|process| process.pid());
         let dead_pids: BTreeSet<u32> = dead.chain(pids.former.iter().copied()).collect();
         let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
         let lingering: BTreeSet<u32> = held.filter(|pid| dead_pids.contains(pid)).collect();
@@ -108,9 +106,7 @@ impl Audit {
     /// callers' files can't be listed.
     fn inheritors(&self) -> BTreeSet<Process> {
         let callers = living_callers(&self.state.books());
-        let files_of = |process: Process| {
-            self.processes.open_files_of(process_id(process).pid.cast_unsigned(), CLIENT_NODE)
-        };
+        let files_of = |process: Process| self.processes.open_files_of(process.pid(), CLIENT_NODE);
         let files: Option<Vec<_>> = callers.into_iter().map(files_of).collect();
         files.map(|files| self.silent_processes_with_files(&files.concat())).unwrap_or_default()
     }
@@ -127,7 +123,7 @@ impl Audit {
             let files = self.processes.open_files_of(*pid, CLIENT_NODE).unwrap_or_default();
             files.into_iter().any(|file| !is_known(file))
         });
-        with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(number).collect()
+        with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(Process::from).collect()
     }
 }
 

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::events::Event;
-use crate::monitor::caller::target::threads_by_fd_table;
-use crate::monitor::log::container_log::described;
-use crate::monitor::node::device::{self, Device};
-use crate::monitor::processes::container_processes::{Processes, all_pids, mount_namespace};
-use crate::monitor::processes::escaped_fds::{Evidence, FirstProcess};
-use crate::monitor::processes::origin::mounts;
+use crate::monitor::caller::threads_by_fd_table;
+use crate::monitor::log::described;
+use crate::monitor::node::{Device, mount_at, place_at};
+use crate::monitor::processes::{
+    Evidence, FirstProcess, Processes, all_pids, mount_namespace, mounts,
+};
 use crate::process::{first_of, pidfd, told};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
@@ -71,7 +71,7 @@ impl Processes {
             return;
         }
         let nodes = &self.state.settings.nodes;
-        let mut of_host = nodes.iter().filter_map(|node| device::place_at(&node.path));
+        let mut of_host = nodes.iter().filter_map(|node| place_at(&node.path));
         let private = !of_host.any(|place| place.0 == filesystem);
         origins.origin.add_mount(mount, private.then_some(filesystem));
     }
@@ -125,7 +125,7 @@ impl Processes {
     fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
         let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
         let nodes = &self.state.settings.nodes;
-        entries.filter_map(|entry| device::mount_at(nodes, &entry.path())).collect()
+        entries.filter_map(|entry| mount_at(nodes, &entry.path())).collect()
     }
 
     /// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, ends the

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::monitor::audit::client_users::LingeringPids;
 use crate::monitor::audit::holdings::Doubts;
 use crate::monitor::lock::Lock;
-use crate::monitor::state::occasion::Occasion;
+use crate::monitor::state::Occasion;
 
 /// The shortest pause between two audits for calls that would be refused.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(4);

@@ -9,9 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
-use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
-use crate::monitor::state::books::Books;
+use crate::monitor::state::Books;
 use crate::rm::about::Held;
 
 /// How long a GPU may show more memory than was asked for while a call hangs.
@@ -31,7 +30,7 @@ impl DeadPids {
     /// The pids under which the driver shows the container's memory.
     pub(crate) fn pids_to_ask(&self, books: &Books) -> BTreeSet<u32> {
         let processes = books.processes.difference(&self.reused);
-        let pids = processes.map(|process| process_id(*process).pid.cast_unsigned());
+        let pids = processes.map(|process| process.pid());
         // A living process may have a client of a forgotten process.
         pids.chain(self.former.iter().copied()).collect()
     }

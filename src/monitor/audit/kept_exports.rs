@@ -14,17 +14,13 @@ use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Entry, Hold};
-use crate::monitor::caller::target::has_file;
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::export_files::{Exported, Exports};
-use crate::monitor::driver::stakes::Stakes;
-use crate::monitor::journal::kept_file::KeptFile;
+use crate::monitor::caller::has_file;
+use crate::monitor::driver::{DriverAccess, Exported, Exports, Stakes};
+use crate::monitor::journal::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
-use crate::monitor::node::device::{Device, Failure};
-use crate::monitor::processes::container_processes::Processes;
-use crate::monitor::state::books::Books;
-use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::lane::{Lane, OnLane};
+use crate::monitor::node::{Device, Failure};
+use crate::monitor::processes::Processes;
+use crate::monitor::state::{Books, ContainerState, Lane, OnLane};
 use crate::rm::export;
 use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 

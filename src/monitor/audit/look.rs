@@ -17,20 +17,12 @@ use crate::monitor::audit::judge::{Finding, judge};
 use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::mappings::Mappings;
 use crate::monitor::audit::memory_owners::{least_charged, processes_to_kill};
-use crate::monitor::caller::audit_wait::AuditWait;
-use crate::monitor::compute::slices::Slices;
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::monitor_client::MonitorClient;
-use crate::monitor::driver::stakes::Stakes;
-use crate::monitor::driver::unanswered::Amount;
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::processes::container_processes::Processes;
-use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::lane::{Lane, OnLane};
-use crate::monitor::state::occasion::{Depth, Occasion};
-use crate::monitor::state::space::Space;
-use crate::monitor::uvm::files::UvmFile;
-use crate::monitor::uvm::kept_files::Uvm;
+use crate::monitor::caller::AuditWait;
+use crate::monitor::compute::Slices;
+use crate::monitor::driver::{Amount, DriverAccess, MonitorClient, Stakes};
+use crate::monitor::processes::Processes;
+use crate::monitor::state::{ContainerState, Depth, Lane, Occasion, OnLane, Space};
+use crate::monitor::uvm::{Uvm, UvmFile};
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -150,14 +142,17 @@ impl Audit {
     /// counts, and removes objects that are gone. `None` where the books have no process, or the driver doesn't answer.
     fn look(&self, lane: Option<&OnLane<'_>>) -> Option<Seen> {
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
-        let dead: Vec<Process> =
-            processes.iter().copied().filter(|process| !process_id(*process).alive()).collect();
+        let dead: Vec<Process> = processes
+            .iter()
+            .copied()
+            .filter(|process| !ProcessId::from(*process).alive())
+            .collect();
         if processes.is_empty() {
             self.driver.close_if_unused(self.processes.escaped.is_watched());
             return None;
         }
         let own = self.driver.own_client()?;
-        let is_reused = |process: &Process| ProcessId::of(process_id(*process).pid).is_some();
+        let is_reused = |process: &Process| ProcessId::of(process.pid().cast_signed()).is_some();
         let reused: BTreeSet<Process> = dead.iter().copied().filter(is_reused).collect();
         let dead_pids = DeadPids { former: self.processes.escaped.unused_dead_pids(), reused };
         let mut all = Vec::new();
@@ -262,7 +257,7 @@ impl Audit {
         let mut books = self.state.books();
         let mut has_forgotten = false;
         for process in dead {
-            let pid = process_id(*process).pid.cast_unsigned();
+            let pid = process.pid();
             let has = |held: &Held| held.pid == pid && held.bytes() > 0;
             let is_shown = all.iter().flatten().any(has) || with_clients.contains(process);
             let holds = !reused.contains(process) && is_shown;

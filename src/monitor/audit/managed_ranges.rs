@@ -6,11 +6,8 @@ use std::time::Instant;
 
 use crate::ledger::{Entry, Hold, Process};
 use crate::monitor::audit::mappings::{Mappings, overlap};
-use crate::monitor::state::space::Space;
-use crate::monitor::state::space_ranges::Mapped;
-use crate::monitor::uvm::address_spaces::MAPPING_DELAY;
-use crate::monitor::uvm::files::UvmFile;
-use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
+use crate::monitor::state::{Mapped, Space};
+use crate::monitor::uvm::{MAPPING_DELAY, PAGE_BYTES, Ranges, UvmFile};
 
 impl Mappings {
     /// Releases the managed ranges that no process has mapped any more.

@@ -16,20 +16,14 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::Process;
-use crate::monitor::caller::target::has_file;
-use crate::monitor::journal::process_number::number;
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::node::device;
-use crate::monitor::processes::container_processes::Processes;
-use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::lane::Lane;
-use crate::monitor::state::space::Space;
-use crate::monitor::state::space_ranges::Mapped;
-use crate::monitor::uvm::address_spaces::{AddressSpace, AddressSpaces, current_maps};
-use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
-use crate::monitor::uvm::kept_files::Uvm;
-use crate::monitor::uvm::ranges::Ranges;
-use crate::monitor::uvm::vma_list::{self, Listed};
+use crate::monitor::caller::has_file;
+use crate::monitor::node::{kind_at, place_at};
+use crate::monitor::processes::Processes;
+use crate::monitor::state::{ContainerState, Lane, Mapped, Space};
+use crate::monitor::uvm::{
+    AddressSpace, AddressSpaces, Listed, MOST_QUESTIONS, Ranges, Uvm, UvmFile, current_maps,
+    possibly_managed,
+};
 use crate::process::{ProcessId, told};
 use crate::rm::uvm::Range;
 
@@ -63,7 +57,7 @@ impl Mappings {
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         for process in processes {
             let watch = |tid| self.spaces.watch(process, tid).ok();
-            let _ = told(process_id(process).pid, watch);
+            let _ = told(process.pid().cast_signed(), watch);
         }
         loop {
             self.spaces.wait();
@@ -142,7 +136,7 @@ impl Mappings {
     /// Watches each process of the container that has mappings which the process isn't charged for.
     pub(crate) fn watch_uncharged_processes(&self) {
         for pid in self.processes.container_pids().into_iter().map(u32::cast_signed) {
-            let Some(process) = ProcessId::of(pid).map(number) else { continue };
+            let Some(process) = ProcessId::of(pid).map(Process::from) else { continue };
             let since = Instant::now();
             let mappings = self.mapped_in(process, &current_maps(process).unwrap_or_default());
             let is_known = !self.spaces.of_process(process).is_empty();
@@ -261,9 +255,7 @@ impl Mappings {
             let last = space.last_mappings().unwrap_or_default();
             let there: Vec<Mapped> =
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
-            let open = self
-                .processes
-                .open_files_of(process_id(space.process).pid.cast_unsigned(), NodeKind::Uvm);
+            let open = self.processes.open_files_of(space.process.pid(), NodeKind::Uvm);
             let mut open = open.into_iter().flatten();
             if !self.uncharged(space.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))
@@ -279,7 +271,7 @@ impl Mappings {
         let is_uvm = |(number, of): &(usize, Listed<'_>)| {
             *number >= MOST_MAPPINGS || self.is_uvm(process, *of)
         };
-        let found = vma_list::possibly_managed(list).enumerate().filter(is_uvm);
+        let found = possibly_managed(list).enumerate().filter(is_uvm);
         found.map(|(_, of)| of.mapped).collect()
     }
 
@@ -291,12 +283,12 @@ impl Mappings {
         }
         let of_file = |tid| {
             let path = PathBuf::from(format!("/proc/{tid}/map_files/{}", of.range));
-            match device::kind_at(&self.state.settings.nodes, &path) {
+            match kind_at(&self.state.settings.nodes, &path) {
                 Some(kind) => Some(kind == NodeKind::Uvm),
-                None => device::place_at(&path).map(|place| self.state.books().is_node(place)),
+                None => place_at(&path).map(|place| self.state.books().is_node(place)),
             }
         };
-        told(process_id(process).pid, of_file).unwrap_or(false)
+        told(process.pid().cast_signed(), of_file).unwrap_or(false)
     }
 }
 

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::{Client, Process};
 use crate::monitor::audit::client_users::{living_callers, users_of_clients_by};
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::state::books::Books;
+use crate::monitor::state::Books;
 use crate::rm::about::Held;
 
 /// The pid under which the driver shows most beyond what its process is charged for. A client's charges count for the
@@ -18,9 +17,9 @@ pub(crate) fn least_charged(books: &Books, gpu: usize, held: &[Held]) -> Option<
         owners.entry(client).or_insert(process);
     }
     let charged_bytes = |pid: u32| {
-        let of_pid = charges.iter().filter(|(client, _)| {
-            owners.get(client).is_some_and(|of| process_id(*of).pid.cast_unsigned() == pid)
-        });
+        let of_pid = charges
+            .iter()
+            .filter(|(client, _)| owners.get(client).is_some_and(|of| of.pid() == pid));
         of_pid.fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes))
     };
     let excess = |held: &&Held| held.made_bytes.saturating_sub(charged_bytes(held.pid));
@@ -31,7 +30,7 @@ pub(crate) fn least_charged(books: &Books, gpu: usize, held: &[Held]) -> Option<
 /// the living processes that were seen with one of its clients; where there are none, all living callers.
 pub(crate) fn processes_to_kill(books: &Books, pid: u32) -> BTreeSet<Process> {
     let callers = living_callers(books);
-    let of_pid = |process: &&Process| process_id(**process).pid.cast_unsigned() == pid;
+    let of_pid = |process: &&Process| process.pid() == pid;
     if let Some(named) = callers.iter().find(of_pid) {
         return [*named].into();
     }
@@ -43,18 +42,17 @@ pub(crate) fn processes_to_kill(books: &Books, pid: u32) -> BTreeSet<Process> {
 mod tests {
     use super::*;
     use crate::ledger::{Entry, Handle};
-    use crate::monitor::journal::map::tests::journal;
-    use crate::monitor::journal::process_number::number;
-    use crate::monitor::state::books::tests::open;
+    use crate::monitor::journal::new_journal;
+    use crate::monitor::state::open_books;
     use crate::process::ProcessId;
 
     /// A dead process: no process has its pid.
     fn dead(start_ticks: u64) -> Process {
-        number(ProcessId { pid: 0x3f_fff0, start_ticks })
+        Process::from(ProcessId { pid: 0x3f_fff0, start_ticks })
     }
 
     fn alive() -> [Process; 2] {
-        let of = |pid: i32| number(ProcessId::of(pid).expect("it lives"));
+        let of = |pid: i32| Process::from(ProcessId::of(pid).expect("it lives"));
         [
             of(std::process::id().cast_signed()),
             of(std::os::unix::process::parent_id().cast_signed()),
@@ -62,7 +60,7 @@ mod tests {
     }
 
     fn pid(process: Process) -> u32 {
-        process_id(process).pid.cast_unsigned()
+        process.pid()
     }
 
     fn held(process: Process) -> Held {
@@ -71,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_client_is_charged_to_who_used_it_first() {
-        let (mut books, _) = open(&journal());
+        let (mut books, _) = open_books(&new_journal());
         let [maker, user] = alive();
         books.note_user(1, maker);
         books.note_user(1, user);
@@ -90,7 +88,7 @@ mod tests {
 
     #[test]
     fn who_is_shown_is_killed_or_who_has_a_dead_ones_client_or_all() {
-        let (mut books, _) = open(&journal());
+        let (mut books, _) = open_books(&new_journal());
         let ([first, second], gone) = (alive(), dead(1));
         for process in [first, second, gone] {
             assert!(books.note_process(process));
@@ -102,7 +100,7 @@ mod tests {
         books.note_user(5, second);
         assert_eq!(of(&books, gone), [second].into());
         assert_eq!(
-            of(&books, number(ProcessId { pid: 2, start_ticks: 0 })),
+            of(&books, Process::from(ProcessId { pid: 2, start_ticks: 0 })),
             [first, second].into()
         );
     }

@@ -1,14 +1,18 @@
 //! The audit: asks the driver and the kernel what the container has, compares the answers with the books, and acts.
 
-pub(crate) mod client_users;
-pub(crate) mod dead_clients;
-pub(crate) mod escape_search;
-pub(crate) mod history;
-pub(crate) mod holdings;
-pub(crate) mod judge;
-pub(crate) mod kept_exports;
-pub(crate) mod look;
-pub(crate) mod managed_ranges;
-pub(crate) mod mappings;
-pub(crate) mod memory_owners;
-pub(crate) mod prune;
+mod client_users;
+mod dead_clients;
+mod escape_search;
+mod history;
+mod holdings;
+mod judge;
+mod kept_exports;
+mod look;
+mod managed_ranges;
+mod mappings;
+mod memory_owners;
+mod prune;
+
+pub(crate) use kept_exports::KeptExports;
+pub(crate) use look::Audit;
+pub(crate) use mappings::Mappings;

@@ -8,9 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::audit::history::MOST_ASKED;
 use crate::monitor::audit::look::Audit;
-use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
-use crate::monitor::state::lane::OnLane;
-use crate::monitor::state::occasion::Depth;
+use crate::monitor::driver::{MonitorClient, Presence};
+use crate::monitor::state::{Depth, OnLane};
 
 impl Audit {
     /// Removes the ledger's objects on a GPU that are gone, where the driver shows less memory than the ledger.

@@ -119,7 +119,6 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::monitor::journal::process_number::number;
     use crate::process::ProcessId;
     use crate::process::pidfd;
 
@@ -133,7 +132,7 @@ mod tests {
         audit_wait.ring();
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id().cast_signed();
-        let process = number(ProcessId::of(pid).unwrap());
+        let process = Process::from(ProcessId::of(pid).unwrap());
         let mut watched = Watched::new();
         audit_wait.watch(&mut watched, process, pidfd(pid).unwrap()).unwrap();
         assert_eq!(audit_wait.wait(None), WaitEnd::Rung);

@@ -13,7 +13,7 @@ use nix::libc::{
 #[cfg(test)]
 use {crate::monitor::caller::test_callers::TestCallers, std::sync::Arc};
 
-use crate::monitor::journal::map::Slot;
+use crate::monitor::journal::Slot;
 
 /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: the caller and the listening thread take turns on one processor.
 const SYNC_WAKE_UP: u64 = 1;

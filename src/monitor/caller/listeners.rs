@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::recv_wait::RecvWait;
-use crate::monitor::journal::map::Slot;
+use crate::monitor::journal::Slot;
 use crate::monitor::lock::Lock;
 
 /// All listeners, and the thread that waits for their calls.

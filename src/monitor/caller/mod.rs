@@ -1,14 +1,27 @@
 //! The container's callers: listeners, processes, copies of their memory, and calls that a caller makes again.
 
-pub(crate) mod audit_wait;
-pub(crate) mod leader;
-pub(crate) mod listener;
-pub(crate) mod listeners;
-pub(crate) mod pid_ns;
-pub(crate) mod recv_wait;
-pub(crate) mod scratch;
-pub(crate) mod target;
+mod audit_wait;
+mod leader;
+mod listener;
+mod listeners;
+mod pid_ns;
+mod recv_wait;
+mod scratch;
+mod target;
 #[cfg(test)]
-pub(crate) mod test_callers;
-pub(crate) mod thread_order;
-pub(crate) mod unclaimed;
+mod test_callers;
+mod thread_order;
+mod unclaimed;
+
+pub(crate) use audit_wait::{AuditWait, WaitEnd, Watched};
+pub(crate) use leader::{Lead, Leader};
+pub use listener::check_sizes;
+pub(crate) use listener::{Listener, Reply};
+pub(crate) use listeners::Listeners;
+pub(crate) use pid_ns::PidMaps;
+pub(crate) use scratch::{Copy, Scratch};
+pub(crate) use target::{Target, Targets, compare_files, has_file, threads_by_fd_table};
+#[cfg(test)]
+pub(crate) use test_callers::{Caller, TestCallers};
+pub(crate) use thread_order::ThreadOrder;
+pub(crate) use unclaimed::{Match, Outcome, Unclaimed, UnclaimedCall};

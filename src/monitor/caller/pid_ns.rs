@@ -9,7 +9,6 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
-use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
 use crate::process::{ProcStatus, ProcessId, told};
 
@@ -29,7 +28,7 @@ impl PidMaps {
         let known = last.take().filter(|(at, of, _)| *of == namespace && at.elapsed() < FRESH);
         let (at, _, mut numbers) =
             known.unwrap_or_else(|| (Instant::now(), namespace, PidMap::of(namespace, processes)));
-        if numbers.in_ns(process_id(process).pid.cast_unsigned()).is_none() {
+        if numbers.in_ns(process.pid()).is_none() {
             // The process may have started after the map was made.
             numbers.0.extend(PidMap::of(namespace, &[process].into()).0);
         }
@@ -46,7 +45,7 @@ impl PidMap {
     /// The numbers that `processes` have in a namespace. A process in a namespace below is left out.
     fn of(namespace: u64, processes: &BTreeSet<Process>) -> Self {
         let numbers = processes.iter().filter_map(|process| {
-            let id = process_id(*process);
+            let id = ProcessId::from(*process);
             let number = ProcStatus::read(id.pid).ok()?.innermost_pid().map(i32::cast_unsigned);
             let number = number.filter(|_| self::namespace(id.pid) == Some(namespace))?;
             // The pid may belong to another process by now.
@@ -74,7 +73,6 @@ fn namespace(pid: i32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::journal::process_number::number;
 
     #[test]
     fn a_process_of_ours_has_the_number_we_know_it_by() {
@@ -82,10 +80,10 @@ mod tests {
         let pid = own.pid.cast_unsigned();
         let before = ProcessId { start_ticks: own.start_ticks - 1, pid: own.pid };
         let namespace = namespace(own.pid).unwrap();
-        let numbers = PidMap::of(namespace, &[number(own)].into());
+        let numbers = PidMap::of(namespace, &[Process::from(own)].into());
         assert_eq!((numbers.in_ns(pid), numbers.on_host(pid)), (Some(pid), Some(pid)));
         assert_eq!(numbers.in_ns(1), None);
-        assert_eq!(PidMap::of(namespace, &[number(before)].into()).in_ns(pid), None);
+        assert_eq!(PidMap::of(namespace, &[Process::from(before)].into()).in_ns(pid), None);
     }
 
     #[test]
@@ -95,14 +93,14 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let other = ProcessId::find(child.id().cast_signed()).unwrap().unwrap();
         let asked = PidMaps::default();
-        let numbers = asked.of(own.pid, number(own), &[number(other)].into());
+        let numbers = asked.of(own.pid, Process::from(own), &[Process::from(other)].into());
         assert_eq!(numbers.in_ns(pid), Some(pid));
         assert_eq!(numbers.in_ns(child.id()), Some(child.id()));
         // Before the map is old, no process is looked for again.
-        let numbers = asked.of(own.pid, number(own), &BTreeSet::new());
+        let numbers = asked.of(own.pid, Process::from(own), &BTreeSet::new());
         assert_eq!(numbers.in_ns(child.id()), Some(child.id()));
         std::thread::sleep(FRESH + Duration::from_millis(1));
-        let numbers = asked.of(own.pid, number(own), &BTreeSet::new());
+        let numbers = asked.of(own.pid, Process::from(own), &BTreeSet::new());
         assert_eq!((numbers.in_ns(child.id()), numbers.in_ns(pid)), (None, Some(pid)));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use nix::unistd::{Pid, getpid, gettid};
+use nix::unistd::{Pid, getpid};
 
 use crate::monitor::lock::Lock;
 
@@ -79,11 +79,6 @@ impl RecvWait {
     }
 }
 
-/// The id of this thread, for [`RecvWait::wait`].
-pub(crate) fn this_thread() -> Pid {
-    gettid()
-}
-
 fn signal_thread(thread: Pid) {
     let signal = SIGNAL as libc::c_int;
     // SAFETY: takes numbers only; the thread is one of this process, and waits.
@@ -109,7 +104,7 @@ mod tests {
         let (sender, receiver) = channel();
         let other = Arc::clone(&waiting);
         std::thread::spawn(move || {
-            let me = this_thread();
+            let me = nix::unistd::gettid();
             let nap = || poll(&mut [], PollTimeout::NONE).is_err().then_some(());
             // The first wait is interrupted. The second one knows as little as the first, and ends at once.
             let slept = other.wait(me, 0, nap);

@@ -6,7 +6,7 @@
 use nix::errno::Errno;
 
 use crate::monitor::caller::target::Target;
-use crate::monitor::node::buffer::Buffer;
+use crate::monitor::node::Buffer;
 use crate::rm::{Layout, Meaning};
 
 /// Bytes that are copied at once: no machine has smaller pages.

@@ -21,10 +21,9 @@ use nix::unistd::Pid;
 use rustix::process::{self, PidfdFlags};
 
 use crate::ledger::Process;
-use crate::monitor::journal::call_id::Fingerprint;
-use crate::monitor::journal::process_number::number;
+use crate::monitor::journal::Fingerprint;
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::Device;
+use crate::monitor::node::Device;
 use crate::process::{ProcStatus, ProcessId, pidfd, threads};
 
 /// `PIDFD_THREAD`, since Linux 6.9.
@@ -185,7 +184,7 @@ impl Target {
         let status = ProcStatus::read(tid).map_err(errno)?;
         let pid = status.field("Tgid").and_then(|pid| pid.parse().ok()).ok_or(Errno::ESRCH)?;
         let thread = find(tid)?;
-        let process = number(if tid == pid { thread } else { find(pid)? });
+        let process = Process::from(if tid == pid { thread } else { find(pid)? });
         let is_of_runtime = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
         let thread_fd = process::Pid::from_raw(tid).ok_or(Errno::ESRCH)?;
         let thread_fd = process::pidfd_open(thread_fd, PIDFD_THREAD);

@@ -11,10 +11,9 @@
 use std::collections::VecDeque;
 
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::journal::call_id::{Fingerprint, Trace, Words};
-use crate::monitor::journal::map::JournalMap;
+use crate::monitor::journal::{Fingerprint, JournalMap, Trace, Words};
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::Device;
+use crate::monitor::node::Device;
 use crate::process::ProcessId;
 use crate::rm::call::Object;
 
@@ -136,8 +135,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     use super::*;
-    use crate::monitor::journal::call_id::{CallObject, tests::trace};
-    use crate::monitor::journal::layout::{JOURNAL_BYTES, TRACE_PLACES};
+    use crate::monitor::journal::{CallObject, JOURNAL_BYTES, TRACE_PLACES, trace};
 
     const READ: &[u8] = &[3];
     const ANSWERED: &[u8] = &[9];

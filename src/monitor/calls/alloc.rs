@@ -6,16 +6,15 @@
 //! driver has the copies, and are the caller's again when the copies go back.
 
 use crate::ledger::{Client, Handle};
-use crate::monitor::caller::listener::Reply;
-use crate::monitor::caller::scratch::Copy;
+use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};
 use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
 use crate::monitor::calls::groups::{enter_group, make_room_for_group};
 use crate::monitor::calls::handles::NewObject;
-use crate::monitor::node::buffer::Buffer;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::node::Buffer;
+use crate::monitor::state::OnLane;
 use crate::rm::call::{Alloc, Object};
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

@@ -4,18 +4,11 @@
 use std::sync::Arc;
 
 use crate::ledger::{Client, Entry, Handle, Process};
-use crate::monitor::caller::pid_ns::PidMaps;
-use crate::monitor::caller::target::Targets;
-use crate::monitor::caller::thread_order::ThreadOrder;
-use crate::monitor::caller::unclaimed::{Unclaimed, UnclaimedCall};
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::monitor_client::Presence;
-use crate::monitor::journal::call_id::Trace;
-use crate::monitor::journal::map::Slot;
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::node::device::{Device, Failure, Rm};
-use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::lane::{Lane, OnLane};
+use crate::monitor::caller::{PidMaps, Targets, ThreadOrder, Unclaimed, UnclaimedCall};
+use crate::monitor::driver::{DriverAccess, Presence};
+use crate::monitor::journal::{Slot, Trace};
+use crate::monitor::node::{Device, Failure, Rm};
+use crate::monitor::state::{ContainerState, Lane, OnLane};
 use crate::process::ProcessId;
 use crate::rm::call::Object;
 use crate::rm::number::NV_ERR_OBJECT_NOT_FOUND;
@@ -76,7 +69,7 @@ impl Callers {
 
     /// Frees the objects that a call may have made.
     fn undo_trace(&self, lane: &OnLane<'_>, trace: &Trace) {
-        let first_process = process_id(trace.process);
+        let first_process = ProcessId::from(trace.process);
         // Where the thread has ended, its process still has the descriptor. Another process may have the tid or the pid
         // by now: the descriptor would then name that process's file and client.
         let file = [trace.thread, first_process].into_iter().find_map(|thread| {

@@ -7,10 +7,9 @@ use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
 use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
-use crate::monitor::driver::monitor_client::Presence;
-use crate::monitor::journal::map::SetAside;
-use crate::monitor::state::books::Books;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::driver::Presence;
+use crate::monitor::journal::SetAside;
+use crate::monitor::state::{Books, OnLane};
 use crate::rm::Answer;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

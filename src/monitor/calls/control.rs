@@ -7,8 +7,7 @@
 
 use nix::errno::Errno;
 
-use crate::monitor::caller::listener::Reply;
-use crate::monitor::caller::scratch::Copy;
+use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::{Case, EarlyReply, pretended};
 use crate::monitor::calls::debug::access;
 use crate::monitor::calls::export::export_or_import;

@@ -4,7 +4,7 @@
 //! to the driver, on a copy of this part. The bytes that were read go to the caller at once, while the caller waits. A
 //! control that is made again reads or writes the same bytes.
 
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::make_control::make_control;
 use crate::rm::control::Direction;

@@ -3,14 +3,13 @@
 //! of GPU memory that the books don't know is freed, and refused: that memory was taken past the monitor.
 
 use crate::ledger::{Client, Entry, Handle};
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
 use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
-use crate::monitor::state::books::BOUNDS;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::state::{BOUNDS, OnLane};
 use crate::rm::Answer;
 use crate::rm::call::Object;
 use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_NOT_SUPPORTED};

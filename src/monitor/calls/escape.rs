@@ -5,8 +5,7 @@
 //! the caller still waits. [`answer_escape`] then refuses the call, lets it continue, or has the function for its kind
 //! make it, such as [`allocate`].
 
-use crate::monitor::caller::listener::Reply;
-use crate::monitor::caller::scratch::Copy;
+use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::alloc::{allocate, allocate_memory};
 use crate::monitor::calls::case::{Case, EarlyReply, write_log};
 use crate::monitor::calls::control::control;
@@ -15,7 +14,7 @@ use crate::monitor::calls::free::free;
 use crate::monitor::calls::groups::enter_passing_channel;
 use crate::monitor::calls::policy::{self, Continued, Verdict};
 use crate::monitor::calls::vid_heap::serve_heap;
-use crate::monitor::log::limit::Topic;
+use crate::monitor::log::Topic;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
 

@@ -14,16 +14,15 @@ use std::sync::Arc;
 
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::import::{FileControl, import, refuse_file};
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
-use crate::monitor::driver::export_files::Exported;
-use crate::monitor::journal::call_id::CallObject;
-use crate::monitor::node::device::{Device, Failure};
-use crate::monitor::state::books::{BOUNDS, Books};
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::driver::Exported;
+use crate::monitor::journal::CallObject;
+use crate::monitor::node::{Device, Failure};
+use crate::monitor::state::{BOUNDS, Books, OnLane};
 use crate::rm::export::{self, Does, Places};
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -277,8 +276,8 @@ fn hold_all(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::journal::map::tests::journal;
-    use crate::monitor::state::books::tests::open;
+    use crate::monitor::journal::new_journal;
+    use crate::monitor::state::open_books;
 
     const OF: Client = Client(1);
     const FILE: u64 = 7;
@@ -293,7 +292,7 @@ mod tests {
 
     #[test]
     fn what_is_exported_is_held_in_its_place_and_memory_of_the_host_weighs_nothing() {
-        let (mut books, _) = open(&journal());
+        let (mut books, _) = open_books(&new_journal());
         let (parent, handle) = (Handle(2), Handle(10));
         books.enter(Entry::Commit { gpu: 0, bytes: 4, client: OF, parent, handle });
         let of_the_host = [Handle(11)];
@@ -312,7 +311,7 @@ mod tests {
 
     #[test]
     fn nothing_is_held_where_one_of_them_is_unknown() {
-        let (mut books, _) = open(&journal());
+        let (mut books, _) = open_books(&new_journal());
         let (parent, handle) = (Handle(2), Handle(10));
         books.enter(Entry::Commit { gpu: 0, bytes: 4, client: OF, parent, handle });
         let done = hold_all(&mut books, (OF, &places(&[10, 12, 11])), FILE, &[Handle(11)]);

@@ -4,8 +4,7 @@
 //! the call shows 0 bytes.
 
 use crate::ledger::Usage;
-use crate::monitor::caller::listener::Reply;
-use crate::monitor::caller::scratch::Copy;
+use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::find_gpu;
 use crate::monitor::calls::make_control::make_control;

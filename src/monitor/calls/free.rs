@@ -1,11 +1,11 @@
 //! `NV_ESC_RM_FREE`: has the driver free an object, and then takes the object out of the books.
 
 use crate::ledger::{Client, Entry, Handle};
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::driver::monitor_client::Presence;
-use crate::monitor::journal::call_id::{self};
+use crate::monitor::driver::Presence;
+use crate::monitor::journal::CallObject;
 use crate::rm::Meaning;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
@@ -18,7 +18,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     books.note_user(client, process);
     let is_memory = books.ledger.charge_of(of, object).is_some();
     drop(books);
-    case.slot.set_executing(call_id::CallObject::one(client, handle, true));
+    case.slot.set_executing(CallObject::one(client, handle, true));
     let called = case.call();
     let mut status = case.status();
     // The pair of statuses says that the client is missing: the object is gone where it is the client itself.

@@ -5,7 +5,7 @@ use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Handle, Shown};
 use crate::monitor::calls::case::Case;
 use crate::monitor::calls::case::retry::enter_lane;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::state::OnLane;
 use crate::rm::about::Uuid;
 
 /// The driver's answer about the GPU of a device or subdevice.

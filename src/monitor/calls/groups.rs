@@ -6,10 +6,8 @@ use crate::monitor::calls::gpu_lookup::{
     find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
 };
 use crate::monitor::calls::handles::{next_handles, undo_former_attempt};
-use crate::monitor::journal::layout::{Reach, Record};
-use crate::monitor::state::books::Books;
-use crate::monitor::state::groups::{self, computes};
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::journal::{Reach, Record};
+use crate::monitor::state::{Books, MOST_GROUPS, OnLane, computes};
 use crate::rm::Answer;
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
@@ -208,7 +206,7 @@ fn with_room_on(
         true => format!(
             "a channel group more than {most} on a GPU: [isolation] channel_groups is their bound"
         ),
-        false => format!("a channel group more than {} of a container", groups::MOST),
+        false => format!("a channel group more than {} of a container", MOST_GROUPS),
     });
     Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
 }

@@ -3,8 +3,8 @@
 
 use crate::ledger::{Client, Handle};
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::journal::call_id::{self, nth_handle};
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::journal::{CallObject, nth_handle};
+use crate::monitor::state::OnLane;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
@@ -38,7 +38,7 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
         case.scratch.patch(place, Meaning::Handle, handle.into());
         case.patch(Meaning::Status, NV_OK.into());
         let there = was_there || known(case, handle);
-        case.slot.set_executing(call_id::CallObject::one(object.client, handle, there));
+        case.slot.set_executing(CallObject::one(object.client, handle, there));
         case.call()?;
         match case.status() {
             NV_OK => break,

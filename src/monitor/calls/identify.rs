@@ -2,9 +2,9 @@
 
 use nix::errno::Errno;
 
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::node::device::Device;
+use crate::monitor::node::Device;
 
 /// Finds out which driver file a descriptor is, and notes the calling process. `ENOTTY` for any other file.
 pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), EarlyReply> {

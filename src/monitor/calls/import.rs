@@ -6,11 +6,10 @@ use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::make_control::make_control;
-use crate::monitor::driver::export_files::Denied;
-use crate::monitor::journal::call_id::{CallObject, nth_handle};
-use crate::monitor::node::device::Device;
-use crate::monitor::state::books::BOUNDS;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::driver::Denied;
+use crate::monitor::journal::{CallObject, nth_handle};
+use crate::monitor::node::Device;
+use crate::monitor::state::{BOUNDS, OnLane};
 use crate::rm::call::Object;
 use crate::rm::export::{self, Does, Places};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

@@ -3,13 +3,13 @@
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::policy::Continued;
 use crate::monitor::calls::uvm_file::{call_uvm, keep_file};
-use crate::monitor::journal::layout::Maker;
-use crate::monitor::state::makers::Initialization;
-use crate::monitor::uvm::address_spaces::{image_hash, is_randomized};
+use crate::monitor::journal::Maker;
+use crate::monitor::state::Initialization;
+use crate::monitor::uvm::{image_hash, is_randomized};
 use crate::rm::number::{NV_ERR_BUSY_RETRY, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED};
 use crate::rm::{Answer, uvm};
 

@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use crate::monitor::caller::recv_wait;
-use crate::monitor::journal::layout::Stage;
-use crate::monitor::journal::map::Slot;
+use nix::unistd::gettid;
+
+use crate::monitor::journal::{Slot, Stage};
 use crate::process::ProcessId;
 
 /// The first and the longest pause between two looks whether a thread of a former worker is gone.
@@ -33,7 +33,7 @@ pub(crate) fn take_over_slot(slot: Slot<'_>) {
         std::thread::sleep(pause);
         pause = LAST_LOOK.min(pause * 2);
     }
-    if let Some(thread) = ProcessId::of(recv_wait::this_thread().as_raw()) {
+    if let Some(thread) = ProcessId::of(gettid().as_raw()) {
         slot.set_worker_thread(thread);
     }
 }
@@ -43,13 +43,11 @@ mod tests {
     use nix::libc::seccomp_notif;
 
     use super::*;
-    use crate::monitor::journal::call_id::CallObject;
-    use crate::monitor::journal::map::JournalMap;
-    use crate::monitor::journal::map::tests::journal;
+    use crate::monitor::journal::{CallObject, JournalMap, new_journal};
 
     #[test]
     fn a_call_is_left_until_it_is_decided_or_as_long_as_the_driver_has_its_thread() {
-        let memory = JournalMap::map(&journal()).unwrap();
+        let memory = JournalMap::map(&new_journal()).unwrap();
         let slot = memory.slot(2);
         assert!(!is_left(slot));
         // A slot without a call has the id 0.
@@ -60,7 +58,7 @@ mod tests {
         slot.set_decided((0, 0));
         assert!(!is_left(slot), "it is to be sent alone");
         // This thread lives, as a thread does that hangs in the driver.
-        let thread = ProcessId::of(recv_wait::this_thread().as_raw()).unwrap();
+        let thread = ProcessId::of(gettid().as_raw()).unwrap();
         slot.set_worker_thread(thread);
         assert!(is_left(slot) && is_in_driver(slot));
         slot.set_worker_thread(ProcessId { start_ticks: thread.start_ticks + 1, ..thread });

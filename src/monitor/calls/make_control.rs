@@ -1,6 +1,6 @@
 //! Makes a control on the monitor's copy of its parameters.
 
-use crate::monitor::caller::scratch::Copy;
+use crate::monitor::caller::Copy;
 use crate::monitor::calls::case::retry::begin;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::rm::Meaning;

@@ -9,14 +9,13 @@ use nix::errno::Errno;
 
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Process};
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call, tell_over_quota};
 use crate::monitor::calls::identify::{identify, note_caller};
 use crate::monitor::calls::policy::Continued;
-use crate::monitor::journal::map::Count;
-use crate::monitor::state::books::BOUNDS;
-use crate::monitor::state::space::Space;
-use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
+use crate::monitor::journal::Count;
+use crate::monitor::state::{BOUNDS, Space};
+use crate::monitor::uvm::{PAGE_BYTES, Ranges};
 use crate::rm::uvm::Range;
 
 /// Serves a mapping call: a shared mapping with an offset. Only a mapping of nvidia-uvm can be managed memory.

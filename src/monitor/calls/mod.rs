@@ -1,32 +1,42 @@
 //! Serves calls: [`serve`] has the steps of one call, and each kind of call has a file of its own.
 
-pub(crate) mod alloc;
-pub(crate) mod callers;
-pub(crate) mod case;
-pub(crate) mod charge;
-pub(crate) mod control;
-pub(crate) mod debug;
-pub(crate) mod duplicate;
-pub(crate) mod escape;
-pub(crate) mod export;
-pub(crate) mod fb_info;
-pub(crate) mod free;
-pub(crate) mod gpu_lookup;
-pub(crate) mod groups;
-pub(crate) mod handles;
-pub(crate) mod identify;
-pub(crate) mod import;
-pub(crate) mod initialize;
-pub(crate) mod left_calls;
-pub(crate) mod make_control;
-pub(crate) mod mmap;
-pub(crate) mod parts;
-pub mod policy;
-pub(crate) mod serve;
-pub(crate) mod share_controls;
-pub(crate) mod threads;
-pub(crate) mod uvm;
-pub(crate) mod uvm_file;
-pub(crate) mod uvm_maps;
-pub(crate) mod uvm_ranges;
-pub(crate) mod vid_heap;
+mod alloc;
+mod callers;
+mod case;
+mod charge;
+mod control;
+mod debug;
+mod duplicate;
+mod escape;
+mod export;
+mod fb_info;
+mod free;
+mod gpu_lookup;
+mod groups;
+mod handles;
+mod identify;
+mod import;
+mod initialize;
+mod left_calls;
+mod make_control;
+mod mmap;
+mod parts;
+mod policy;
+mod serve;
+mod share_controls;
+mod threads;
+mod uvm;
+mod uvm_file;
+mod uvm_maps;
+mod uvm_ranges;
+mod vid_heap;
+
+#[cfg(test)]
+pub(crate) use case::Case;
+#[cfg(test)]
+pub(crate) use left_calls::take_over_slot;
+pub(crate) use parts::Parts;
+pub use policy::{Verdict, judge, judge_uvm};
+#[cfg(test)]
+pub(crate) use serve::serve;
+pub(crate) use threads::{CallService, CallThreads};

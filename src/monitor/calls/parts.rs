@@ -4,22 +4,16 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::monitor::audit::kept_exports::KeptExports;
-use crate::monitor::audit::look::Audit;
-use crate::monitor::audit::mappings::Mappings;
-use crate::monitor::caller::audit_wait::AuditWait;
-use crate::monitor::caller::target::Targets;
+use crate::monitor::audit::{Audit, KeptExports, Mappings};
+use crate::monitor::caller::{AuditWait, Targets};
 use crate::monitor::calls::callers::Callers;
 use crate::monitor::calls::left_calls::is_left;
-use crate::monitor::compute::slices::Slices;
-use crate::monitor::compute::turns::Turns;
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::stakes::Stakes;
+use crate::monitor::compute::{Slices, Turns};
+use crate::monitor::driver::{DriverAccess, Stakes};
 use crate::monitor::keeper_socket::KeeperSocket;
-use crate::monitor::processes::container_processes::Processes;
-use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::lane::Lane;
-use crate::monitor::uvm::kept_files::Uvm;
+use crate::monitor::processes::Processes;
+use crate::monitor::state::{ContainerState, Lane};
+use crate::monitor::uvm::Uvm;
 
 /// All parts of a worker.
 #[derive(Debug)]

@@ -145,7 +145,7 @@ fn refuse_class(release: &Release, class: u32) -> Verdict {
 
 /// Why a control, or an object of a class, is refused. `None` for all other calls.
 #[must_use]
-pub fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
+pub(crate) fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
     match *call {
         Call::Control { command, flags, .. } => control::check(release, command, flags).err(),
         Call::Alloc(call::Alloc { class, .. })

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::{keep, remember_answer};
 use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call};
 use crate::monitor::calls::escape::{ReadEscape, answer_escape, read_escape};
@@ -25,7 +25,7 @@ use crate::monitor::calls::identify::{caller_error, identify, note_caller, spare
 use crate::monitor::calls::initialize::{cancel_initialization, end_earlier_initialization};
 use crate::monitor::calls::mmap::serve_map;
 use crate::monitor::calls::uvm::serve_uvm;
-use crate::monitor::journal::map::Count;
+use crate::monitor::journal::Count;
 use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, refuse};
 

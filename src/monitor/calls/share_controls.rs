@@ -5,10 +5,9 @@ use crate::monitor::calls::gpu_lookup::gpu_of_group;
 use crate::monitor::calls::groups::{
     enter_unseen_channel, enter_unseen_group, room_outside_groups,
 };
-use crate::monitor::compute::shares::set_slice;
-use crate::monitor::journal::layout::Reach;
-use crate::monitor::state::channels::ChannelName;
-use crate::monitor::state::groups::DueSlice;
+use crate::monitor::compute::set_slice;
+use crate::monitor::journal::Reach;
+use crate::monitor::state::{ChannelName, DueSlice};
 use crate::rm::call::Object;
 use crate::rm::number::{
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,

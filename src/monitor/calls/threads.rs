@@ -8,19 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use crate::monitor::caller::leader::{Lead, Leader};
-use crate::monitor::caller::listeners::Listeners;
-use crate::monitor::caller::recv_wait;
-use crate::monitor::caller::scratch::Scratch;
+use nix::unistd::gettid;
+
+use crate::monitor::caller::{Lead, Leader, Listeners, Scratch};
 use crate::monitor::calls::case::Case;
 use crate::monitor::calls::left_calls::{is_in_driver, is_left, take_over_slot};
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::serve::serve;
-use crate::monitor::journal::layout::{SLOTS, Stage};
-use crate::monitor::journal::map::Slot;
+use crate::monitor::journal::{SLOTS, Slot, Stage};
 use crate::monitor::lock::Lock;
-use crate::monitor::log::limit::Topic;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::log::Topic;
+use crate::monitor::state::OnLane;
 use crate::monitor::thread::spawn;
 
 /// How long a thread waits after it received nothing from a listener: the caller or all processes behind it are gone.
@@ -189,7 +187,7 @@ impl CallService {
 
     /// Receives calls and serves them, as long as this thread leads.
     fn answer_calls(self: &Arc<Self>, slot: Slot<'_>, scratch: &mut Scratch) {
-        let thread = recv_wait::this_thread();
+        let thread = gettid();
         let mut known = self.listeners.changes();
         let mut listeners = self.listeners.all();
         loop {

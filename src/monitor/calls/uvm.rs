@@ -14,8 +14,7 @@ use nix::errno::Errno;
 use crate::events::Event;
 use crate::gate::settings::Managed;
 use crate::ledger::{Span, Tree};
-use crate::monitor::caller::listener::Reply;
-use crate::monitor::caller::scratch::Copy;
+use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::retry::wait_for_turn;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::initialize::{initialize, is_initialized};
@@ -27,8 +26,8 @@ use crate::monitor::calls::uvm_maps::{map_memory, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
     NO_GPU, end_mappings, free_range, make_range, remove_gone_ranges, span, unmap,
 };
-use crate::monitor::node::device::Device;
-use crate::monitor::uvm::files::UvmFile;
+use crate::monitor::node::Device;
+use crate::monitor::uvm::UvmFile;
 use crate::rm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
     NV_ERR_NOT_SUPPORTED, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,

@@ -7,11 +7,11 @@ use nix::errno::Errno;
 use crate::gate::settings::NodeKind;
 use crate::monitor::calls::case::retry::begin_on_lane_in_turn;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::journal::call_id::CallObject;
-use crate::monitor::log::limit::Topic;
-use crate::monitor::node::device::Device;
-use crate::monitor::state::lane::OnLane;
-use crate::monitor::uvm::files::UvmFile;
+use crate::monitor::journal::CallObject;
+use crate::monitor::log::Topic;
+use crate::monitor::node::Device;
+use crate::monitor::state::OnLane;
+use crate::monitor::uvm::UvmFile;
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
 };

@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::uvm_file::{call_uvm, gpu_of};
-use crate::monitor::node::device::{Device, Failure, Rm};
-use crate::monitor::state::books::BOUNDS;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::node::{Device, Failure, Rm};
+use crate::monitor::state::{BOUNDS, OnLane};
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
     NV_ERR_NOT_SUPPORTED, NV_OK,

@@ -3,15 +3,13 @@
 use std::collections::BTreeSet;
 
 use crate::ledger::{Span, Tree};
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::uvm_file::{
     call_uvm, change_on_lane, gpu_of, refuse_denied, take_lane_for_uvm,
 };
-use crate::monitor::state::lane::OnLane;
-use crate::monitor::state::space::Space;
-use crate::monitor::uvm::files::UvmFile;
-use crate::monitor::uvm::ranges::{PAGE_BYTES, Ranges};
+use crate::monitor::state::{OnLane, Space};
+use crate::monitor::uvm::{PAGE_BYTES, Ranges, UvmFile};
 use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS, NV_OK};
 use crate::rm::uvm::Range;
 use crate::rm::{Answer, Meaning};

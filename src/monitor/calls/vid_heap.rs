@@ -1,6 +1,6 @@
 //! `NV_ESC_RM_VID_HEAP_CONTROL`: a call of this number allocates memory, frees memory, or asks about memory.
 
-use crate::monitor::caller::listener::Reply;
+use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};

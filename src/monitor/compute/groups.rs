@@ -1,8 +1,8 @@
 //! Forgets channel groups and channels that are gone.
 
 use crate::monitor::compute::slices::Slices;
-use crate::monitor::driver::monitor_client::Presence;
-use crate::monitor::journal::layout::Record;
+use crate::monitor::driver::Presence;
+use crate::monitor::journal::Record;
 
 impl Slices {
     /// Forgets the channel groups and channels that the driver frees together with this object.

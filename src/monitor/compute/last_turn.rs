@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::monitor::state::channels::ChannelName;
+use crate::monitor::state::ChannelName;
 use crate::sched::{Span, turn_at};
 
 /// The time of a call before one was measured, in microseconds: to take channels off, and to bring them back (H100).

@@ -1,11 +1,15 @@
 //! The container's shares of its GPUs' computing time: slices and turns.
 
-pub(crate) mod groups;
-pub(crate) mod last_turn;
-pub(crate) mod orphan_turns;
-pub(crate) mod orphans;
-pub(crate) mod reach;
-pub(crate) mod shares;
-pub(crate) mod slices;
-pub(crate) mod turns;
-pub(crate) mod turns_thread;
+mod groups;
+mod last_turn;
+mod orphan_turns;
+mod orphans;
+mod reach;
+mod shares;
+mod slices;
+mod turns;
+mod turns_thread;
+
+pub(crate) use shares::set_slice;
+pub(crate) use slices::Slices;
+pub(crate) use turns::Turns;

@@ -9,7 +9,7 @@ use crate::monitor::compute::orphans::{
     KeeperState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
 };
 use crate::monitor::compute::turns::Turns;
-use crate::monitor::state::channels::ChannelName;
+use crate::monitor::state::ChannelName;
 use crate::process::pidfd;
 
 /// How soon keepers are looked at again where the state of one can't be told, in microseconds.

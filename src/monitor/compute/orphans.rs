@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::gate::launch::MonitorDir;
 use crate::monitor::compute::last_turn::LastTurn;
-use crate::monitor::state::channels::ChannelName;
+use crate::monitor::state::ChannelName;
 use crate::process::ProcessId;
 use crate::registry::share::Turns;
 use crate::replace::replace;

@@ -5,12 +5,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::gate::settings::{Node, NodeKind};
-use crate::monitor::caller::target::threads_by_fd_table;
+use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::compute::shares::set_slice;
 use crate::monitor::compute::slices::Slices;
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::node::device::{Device, Failure, Rm, kind_at};
-use crate::monitor::state::groups::DueSlice;
+use crate::monitor::node::{Device, Failure, Rm, kind_at};
+use crate::monitor::state::DueSlice;
 
 /// How much of a process is searched whose descriptor names another file by now: a program has one or two files of
 /// `nvidiactl`, and all its threads have the same.
@@ -22,7 +21,7 @@ impl Slices {
     /// Sets a slice through the descriptor that its group was made by or, where `all` is set, through another one of
     /// the same process. `None` where no descriptor leads to the group's client.
     pub(crate) fn set_via_program(&self, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
-        let pid = process_id(due.reach.process).pid;
+        let pid = due.reach.process.pid().cast_signed();
         let through = |tid: i32, descriptor: i32| {
             let (target, file) = self.targets.duplicate(tid, descriptor).ok()?;
             // The pid may belong to another process by now.

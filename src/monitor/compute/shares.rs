@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
-use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::{Failure, Rm};
-use crate::monitor::state::groups::DueSlice;
+use crate::monitor::node::{Failure, Rm};
+use crate::monitor::state::DueSlice;
 use crate::registry::share::Turns;
 use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use crate::rm::usage::Sample;
@@ -172,7 +171,7 @@ impl Shares {
 
 /// Whether a process was at work on the GPU. A process that rests is in samples, too.
 pub(crate) fn was_seen(samples: &[Sample], process: Process) -> bool {
-    let pid = process_id(process).pid.cast_unsigned();
+    let pid = process.pid();
     samples.iter().any(|sample| sample.pid == Some(pid) && sample.busy > 0)
 }
 
@@ -185,13 +184,12 @@ pub(crate) fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::journal::process_number::number;
     use crate::process::ProcessId;
 
     #[test]
     fn who_was_not_seen_for_long_rests_as_long_as_another_was() {
         let shares = Shares::new(1);
-        let process = |pid: i32| number(ProcessId { pid, start_ticks: 7 });
+        let process = |pid: i32| Process::from(ProcessId { pid, start_ticks: 7 });
         let computing: BTreeSet<Process> = [10, 11, 12].map(process).into();
         let samples = |pids: &[u32]| -> Vec<Sample> {
             let resting = Sample { pid: Some(11), busy: 0 };

@@ -9,14 +9,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::monitor::caller::target::Targets;
+use crate::monitor::caller::Targets;
 use crate::monitor::compute::shares::{Shares, was_seen};
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::monitor_client::Presence;
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::node::device::Failure;
-use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::groups::DueSlice;
+use crate::monitor::driver::{DriverAccess, Presence};
+use crate::monitor::node::Failure;
+use crate::monitor::state::{ContainerState, DueSlice};
 use crate::registry::notice::Notice;
 use crate::registry::share;
 use crate::rm::number::{
@@ -173,7 +170,7 @@ impl Slices {
                         out_of_reach.insert(process);
                         is_whole = false;
                         if round.is_some() && self.shares.note_out_of_reach(gpu, group) {
-                            let pid = process_id(process).pid;
+                            let pid = process.pid();
                             tracing::warn!(
                                 gpu,
                                 pid,

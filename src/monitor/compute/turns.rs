@@ -19,13 +19,11 @@ use crate::monitor::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us
 use crate::monitor::compute::orphans::Orphans;
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::compute::turns_thread::TurnsThread;
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
-use crate::monitor::journal::layout::Record;
+use crate::monitor::driver::{DriverAccess, MonitorClient, Presence};
+use crate::monitor::journal::Record;
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::Failure;
-use crate::monitor::state::channels::ChannelName;
-use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::node::Failure;
+use crate::monitor::state::{ChannelName, ContainerState};
 use crate::monitor::thread::spawn;
 use crate::rm::channel::MOST_CHANNELS;
 use crate::sched::{Span, cohort_turns, cohorts};

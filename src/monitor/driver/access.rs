@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::driver::unanswered::{Amount, Unanswered, WarningTimes};
-use crate::monitor::journal::kept_file::KeptFile;
+use crate::monitor::journal::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::Failure;
-use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::node::Failure;
+use crate::monitor::state::ContainerState;
 
 /// The monitor's access to the driver.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::monitor::caller::target::has_file;
+use crate::monitor::caller::has_file;
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::Device;
+use crate::monitor::node::Device;
 
 /// The most files that are kept. Each takes a descriptor of the worker and one of the keeper.
 pub(crate) const MOST_FILES: usize = 4096;

@@ -1,8 +1,15 @@
 //! The monitor's client of the driver, the objects that the client has, and the files that memory was exported to.
 
-pub(crate) mod access;
-pub(crate) mod export_files;
-pub(crate) mod monitor_client;
-pub(crate) mod stakes;
-pub(crate) mod take_over;
-pub(crate) mod unanswered;
+mod access;
+mod export_files;
+mod monitor_client;
+mod stakes;
+mod take_over;
+mod unanswered;
+
+pub(crate) use access::DriverAccess;
+pub(crate) use export_files::{Denied, Exported, Exports};
+pub(crate) use monitor_client::{MonitorClient, Presence};
+pub use monitor_client::{examine, try_slice};
+pub(crate) use stakes::Stakes;
+pub use unanswered::{Amount, Unanswered};

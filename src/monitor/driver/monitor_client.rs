@@ -11,7 +11,7 @@ use std::sync::{Once, OnceLock};
 
 use crate::gate::settings::{Gpu, Node, NodeKind};
 use crate::monitor::driver::unanswered::{Amount, Unanswered};
-use crate::monitor::node::device::{Device, Failure, Rm};
+use crate::monitor::node::{Device, Failure, Rm};
 use crate::rm::about::{self, Held};
 use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::rm::channel::ask_disable;

@@ -6,15 +6,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
-use crate::monitor::caller::audit_wait::AuditWait;
+use crate::monitor::caller::AuditWait;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, stake_of};
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::{Device, Rm};
-use crate::monitor::state::books::Books;
-use crate::monitor::state::container_state::ContainerState;
-use crate::monitor::state::lane::{Lane, OnLane};
+use crate::monitor::node::{Device, Rm};
+use crate::monitor::state::{Books, ContainerState, Lane, OnLane};
 
 /// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
 fn enter_stake(books: &mut Books, before: StakePlace, number: u64) -> bool {

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use crate::ledger::{Entry, StakePlace};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, stake_of, stakes_of};
 use crate::monitor::driver::stakes::Stakes;
-use crate::monitor::journal::kept_file::KeptFile;
-use crate::monitor::node::device::Device;
+use crate::monitor::journal::KeptFile;
+use crate::monitor::node::Device;
 
 /// A stake in the books: what it stands before, the GPU of its memory, and its number.
 type Stake = (StakePlace, usize, u64);

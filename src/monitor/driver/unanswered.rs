@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::Failure;
+use crate::monitor::node::Failure;
 
 /// The shortest time between two lines of the log about one thing.
 const REPEAT_PAUSE: Duration = Duration::from_secs(60);

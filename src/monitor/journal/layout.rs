@@ -16,31 +16,31 @@ use crate::ledger::{Entry, Process};
 pub const JOURNAL_BYTES: usize = 32 << 20;
 
 /// The number of this layout. Another layout, or another meaning of a record, needs another number.
-pub const FORMAT: u64 = 1;
+pub(crate) const FORMAT: u64 = 1;
 
 /// The number of slots: as many threads can have a call.
-pub const SLOTS: usize = 32;
+pub(crate) const SLOTS: usize = 32;
 
 /// Bytes of the head.
-pub const HEAD_BYTES: usize = 4096;
+pub(crate) const HEAD_BYTES: usize = 4096;
 
 /// The most traces of calls whose reply nobody took.
-pub const TRACE_PLACES: usize = 48;
+pub(crate) const TRACE_PLACES: usize = 48;
 
 /// Bytes of a slot.
-pub const SLOT_BYTES: usize = 256;
+pub(crate) const SLOT_BYTES: usize = 256;
 
 /// Where the first half of the log begins.
-pub const LOG_OFFSET: usize = HEAD_BYTES + SLOTS * SLOT_BYTES;
+pub(crate) const LOG_OFFSET: usize = HEAD_BYTES + SLOTS * SLOT_BYTES;
 
 /// Bytes of a half, its count included.
-pub const HALF_BYTES: usize = (JOURNAL_BYTES - LOG_OFFSET) / 2 / 4096 * 4096;
+pub(crate) const HALF_BYTES: usize = (JOURNAL_BYTES - LOG_OFFSET) / 2 / 4096 * 4096;
 
 /// Bytes of a half's count, which comes before the records.
-pub const COUNT_BYTES: usize = 64;
+pub(crate) const COUNT_BYTES: usize = 64;
 
 /// Bytes of the longest record, with the byte that has its length.
-pub const RECORD_BYTES: usize = 1 + Record::POSTCARD_MAX_SIZE;
+pub(crate) const RECORD_BYTES: usize = 1 + Record::POSTCARD_MAX_SIZE;
 
 /// A log with fewer bytes is not rewritten.
 const LEAST_BYTES: usize = 64 << 10;
@@ -51,7 +51,7 @@ const LEAST_BYTES: usize = 64 << 10;
 /// [`Entry`], and no kind's fields change. Otherwise [`FORMAT`] has to change, and an upgrade leaves running containers
 /// to their old monitors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
-pub enum Record {
+pub(crate) enum Record {
     /// A change of the ledger.
     Ledger(Entry),
     /// A space has a new range of addresses.
@@ -135,7 +135,7 @@ pub enum Record {
 
 /// The process that made a channel group, and how the group is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
-pub struct Reach {
+pub(crate) struct Reach {
     /// The process that made the group.
     pub process: Process,
     /// The process's descriptor on which the group was made.
@@ -146,7 +146,7 @@ pub struct Reach {
 
 /// The process that initializes a file of UVM's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
-pub struct Maker {
+pub(crate) struct Maker {
     /// The process.
     pub process: Process,
     /// A number that tells the program that the process executes from a later program of the same process.
@@ -156,7 +156,7 @@ pub struct Maker {
 /// How far a call has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// There is no call, or nothing was done about it.
     Received = 0,
     /// The driver is about to be asked, or was. Whether it has answered isn't known.
@@ -168,7 +168,7 @@ pub enum Stage {
 impl Stage {
     /// The stage with this number; [`Stage::Received`] for an unknown number.
     #[must_use]
-    pub fn of(number: u32) -> Self {
+    pub(crate) fn of(number: u32) -> Self {
         match number {
             1 => Self::Executing,
             2 => Self::Decided,
@@ -180,19 +180,19 @@ impl Stage {
 /// Whether a log of `used` bytes is to be rewritten. `kept` of them were written by the last rewrite, or found at the
 /// start.
 #[must_use]
-pub fn is_due(used: usize, kept: usize) -> bool {
+pub(crate) fn is_due(used: usize, kept: usize) -> bool {
     used > LEAST_BYTES.max(kept + kept / 4) || used + RECORD_BYTES > HALF_BYTES - COUNT_BYTES
 }
 
 /// Writes a record at the beginning of `place`. Returns its length in bytes; `None` where it doesn't fit.
-pub fn write(record: &Record, place: &mut [u8]) -> Option<usize> {
+pub(crate) fn write(record: &Record, place: &mut [u8]) -> Option<usize> {
     let (length, place) = place.split_first_mut()?;
     *length = u8::try_from(postcard::to_slice(record, place).ok()?.len()).ok()?;
     Some(1 + usize::from(*length))
 }
 
 /// The records that follow one another in `bytes`. Records of unknown kinds are left out.
-pub fn read(mut bytes: &[u8]) -> impl Iterator<Item = Record> {
+pub(crate) fn read_records(mut bytes: &[u8]) -> impl Iterator<Item = Record> {
     let next = move || {
         let (length, behind) = bytes.split_first()?;
         let (record, behind) = behind.split_at_checked(usize::from(*length))?;
@@ -253,19 +253,19 @@ mod tests {
     #[test]
     fn records_are_read_as_they_were_written() {
         let records = records();
-        assert_eq!(read(&bytes_of(&records)).collect::<Vec<_>>(), records);
+        assert_eq!(read_records(&bytes_of(&records)).collect::<Vec<_>>(), records);
         let longest = records.map(|record| bytes_of(&[record]).len()).into_iter().max();
         assert_eq!(longest, Some(RECORD_BYTES));
     }
 
     #[test]
     fn what_is_no_record_is_left_out_and_what_is_behind_it_is_read() {
-        assert_eq!(read(&[0; 4096]).next(), None);
+        assert_eq!(read_records(&[0; 4096]).next(), None);
         // A kind that a later version may have, with any content.
         let later = [3, 127, 0, 0];
         for record in records() {
             let bytes = [&[0], &later[..], &bytes_of(&[record]), &later, &[9, 0, 0]].concat();
-            assert_eq!(read(&bytes).collect::<Vec<_>>(), [record]);
+            assert_eq!(read_records(&bytes).collect::<Vec<_>>(), [record]);
         }
     }
 
@@ -282,7 +282,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_are_too_much(bytes in any::<Vec<u8>>()) {
-            read(&bytes).for_each(drop);
+            read_records(&bytes).for_each(drop);
         }
     }
 }

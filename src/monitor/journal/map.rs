@@ -225,7 +225,7 @@ pub(crate) mod tests {
     use crate::monitor::journal::layout::Stage;
 
     /// The journal of a container that has had no worker yet.
-    pub(crate) fn journal() -> File {
+    pub(crate) fn new_journal() -> File {
         let journal = File::from(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap());
         ftruncate(&journal, JOURNAL_BYTES as u64).unwrap();
         journal
@@ -233,7 +233,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_journal_of_another_format_is_not_read() {
-        let file = journal();
+        let file = new_journal();
         assert!(JournalMap::map(&file).is_ok(), "one that is new");
         assert!(JournalMap::map(&file).is_ok(), "one that a worker has had");
         JournalMap::map(&file).unwrap().head().format.store(FORMAT + 1, Ordering::Release);
@@ -250,7 +250,7 @@ pub(crate) mod tests {
     /// Where a worker is killed before the stage says that the call is decided, the next worker reads both.
     #[test]
     fn what_is_decided_leaves_what_the_driver_was_asked_for_as_it_was() {
-        let memory = JournalMap::map(&journal()).unwrap();
+        let memory = JournalMap::map(&new_journal()).unwrap();
         let slot = memory.slot(3);
         let asked = CallObject { client: 5, handle: 6, more: 2, was_there: true };
         slot.set_executing(asked);

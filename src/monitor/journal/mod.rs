@@ -1,8 +1,20 @@
 //! What outlives a worker: the journal, which is memory that the keeper holds, and the numbers of calls, files and
 //! processes in it.
 
-pub(crate) mod call_id;
-pub(crate) mod kept_file;
-pub mod layout;
-pub(crate) mod map;
-pub(crate) mod process_number;
+mod call_id;
+mod kept_file;
+mod layout;
+mod map;
+mod process_number;
+
+#[cfg(test)]
+pub(crate) use call_id::tests::trace;
+pub(crate) use call_id::{CallObject, Fingerprint, Trace, Words, nth_handle};
+pub(crate) use kept_file::KeptFile;
+pub use layout::JOURNAL_BYTES;
+pub(crate) use layout::{HALF_BYTES, Maker, RECORD_BYTES, Reach, Record, SLOTS, Stage};
+#[cfg(test)]
+pub(crate) use layout::{HEAD_BYTES, TRACE_PLACES, read_records};
+#[cfg(test)]
+pub(crate) use map::tests::new_journal;
+pub(crate) use map::{Count, JournalMap, LeftOut, Log, SetAside, Slot, share_heap};

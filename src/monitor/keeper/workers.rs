@@ -17,7 +17,7 @@ use crate::events::{Bucket, Event, Kind, Teller};
 use crate::gate::passing::{self, Wait};
 use crate::gate::settings::Settings;
 use crate::gate::wire::{Notice, Order};
-use crate::monitor::journal::layout::JOURNAL_BYTES;
+use crate::monitor::journal::JOURNAL_BYTES;
 use crate::monitor::resident;
 use crate::process::ProcessId;
 

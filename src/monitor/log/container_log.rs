@@ -11,11 +11,10 @@ use std::time::Instant;
 use crate::events::{Bucket, Event, Kind, Teller};
 use crate::gate::settings::Settings;
 use crate::ledger::{Process, Usage};
-use crate::monitor::journal::map::{JournalMap, LeftOut};
-use crate::monitor::journal::process_number::process_id;
+use crate::monitor::journal::{JournalMap, LeftOut};
 use crate::monitor::lock::Lock;
 use crate::monitor::log::limit::LogLimit;
-use crate::process::ProcStatus;
+use crate::process::{ProcStatus, ProcessId};
 
 /// How many refused allocations are told at once, and the time in microseconds until one more is.
 const REFUSALS: (u32, u64) = (10, 10_000_000);
@@ -128,7 +127,7 @@ impl ContainerLog {
             quota_bytes: Some(refused.usage.limit_bytes),
             ..Event::new(Kind::AllocationRefused)
         };
-        match refused.process.map(process_id) {
+        match refused.process.map(ProcessId::from) {
             Some(process) if process.alive() => described(event, process.pid),
             Some(process) => event.by(process.pid, None, None),
             None => event,

@@ -1,4 +1,7 @@
 //! The events of the container, and the lines of the log that its programs cause.
 
-pub(crate) mod container_log;
-pub(crate) mod limit;
+mod container_log;
+mod limit;
+
+pub(crate) use container_log::{ContainerLog, RefusedAllocation, When, described};
+pub(crate) use limit::Topic;

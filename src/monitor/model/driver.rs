@@ -20,7 +20,7 @@ use nix::unistd::{Whence, gettid, lseek};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::gate::settings::{self, Identity, NodeKind};
-use crate::monitor::node::device::IN_MEMORY;
+use crate::monitor::node::IN_MEMORY;
 
 /// The driver's version.
 pub(crate) const DRIVER: &str = "535.161.08";

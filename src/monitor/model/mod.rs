@@ -23,10 +23,8 @@ use nix::libc::seccomp_notif;
 pub(crate) use self::driver::{DRIVER, Death, ModelDriver, ModelFile, set_death};
 pub(crate) use self::program::Program;
 pub(crate) use self::world::World;
-use crate::monitor::caller::scratch::Scratch;
-use crate::monitor::calls::case::Case;
-use crate::monitor::calls::left_calls::take_over_slot;
-use crate::monitor::calls::serve::serve;
+use crate::monitor::caller::Scratch;
+use crate::monitor::calls::{Case, serve, take_over_slot};
 use crate::monitor::worker::Worker;
 
 /// Bytes of the GPU, and bytes of the container's quota.

@@ -22,15 +22,12 @@ use super::{
 use crate::gate::passing::{self, Wait};
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
-use crate::monitor::caller::listener::Listener;
-use crate::monitor::caller::scratch::Scratch;
-use crate::monitor::caller::test_callers::{Caller, TestCallers};
-use crate::monitor::calls::left_calls::take_over_slot;
-use crate::monitor::calls::parts::Parts;
-use crate::monitor::journal::kept_file::KeptFile;
+use crate::monitor::caller::{Caller, Listener, Scratch, TestCallers};
+use crate::monitor::calls::{Parts, take_over_slot};
+use crate::monitor::journal::KeptFile;
 use crate::monitor::keeper_socket::KeeperMessage;
-use crate::monitor::state::occasion::Occasion;
-use crate::monitor::uvm::files::SweepTimes;
+use crate::monitor::state::Occasion;
+use crate::monitor::uvm::SweepTimes;
 use crate::monitor::worker::Worker;
 use crate::process::ProcessId;
 
@@ -72,7 +69,7 @@ impl World {
         let driver = ModelDriver::new(&gpus.iter().map(|(total, _)| *total).collect::<Vec<_>>());
         let place = tempfile::tempdir().expect("a directory");
         let settings = settings(&driver, gpus, place.path());
-        let journal = crate::monitor::journal::map::tests::journal();
+        let journal = crate::monitor::journal::new_journal();
         let callers = Arc::new(TestCallers::default());
         let listener = Arc::new(OwnedFd::from(File::open("/dev/null").expect("it is there")));
         let (worker, keeper) = worker(&settings, &journal);

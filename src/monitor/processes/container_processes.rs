@@ -11,14 +11,13 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::ledger::Process;
-use crate::monitor::caller::target::threads_by_fd_table;
-use crate::monitor::driver::access::DriverAccess;
-use crate::monitor::journal::process_number::process_id;
+use crate::monitor::caller::threads_by_fd_table;
+use crate::monitor::driver::DriverAccess;
 use crate::monitor::lock::Lock;
-use crate::monitor::log::container_log::described;
-use crate::monitor::node::device;
+use crate::monitor::log::described;
+use crate::monitor::node::kind_at;
 use crate::monitor::processes::escaped_fds::EscapedFds;
-use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::state::ContainerState;
 use crate::process::{self, ProcessId, told};
 
 /// The container's processes, and outside processes that have its descriptors
@@ -40,7 +39,7 @@ impl Processes {
     /// The pids of the processes that called and are still known.
     pub(crate) fn caller_pids(&self) -> BTreeSet<u32> {
         let books = self.state.books();
-        books.processes.iter().map(|process| process_id(*process).pid.cast_unsigned()).collect()
+        books.processes.iter().map(|process| process.pid()).collect()
     }
 
     /// The pids of all processes of the container, also of those that never called.
@@ -96,7 +95,7 @@ impl Processes {
             for entry in entries.flatten() {
                 let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
                 if let Some(number) = number
-                    && device::kind_at(&self.state.settings.nodes, &entry.path()) == Some(kind)
+                    && kind_at(&self.state.settings.nodes, &entry.path()) == Some(kind)
                 {
                     open.push((tid, number));
                 }
@@ -107,7 +106,7 @@ impl Processes {
 
     /// Ends a process that took memory past the monitor, or keeps memory of a dead process. The event says why.
     pub(crate) fn kill(&self, process: Process, event: Event) {
-        let pid = process_id(process);
+        let pid = ProcessId::from(process);
         // The pidfd names the process that has the pid when it is opened, so the pid is compared after that.
         let Ok(pidfd) = process::pidfd(pid.pid) else { return };
         if ProcessId::of(pid.pid) != Some(pid) {
@@ -115,7 +114,7 @@ impl Processes {
         }
         let first = {
             let mut killed = self.killed.lock();
-            killed.retain(|killed| process_id(*killed).alive());
+            killed.retain(|killed| ProcessId::from(*killed).alive());
             killed.insert(process)
         };
         let event = first.then(|| described(event, pid.pid));

@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::ledger::Process;
-use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
 use crate::monitor::processes::origin::Origin;
 use crate::process::ProcessId;
@@ -101,7 +100,7 @@ impl EscapedFds {
 
     /// Notes that a process of the container's has ended and is forgotten in the books.
     pub(crate) fn forget(&self, process: Process) {
-        let pid = process_id(process).pid.cast_unsigned();
+        let pid = process.pid();
         let mut state = self.state.lock();
         if !state.dead_pids.contains(&pid) {
             if state.dead_pids.len() >= MOST_REMEMBERED {

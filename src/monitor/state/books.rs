@@ -9,13 +9,13 @@ use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
 };
-use crate::monitor::journal::call_id::CallObject;
-use crate::monitor::journal::layout::{HALF_BYTES, RECORD_BYTES, Record, Stage};
-use crate::monitor::journal::map::{JournalMap, Log, SetAside, Slot};
-use crate::monitor::state::channels::{self, Channels};
+use crate::monitor::journal::{
+    CallObject, HALF_BYTES, JournalMap, Log, RECORD_BYTES, Record, SetAside, Slot, Stage,
+};
+use crate::monitor::state::channels::{Channels, MOST_CHANNELS};
 use crate::monitor::state::devices::Devices;
 use crate::monitor::state::due::Due;
-use crate::monitor::state::groups::{self, Groups};
+use crate::monitor::state::groups::{Groups, MOST_GROUPS};
 use crate::monitor::state::makers::{MOST_FILES, Makers};
 use crate::monitor::state::space::Space;
 use crate::monitor::state::space_ranges::{MOST_RANGES, SpaceRanges};
@@ -314,7 +314,7 @@ impl Books {
 const _: () = {
     let ledger = 2 * (BOUNDS.objects + BOUNDS.holds) + BOUNDS.stakes;
     let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
-    let compute = groups::MOST + channels::MOST as usize;
+    let compute = MOST_GROUPS + MOST_CHANNELS as usize;
     assert!((ledger + users + compute) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };
 
@@ -324,10 +324,9 @@ pub(crate) mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::monitor::journal::layout::HEAD_BYTES;
-    use crate::monitor::journal::map::tests::journal;
+    use crate::monitor::journal::{HEAD_BYTES, new_journal};
 
-    pub(crate) fn open(journal: &File) -> (Books, &'static JournalMap) {
+    pub(crate) fn open_books(journal: &File) -> (Books, &'static JournalMap) {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, limit_bytes: 9 };
         let memory: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal).unwrap()));
         (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
@@ -339,42 +338,46 @@ pub(crate) mod tests {
         /// Only monitors write the journal, but it may be damaged: no record that can be read stops a worker's start.
         #[test]
         fn no_record_is_too_much(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4096)) {
-            let (mut books, _) = open(&journal());
-            crate::monitor::journal::layout::read(&bytes).for_each(|record| books.write(record));
+            let (mut books, _) = open_books(&new_journal());
+            crate::monitor::journal::read_records(&bytes).for_each(|record| books.write(record));
         }
     }
 
     #[test]
     fn who_uses_what_is_known_of_so_many_and_of_the_next_worker_too() {
-        let journal = journal();
-        let (mut books, _) = open(&journal);
+        let journal = new_journal();
+        let (mut books, _) = open_books(&journal);
         for client in 1..=20 {
             (0..2000).for_each(|process| books.note_user(client, Process(process)));
         }
         assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
         books.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });
-        let (books, _) = open(&journal);
+        let (books, _) = open_books(&journal);
         assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
         assert_eq!(books.ledger.usage(0).unwrap().limit_bytes, 7);
     }
 
     #[test]
     fn what_the_call_on_the_lane_had_set_aside_counts_until_it_is_made_again() {
-        let journal = journal();
+        let journal = new_journal();
         let used = |books: &Books| books.ledger.usage(0).unwrap().used_bytes;
-        let (mut books, memory) = open(&journal);
+        let (mut books, memory) = open_books(&journal);
         memory.set_lane(Some(0));
         // A notification begins with its id.
         journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
         memory.slot(0).set_aside(Some(SetAside { gpu: 0, bytes: 5, client: 1 }));
         memory.slot(0).set_executing(CallObject::one(1, 3, false));
 
-        let (mut next, _) = open(&journal);
+        let (mut next, _) = open_books(&journal);
         assert_eq!(used(&next), 5);
         next.cancel_former_reservation();
         assert_eq!(used(&next), 0);
         let (client, handle) = (Client(1), Handle(3));
         books.enter(Entry::Commit { gpu: 0, bytes: 6, client, parent: Handle(1), handle });
-        assert_eq!(used(&open(&journal).0), 6, "it was entered, and the slot doesn't say so yet");
+        assert_eq!(
+            used(&open_books(&journal).0),
+            6,
+            "it was entered, and the slot doesn't say so yet"
+        );
     }
 }

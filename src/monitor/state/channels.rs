@@ -7,14 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
-use crate::monitor::journal::layout::Record;
+use crate::monitor::journal::Record;
 use crate::monitor::state::groups::Groups;
 
 /// A channel's client, and its handle there.
 pub(crate) type ChannelName = (u32, u32);
 
 /// The most channels that are known. CUDA makes eight of a kind for a program.
-pub(crate) const MOST: u32 = 4096;
+pub(crate) const MOST_CHANNELS: u32 = 4096;
 
 /// A channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Channels {
 
     /// Whether one more channel can be known.
     pub(crate) fn has_room(&self) -> bool {
-        self.all.len() < MOST as usize
+        self.all.len() < MOST_CHANNELS as usize
     }
 
     /// The channels that are freed with an object: with a client all its channels, with a group those in it. `groups`
@@ -178,7 +178,7 @@ mod tests {
         channels.records().for_each(|record| again.replay(record));
         again.replay(Record::Ungroup { client: 1, handle: 21 });
         assert_eq!(on(&again, 1, &[1]), []);
-        for handle in 0..MOST {
+        for handle in 0..MOST_CHANNELS {
             again.replay(channel(0, 3, 1, handle));
         }
         assert!(!again.has_room());

@@ -9,12 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
-use crate::monitor::journal::layout::{Reach, Record};
+use crate::monitor::journal::{Reach, Record};
 use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
 
 /// The most groups of a container, on all its GPUs together.
-pub(crate) const MOST: usize = 32768;
+pub(crate) const MOST_GROUPS: usize = 32768;
 
 /// The slice in microseconds that CUDA asks for, for each group that computes.
 const COMPUTE_SLICE_US: u64 = 2048;
@@ -77,7 +77,7 @@ impl Groups {
 
     /// Whether one more group can be known.
     pub(crate) fn has_room(&self) -> bool {
-        self.all.len() < MOST
+        self.all.len() < MOST_GROUPS
     }
 
     /// The groups that are freed with an object: with a client all its groups, with a device those below it.
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn there_are_no_more_of_a_container_than_the_journal_has_room_for() {
         let mut groups = Groups::default();
-        for number in 0..u32::try_from(MOST).unwrap() {
+        for number in 0..u32::try_from(MOST_GROUPS).unwrap() {
             assert!(groups.has_room());
             let (gpu, client, parent, handle) = ((number % 64) as usize, 1, 2, number);
             groups.replay(Record::Group {

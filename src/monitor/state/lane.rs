@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crate::monitor::journal::map::{JournalMap, Slot};
+use crate::monitor::journal::{JournalMap, Slot};
 use crate::monitor::lock::Lock;
 
 /// How long the monitor's own work waits for the call on the lane.
@@ -214,11 +214,10 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
-    use crate::monitor::journal::layout::SLOTS;
-    use crate::monitor::journal::map::tests::journal;
+    use crate::monitor::journal::{SLOTS, new_journal};
 
     fn memory() -> &'static JournalMap {
-        Box::leak(Box::new(JournalMap::map(&journal()).unwrap()))
+        Box::leak(Box::new(JournalMap::map(&new_journal()).unwrap()))
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::ledger::Process;
-use crate::monitor::journal::layout::{Maker, Record};
+use crate::monitor::journal::{Maker, Record};
 
 /// The most files. Each needs a descriptor of the worker's and one of the keeper's.
 pub(crate) const MOST_FILES: usize = 1024;

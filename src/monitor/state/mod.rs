@@ -1,15 +1,28 @@
 //! What the monitor knows of the container. Most of it outlives a worker.
 
-pub(crate) mod books;
-pub(crate) mod channels;
-pub(crate) mod container_state;
-pub(crate) mod devices;
-pub(crate) mod due;
-pub(crate) mod groups;
-pub(crate) mod lane;
-pub(crate) mod makers;
-pub(crate) mod occasion;
-pub(crate) mod rest;
-pub(crate) mod self_ranges;
-pub(crate) mod space;
-pub(crate) mod space_ranges;
+mod books;
+mod channels;
+mod container_state;
+mod devices;
+mod due;
+mod groups;
+mod lane;
+mod makers;
+mod occasion;
+mod rest;
+mod self_ranges;
+mod space;
+mod space_ranges;
+
+#[cfg(test)]
+pub(crate) use books::tests::open_books;
+pub(crate) use books::{BOUNDS, Books, NO_CLIENT};
+pub(crate) use channels::ChannelName;
+pub(crate) use container_state::{ContainerState, OpenBooks};
+pub(crate) use due::Due;
+pub(crate) use groups::{DueSlice, MOST_GROUPS, computes};
+pub(crate) use lane::{Lane, OnLane};
+pub(crate) use makers::{Initialization, MOST_FILES};
+pub(crate) use occasion::{Depth, Occasion};
+pub(crate) use space::Space;
+pub(crate) use space_ranges::Mapped;

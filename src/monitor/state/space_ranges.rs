@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use crate::monitor::journal::layout::Record;
+use crate::monitor::journal::Record;
 use crate::monitor::state::space::{MANAGED, OF_FILE, Space};
 
 /// A mapping: its first address, and the first address behind it.
@@ -144,12 +144,12 @@ fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
 mod tests {
     use super::*;
     use crate::ledger::Process;
-    use crate::monitor::journal::map::tests::journal;
-    use crate::monitor::state::books::tests::open;
+    use crate::monitor::journal::new_journal;
+    use crate::monitor::state::books::tests::open_books;
 
     #[test]
     fn neighbours_that_are_listed_as_one_are_covered() {
-        let (mut books, _) = open(&journal());
+        let (mut books, _) = open_books(&new_journal());
         let space = Space::Managed(Process(1));
         for base in [0x1000, 0x2000, 0x5000] {
             assert!(books.add_range(space, base, 0x1000));

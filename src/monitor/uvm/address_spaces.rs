@@ -16,10 +16,9 @@ use nix::libc;
 
 use crate::ledger::Process;
 use crate::monitor::bell::Bell;
-use crate::monitor::journal::process_number::process_id;
 use crate::monitor::lock::Lock;
-use crate::monitor::state::space_ranges::Mapped;
-use crate::process::told;
+use crate::monitor::state::Mapped;
+use crate::process::{ProcessId, told};
 
 /// How long a mapping that was asked for may still not be made.
 pub(crate) const MAPPING_DELAY: Duration = Duration::from_secs(2);
@@ -63,7 +62,7 @@ impl AddressSpace {
     /// Opens the list of a thread's address space, which is to be looked at.
     fn open(process: Process, tid: i32) -> io::Result<Self> {
         // The list of the process's first thread stays readable longest. Of a first thread that has ended it is empty.
-        let first = File::open(format!("/proc/{}/maps", process_id(process).pid));
+        let first = File::open(format!("/proc/{}/maps", process.pid()));
         let first = first.ok().filter(|maps| maps.read_at(&mut [0], 0).is_ok_and(|read| read > 0));
         let maps = first.map_or_else(|| File::open(format!("/proc/{tid}/maps")), Ok)?;
         let state = LookState {
@@ -100,7 +99,7 @@ impl AddressSpace {
 
     /// Whether its process is over. Says `true` once, and `false` from then on.
     pub(crate) fn take_process_ended(&self) -> bool {
-        let is_over = !process_id(self.process).alive();
+        let is_over = !ProcessId::from(self.process).alive();
         let mut state = self.state.lock();
         is_over && !std::mem::replace(&mut state.is_end_noted, is_over)
     }
@@ -130,7 +129,7 @@ impl AddressSpace {
 
 /// The kernel's list of the mappings that a process has now; `None` where the kernel lists none.
 pub(crate) fn current_maps(process: Process) -> Option<String> {
-    told(process_id(process).pid, |tid| {
+    told(process.pid().cast_signed(), |tid| {
         let text = fs::read(format!("/proc/{tid}/maps")).ok().filter(|text| !text.is_empty())?;
         Some(String::from_utf8_lossy(&text).into_owned())
     })
@@ -140,7 +139,7 @@ pub(crate) fn current_maps(process: Process) -> Option<String> {
 /// program out. The kernel puts stack, heap and its own page each at a random address (`randomize_va_space`), and the
 /// process can't claim other addresses (`PR_SET_MM` is refused). `None` where the addresses can't be read.
 pub(crate) fn image_hash(process: Process) -> Option<u64> {
-    told(process_id(process).pid, |tid| {
+    told(process.pid().cast_signed(), |tid| {
         let stat = procfs::process::Process::new(tid).and_then(|of| of.stat()).ok()?;
         let places = [stat.startstack, stat.start_brk.unwrap_or(0)];
         let auxiliary = fs::read(format!("/proc/{tid}/auxv")).ok();
@@ -157,7 +156,7 @@ pub(crate) fn image_hash(process: Process) -> Option<u64> {
 /// Whether the kernel lays a process's programs out at random. Otherwise [`image_hash`] is the same for all.
 pub(crate) fn is_randomized(process: Process) -> bool {
     let of_all = fs::read_to_string("/proc/sys/kernel/randomize_va_space");
-    let personality = told(process_id(process).pid, |tid| {
+    let personality = told(process.pid().cast_signed(), |tid| {
         let text = fs::read_to_string(format!("/proc/{tid}/personality")).ok()?;
         u32::from_str_radix(text.trim_end(), 16).ok()
     });
@@ -249,7 +248,7 @@ impl AddressSpaces {
 
     /// Watches the address space that a process has now. It may be the old one, opened through another thread.
     pub(crate) fn reopen(&self, process: Process) {
-        if let Ok(space) = AddressSpace::open(process, process_id(process).pid) {
+        if let Ok(space) = AddressSpace::open(process, process.pid().cast_signed()) {
             space.mark_looked_at();
             self.all.lock().push(Arc::new(space));
         }

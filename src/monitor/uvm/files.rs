@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::time::Instant;
 
-use crate::monitor::caller::target::{compare_files, has_file};
+use crate::monitor::caller::{compare_files, has_file};
 use crate::monitor::lock::Lock;
-use crate::monitor::node::device::Device;
+use crate::monitor::node::Device;
 
 /// The most files times ranges of files: for each range that is mapped, all other files are asked whether it is
 /// theirs.

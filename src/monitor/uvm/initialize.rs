@@ -9,14 +9,14 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::ledger::Process;
-use crate::monitor::journal::layout::{Maker, Record};
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::node::device::Device;
-use crate::monitor::state::makers::Initialization;
+use crate::monitor::journal::{Maker, Record};
+use crate::monitor::node::Device;
+use crate::monitor::state::Initialization;
 use crate::monitor::uvm::address_spaces::image_hash;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::Uvm;
 use crate::monitor::uvm::ranges::uvm_status;
+use crate::process::ProcessId;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_OK, UVM_INITIALIZE};
 use crate::rm::{Layout, Meaning, uvm};
 
@@ -75,7 +75,7 @@ impl Uvm {
         let maker = self.state.books().makers.of(file.number);
         maker.is_none_or(|Maker { process, image: then }| {
             let has_executed = || image_hash(process).is_some_and(|now| now != then);
-            !process_id(process).alive() || has_executed()
+            !ProcessId::from(process).alive() || has_executed()
         })
     }
 
@@ -127,7 +127,7 @@ impl Uvm {
 /// thread that runs may be anywhere.
 fn is_over(underway: &Initialization) -> bool {
     let Initialization { tid, maker: Maker { process, .. }, .. } = underway;
-    let process = process_id(*process);
+    let process = ProcessId::from(*process);
     let path = format!("/proc/{}/task/{tid}/syscall", process.pid);
     match std::fs::read_to_string(path) {
         Ok(text) => text != "running\n" && !is_init_call(&text),

@@ -1,8 +1,18 @@
 //! The files of `nvidia-uvm`: their makers, what they map, and in which address spaces.
 
-pub(crate) mod address_spaces;
-pub(crate) mod files;
-pub(crate) mod initialize;
-pub(crate) mod kept_files;
-pub(crate) mod ranges;
-pub(crate) mod vma_list;
+mod address_spaces;
+mod files;
+mod initialize;
+mod kept_files;
+mod ranges;
+mod vma_list;
+
+pub(crate) use address_spaces::{
+    AddressSpace, AddressSpaces, MAPPING_DELAY, current_maps, image_hash, is_randomized,
+};
+#[cfg(test)]
+pub(crate) use files::SweepTimes;
+pub(crate) use files::{MOST_QUESTIONS, UvmFile};
+pub(crate) use kept_files::Uvm;
+pub(crate) use ranges::{PAGE_BYTES, Ranges};
+pub(crate) use vma_list::{Listed, possibly_managed};

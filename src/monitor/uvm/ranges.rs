@@ -1,7 +1,6 @@
 //! Asks `nvidia-uvm` about the ranges of a file.
 
-use crate::monitor::node::buffer::Buffer;
-use crate::monitor::node::device::Device;
+use crate::monitor::node::{Buffer, Device};
 use crate::rm::number::{
     NV_ERR_INVALID_ADDRESS, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_CLEAN_UP_ZOMBIE_RESOURCES,
     UVM_CREATE_EXTERNAL_RANGE, UVM_DISABLE_READ_DUPLICATION, UVM_FREE, UVM_UNMAP_EXTERNAL,

@@ -1,7 +1,7 @@
 //! Finds the mappings that could be managed memory in the kernel's list of a process's mappings (`/proc/PID/maps`,
 //! proc_pid_maps(5)). Pure.
 
-use crate::monitor::state::space_ranges::Mapped;
+use crate::monitor::state::Mapped;
 
 /// A listed mapping that could be managed memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

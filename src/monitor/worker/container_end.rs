@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::Notice;
-use crate::monitor::log::container_log::When;
-use crate::monitor::processes::escaped_fds::Evidence;
+use crate::monitor::log::When;
+use crate::monitor::processes::Evidence;
 use crate::monitor::thread::spawn;
 use crate::monitor::worker::Worker;
 

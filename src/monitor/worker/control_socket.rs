@@ -9,10 +9,8 @@ use std::time::Duration;
 use crate::gate::wire::{
     Answer, GpuStatus, LastSeen, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status,
 };
-use crate::ledger::{Entry, Ledger, LedgerError};
-use crate::monitor::calls::parts::Parts;
-use crate::monitor::calls::threads::CallService;
-use crate::monitor::journal::process_number::process_id;
+use crate::ledger::{Entry, Ledger, LedgerError, Process};
+use crate::monitor::calls::{CallService, Parts};
 use crate::rm::usage;
 
 /// The longest question, in bytes.
@@ -70,7 +68,10 @@ pub(crate) fn note_status(parts: &Parts, calls: &CallService) -> Option<Vec<u8>>
 
 /// The processes that hold a client, those with most memory first.
 fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
-    let status = |(process, used_bytes)| ProcessStatus { pid: process_id(process).pid, used_bytes };
+    let status = |(process, used_bytes): (Process, _)| {
+        let pid = process.pid().cast_signed();
+        ProcessStatus { pid, used_bytes }
+    };
     let mut processes: Vec<ProcessStatus> =
         ledger.used_by_process().into_iter().map(status).collect();
     // The sort is stable: of processes with as much memory, the earlier one stays first.

@@ -21,15 +21,14 @@
 //! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
-pub(crate) mod container_end;
-pub(crate) mod control_socket;
-pub(crate) mod privilege;
-pub(crate) mod rounds;
+mod container_end;
+mod control_socket;
+mod privilege;
+mod rounds;
 
-pub use crate::monitor::caller::listener::check_sizes;
-pub use crate::monitor::driver::monitor_client::{examine, try_slice};
-pub use crate::monitor::driver::unanswered::{Amount, Unanswered};
-pub use crate::monitor::node::device::Failure;
+pub use crate::monitor::caller::check_sizes;
+pub use crate::monitor::driver::{Amount, Unanswered, examine, try_slice};
+pub use crate::monitor::node::Failure;
 
 use std::fs::File;
 use std::io;
@@ -41,15 +40,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use crate::gate::inherited;
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
-use crate::monitor::caller::listeners::Listeners;
-use crate::monitor::calls::parts::Parts;
-use crate::monitor::calls::threads::{CallService, CallThreads};
-use crate::monitor::journal::kept_file::KeptFile;
-use crate::monitor::journal::map::share_heap;
+use crate::monitor::caller::Listeners;
+use crate::monitor::calls::{CallService, CallThreads, Parts};
+use crate::monitor::journal::{KeptFile, share_heap};
 use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
 use crate::monitor::lock::Lock;
 use crate::monitor::resident;
-use crate::monitor::state::container_state::ContainerState;
+use crate::monitor::state::ContainerState;
 use crate::monitor::thread::spawn;
 
 /// How long calls may take to finish when the worker ends.
@@ -90,7 +87,7 @@ pub fn main() -> io::Result<()> {
     let settings = Settings::read(&File::from(settings)).map_err(io::Error::other)?;
     let (keeper, journal) = (KeeperSocket::new(keeper), File::from(journal));
     crate::log::init_of(&settings.log, &settings.id);
-    crate::monitor::caller::listener::check_sizes()?;
+    crate::monitor::caller::check_sizes()?;
     privilege::drop_privileges()?;
     let worker = Arc::new(Worker::new(settings, keeper, &journal)?);
     drop(journal);

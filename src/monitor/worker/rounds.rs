@@ -4,13 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::monitor::caller::audit_wait::{WaitEnd, Watched};
-use crate::monitor::calls::parts::Parts;
-use crate::monitor::journal::process_number::process_id;
-use crate::monitor::log::container_log::When;
+use crate::monitor::caller::{WaitEnd, Watched};
+use crate::monitor::calls::Parts;
+use crate::monitor::log::When;
 use crate::monitor::resident::{give_back_heap, give_back_startup_code};
-use crate::monitor::state::due::Due;
-use crate::monitor::state::occasion::Occasion;
+use crate::monitor::state::{Due, Occasion};
 use crate::monitor::worker::Worker;
 use crate::process::ProcessId;
 
@@ -83,7 +81,7 @@ impl Worker {
         let callers = state.books().processes.clone();
         watched.retain(|process, _| callers.contains(process));
         for process in callers {
-            let pid = process_id(process);
+            let pid = ProcessId::from(process);
             if watched.contains_key(&process) || ProcessId::of(pid.pid) != Some(pid) {
                 continue;
             }

@@ -11,12 +11,9 @@
 //! the driver the second time: any program can make a call twice.
 
 use super::{Case, EarlyReply, INTERRUPTED};
-use crate::monitor::caller::listener::Reply;
-use crate::monitor::caller::scratch::Copy;
-use crate::monitor::caller::unclaimed::{Match, Outcome, UnclaimedCall};
-use crate::monitor::journal::call_id::{CallObject, Fingerprint, Trace};
-use crate::monitor::journal::map::Count;
-use crate::monitor::state::lane::OnLane;
+use crate::monitor::caller::{Copy, Match, Outcome, Reply, UnclaimedCall};
+use crate::monitor::journal::{CallObject, Count, Fingerprint, Trace};
+use crate::monitor::state::OnLane;
 
 /// What is known of a call whose caller may be interrupted, and may make the call again.
 #[derive(Debug, Default)]

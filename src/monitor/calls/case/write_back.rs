@@ -2,8 +2,7 @@
 
 use nix::errno::Errno;
 
-use crate::monitor::caller::scratch::{Copy, Scratch};
-use crate::monitor::caller::target::Target;
+use crate::monitor::caller::{Copy, Scratch, Target};
 use crate::rm::control;
 
 /// The most copies that go back: the struct, its parameters, and the pieces that the parameters point at.

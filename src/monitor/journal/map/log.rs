@@ -8,7 +8,7 @@ use nix::libc;
 
 use super::JournalMap;
 use crate::monitor::journal::layout::{
-    COUNT_BYTES, HALF_BYTES, LOG_OFFSET, Record, is_due, read, write,
+    COUNT_BYTES, HALF_BYTES, LOG_OFFSET, Record, is_due, read_records, write,
 };
 
 /// How many written bytes of the log leave the worker's memory at once.
@@ -60,7 +60,7 @@ impl Log {
         let address = self.memory.address(half + COUNT_BYTES, self.used);
         // SAFETY: the place lies in the mapping (checked by `address`), which is never unmapped: it
         // is `'static`. Nobody writes below the count while this log is borrowed.
-        read(unsafe { std::slice::from_raw_parts(address, self.used) })
+        read_records(unsafe { std::slice::from_raw_parts(address, self.used) })
     }
 
     /// Appends a record. Whenever the worker ends, the log has the whole record or nothing of it.
