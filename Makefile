@@ -94,9 +94,11 @@ bench: deps build sim ## measure what we cost beside bare runc (root)
 fmt: ## format the code
 	$(CARGO) fmt --all
 
-lint: ## check format and clippy
+lint: ## check format, clippy, the comments' links, and that the fuzz targets build
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" $(CARGO) doc --locked --no-deps --workspace --document-private-items
+	$(CARGO) check --locked --manifest-path fuzz/Cargo.toml
 
 deny: ## check licences, bans and sources of dependencies, and advisories where they can be had
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny

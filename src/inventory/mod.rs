@@ -4,7 +4,7 @@
 //! file). Must not know containers. What it learns are the plain values of [`gpu`](crate::gpu).
 //!
 //! Three ways lead to one. [`cached`] reads files only and is what runs when a
-//! container is created. [`probe`] and [`refresh`] load NVML, which takes long and may
+//! container is created. [`probe`] and [`refresh()`] load NVML, which takes long and may
 //! hang, so only `cgpu` calls them. [`refreshed`] is how the first gets to the last:
 //! `cgpu` as a child with a time limit.
 

@@ -1,8 +1,8 @@
 //! The driver as a CDI specification on this host describes it (Container Device Interface).
 //!
 //! Owns specifications: reading them ([`dirs`], [`parse`], kept by a cache), finding the device of
-//! a GPU in them ([`choose`]), what of them reaches a container ([`merge`]), telling what is stale
-//! ([`stale`]), and writing one ([`generate`]). Must not know quotas or who asks. Invariants: no
+//! a GPU in them ([`choose()`]), what of them reaches a container ([`merge`]), telling what is stale
+//! ([`stale()`]), and writing one ([`generate`]). Must not know quotas or who asks. Invariants: no
 //! node of a GPU that wasn't asked for is ever in the edits; nothing is left out in silence.
 
 mod cache;

@@ -4,7 +4,7 @@
 //! driver's figures alone: for the process that made the client, which may be dead by then, or for an outside process
 //! that made a client of its own. So the figures of these processes are asked for, too. A process that isn't the
 //! container's and has a file which was opened in the container
-//! ([`Origin`](crate::monitor::processes::origin::Origin)) is then ended.
+//! ([`Origin`](crate::monitor::processes)) is then ended.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! The driver's figures of the container's processes. [`judge`](crate::monitor::audit::judge) judges them.
 //!
-//! The driver is asked on the [lane](crate::monitor::state::lane), so that figures and books are of one moment: the
+//! The driver is asked on the [lane](crate::monitor::state::Lane), so that figures and books are of one moment: the
 //! driver rounds up the memory that it gives a call, and shows that memory before the call is back. Where a call
 //! doesn't leave the lane in time, the driver is asked all the same. The memory that such a call gets may be missing
 //! in the books, so an excess is tolerated, but not for long ([`Doubts`]).

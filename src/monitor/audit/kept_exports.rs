@@ -5,7 +5,7 @@
 //! import which memory the file has. When no object names the memory any more, and no process of the container is
 //! found with the file, the monitor clears the file: the driver frees the memory, even where a descriptor of the file
 //! is hidden. The monitor also clears all files when the container is gone. Memory is put into a file and taken out
-//! of it on the [lane](crate::monitor::state::lane).
+//! of it on the [lane](crate::monitor::state::Lane).
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -1,7 +1,7 @@
 //! Checks what the container's processes have mapped of `nvidia-uvm`.
 //!
 //! When a mapping call continues, another thread can replace the descriptor, and the mapping is of another file than
-//! the monitor looked at. So the mappings are read from the kernel ([`crate::monitor::uvm::address_spaces`]). Where
+//! the monitor looked at. So the mappings are read from the kernel ([`crate::monitor::uvm::AddressSpaces`]). Where
 //! the kernel does not list an address space any more, all processes are searched for mappings.
 //!
 //! The kernel doesn't say which file a mapping is of. But memory is on a GPU only by files that have GPUs, and these

@@ -3,7 +3,7 @@
 //! The driver gives managed memory without an ioctl: the kernel maps a file of nvidia-uvm, and the driver moves pages
 //! that are touched in the mapping to a GPU. Every mapping of nvidia-uvm is managed memory, except for ranges that the
 //! file had the driver make. After the call continues, another thread can still replace the file:
-//! [`crate::monitor::audit::mappings`] checks what was mapped.
+//! [`crate::monitor::audit::Mappings`] checks what was mapped.
 
 use nix::errno::Errno;
 

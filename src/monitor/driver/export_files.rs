@@ -1,5 +1,5 @@
 //! The files that memory was exported to, each kept open by the worker.
-//! [`kept_exports`](crate::monitor::audit::kept_exports) says how their memory is freed.
+//! [`kept_exports`](crate::monitor::audit::KeptExports) says how their memory is freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

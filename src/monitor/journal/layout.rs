@@ -56,7 +56,7 @@ pub(crate) enum Record {
     Ledger(Entry),
     /// A space has a new range of addresses.
     AddRange {
-        /// The space, by [`Space::number`](crate::monitor::state::space::Space).
+        /// The space, by [`Space::number`](crate::monitor::state::Space).
         space: u64,
         /// The first address.
         base: u64,

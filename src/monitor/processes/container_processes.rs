@@ -21,7 +21,7 @@ use crate::monitor::state::ContainerState;
 use crate::process::{self, ProcessId, told};
 
 /// The container's processes, and outside processes that have its descriptors
-/// ([`escape_search`](crate::monitor::audit::escape_search)).
+/// ([`escape_search`](crate::monitor::audit)).
 #[derive(Debug)]
 pub(crate) struct Processes {
     pub(crate) state: Arc<ContainerState>,

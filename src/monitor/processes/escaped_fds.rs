@@ -1,5 +1,5 @@
 //! What is known of the container's descriptors that outside processes have. The search for those processes is in
-//! [`escape_search`](crate::monitor::audit::escape_search).
+//! [`escape_search`](crate::monitor::audit).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;

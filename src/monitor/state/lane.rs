@@ -9,7 +9,7 @@
 //! lane, only UVM's mappings for several processes of a container would be made side by side.
 //!
 //! A call that hangs in the driver keeps only its own container's lane. The next worker finds the slot of that call
-//! ([`JournalMap::lane`](crate::monitor::journal::map::JournalMap::lane)), and lets nobody on the lane before the call
+//! ([`JournalMap::lane`](crate::monitor::journal::JournalMap::lane)), and lets nobody on the lane before the call
 //! is over. This file knows no calls and no books.
 
 use std::collections::VecDeque;

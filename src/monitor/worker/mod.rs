@@ -1,10 +1,10 @@
 //! The worker: answers the driver calls of one container.
 //!
 //! The keeper starts the worker, and holds what must outlive it: the listeners, and the
-//! [`journal`](crate::monitor::journal::layout). The worker can be killed at any instruction: the next worker reads
+//! [`journal`](crate::monitor::journal). The worker can be killed at any instruction: the next worker reads
 //! the journal, finishes the calls that the killed one had received, and goes on.
 //!
-//! [`policy`](crate::monitor::calls::policy) decides what a call means. The threads:
+//! [`policy`](crate::monitor::calls) decides what a call means. The threads:
 //!
 //! | name | does |
 //! |---|---|
@@ -12,13 +12,13 @@
 //! | `audit` | asks driver and kernel what the container has ([`rounds`](crate::monitor::worker::rounds)) |
 //! | `end`, `control` | for a while: limit the container's end, answer a question |
 //!
-//! From the container's first call on ([`threads`](crate::monitor::calls::threads)):
+//! From the container's first call on ([`threads`](crate::monitor::calls::CallService)):
 //!
 //! | name | does |
 //! |---|---|
-//! | `calls`, several | one leads and serves a call, others follow ([`leader`](crate::monitor::caller::leader)) |
-//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::audit::mappings)) |
-//! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::slices)) |
+//! | `calls`, several | one leads and serves a call, others follow ([`leader`](crate::monitor::caller::Leader)) |
+//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::audit::Mappings)) |
+//! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::Slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
 mod container_end;

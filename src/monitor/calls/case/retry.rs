@@ -1,7 +1,7 @@
 //! Callers whose wait a signal ends, and that make their call again.
 //!
 //! Before Linux 5.19 any signal ends a caller's wait, and the kernel makes the call again. What was
-//! done for such a caller is kept until its thread calls again ([`unclaimed`](crate::monitor::caller::unclaimed)).
+//! done for such a caller is kept until its thread calls again ([`unclaimed`](crate::monitor::caller::Unclaimed)).
 //!
 //! A reply that was sent may be lost, too: the kernel looks for signals before it looks for the reply
 //! (`seccomp_do_user_notification`, `wait_for_completion_interruptible` and then the lock). Of 5,000
