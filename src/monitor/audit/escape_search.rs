@@ -6,22 +6,21 @@
 //! container's and has a file which was opened in the container
 //! ([`Origin`](crate::monitor::processes)) is then ended.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::sync::atomic::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::events::Event;
 use crate::monitor::caller::threads_by_fd_table;
+use crate::monitor::driver::DriverAccess;
+use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
-use crate::monitor::node::{Device, mount_at, place_at};
-use crate::monitor::processes::{
-    Evidence, FirstProcess, Processes, all_pids, mount_namespace, mounts,
-};
-use crate::process::{first_of, pidfd, told};
+use crate::monitor::processes::{Processes, all_pids, mounts};
+use crate::monitor::state::ContainerState;
+use crate::process::{pidfd, told};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);
@@ -40,7 +39,8 @@ const UNEXPLAINED_BYTES: i128 = 16 << 20;
 /// Looks in a row that may be dropped because the figures changed meanwhile.
 const MOST_CHANGED_LOOKS: u32 = 1;
 
-const MOST_MOUNTS: usize = 1024;
+/// How long descriptors are searched for after memory was found that nobody asked the monitor for.
+const SUSPICION: Duration = Duration::from_secs(3);
 
 /// The driver's files that an outside process has open.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -51,103 +51,79 @@ struct Descriptors {
     of_own: bool,
 }
 
-impl Processes {
-    /// Notes that a process of the container has that file open.
-    pub(crate) fn note_opened(&self, device: &Device) {
-        let Some(mount) = device.mount else { return };
-        if self.escaped.last_mount.swap(mount, Ordering::Relaxed) != mount {
-            self.note_mount(mount, device.place.0);
-        }
+/// Why an outside process with a descriptor of the container's is to be ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    /// The container's clients have memory that nobody asked the monitor for.
+    ContainerMemory,
+    /// The process has memory itself, or could have. It may, where it has a GPU of its own.
+    OwnMemory,
+}
+
+/// Searches for outside processes that have the container's descriptors.
+#[derive(Debug)]
+pub(crate) struct EscapeSearch {
+    state: Arc<ContainerState>,
+    driver: Arc<DriverAccess>,
+    processes: Arc<Processes>,
+    found: Lock<Found>,
+}
+
+/// What the looks at outside processes found.
+#[derive(Debug, Default)]
+struct Found {
+    /// Bytes of outside processes and of the container's dead ones, at the last look.
+    figures: BTreeMap<u32, u64>,
+    /// Bytes in use less those of all processes, up to a constant: the least since the last search that their growth
+    /// caused. Smaller growth is not stored, so that it adds up.
+    unexplained: Option<i128>,
+    /// Looks in a row during which the bytes in use changed, so that they could not be compared.
+    changed_looks: u32,
+    /// Bytes in use less those of the container's processes, up to a constant: at the last full look, and its time.
+    other_bytes: Option<(i128, Instant)>,
+    looked: Option<Instant>,
+    searched: Option<Instant>,
+    /// Until when descriptors are searched for, because memory in use is not explained.
+    suspicion: Option<Instant>,
+}
+
+impl EscapeSearch {
+    pub(crate) fn new(driver: Arc<DriverAccess>, processes: Arc<Processes>) -> Self {
+        let state = Arc::clone(&processes.state);
+        EscapeSearch { state, driver, processes, found: Lock::default() }
     }
 
-    fn note_mount(&self, mount: u64, filesystem: u64) {
-        let mut origins = self.escaped.origins.lock();
-        if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
-            return;
-        }
-        // Mounts that the host has, too, say nothing of the container.
-        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        if mounts(&own).contains(&mount) {
-            return;
-        }
-        let nodes = &self.state.settings.nodes;
-        let mut of_host = nodes.iter().filter_map(|node| place_at(&node.path));
-        let private = !of_host.any(|place| place.0 == filesystem);
-        origins.origin.add_mount(mount, private.then_some(filesystem));
+    /// Notes that memory is in use that nobody asked the monitor for.
+    pub(crate) fn suspect(&self) {
+        self.found.lock().suspicion = Some(Instant::now() + SUSPICION);
     }
 
-    /// Looks for the container's first process, before any process has called: a descriptor can be sent away unused.
-    /// The mounts of the first process may still be changing, so they are looked at again.
-    pub(crate) fn find_first_process(&self) {
-        let now = Instant::now();
-        let escaped = &self.escaped;
-        let mut since = now;
-        let interval = self.state.pace(false, now).full_look;
-        if let Some(first) = &mut escaped.state.lock().first_process {
-            if first.poll_is_stable(interval, now) {
-                return;
-            }
-            since = first.since;
-        }
-        let Some(state_file) = &self.state.settings.state_file else { return };
-        let Ok(Some(first)) = first_of(state_file) else { return };
-        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        let path = format!("/proc/{}/mountinfo", first.pid);
-        let Ok((file, text)) = open_and_read(&path) else { return };
-        let (own, mut found) = (mounts(&own), mounts(&text));
-        found.retain(|mount| !own.contains(mount));
-        if !first.alive() || found.is_empty() || found.len() > MOST_MOUNTS {
-            return;
-        }
-        escaped.origins.lock().origin.set_first_process_mounts(found);
-        self.note_process(first.pid);
-        escaped.state.lock().first_process =
-            Some(FirstProcess { mounts: file, since, looked: now });
-    }
-
-    /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
-    pub(crate) fn note_process(&self, pid: i32) {
-        let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
-        let own = mount_namespace(std::process::id().cast_signed());
-        let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
-        let found = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
-        let found = found.filter(|of| !of.trim_end().ends_with(":/"));
-        let namespace = namespace.map(|(_, inode)| inode);
-        self.escaped.origins.lock().origin.add_process(namespace, found.as_deref());
-        for tid in threads_by_fd_table(pid.cast_unsigned()) {
-            for (mount, filesystem) in self.open_nodes(tid) {
-                self.note_mount(mount, filesystem);
-            }
-        }
-    }
-
-    /// The mounts and file systems of the driver's nodes that a thread has open.
-    fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
-        let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
-        let nodes = &self.state.settings.nodes;
-        entries.filter_map(|entry| mount_at(nodes, &entry.path())).collect()
+    /// How long ago descriptors were searched for; [`Duration::MAX`] where they never were.
+    pub(crate) fn since_search(&self) -> Duration {
+        self.found.lock().searched.map_or(Duration::MAX, |searched| searched.elapsed())
     }
 
     /// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, ends the
     /// outside processes that have the container's descriptors.
     pub(crate) fn end_escapes(&self) {
-        let escaped = &self.escaped;
+        let origins = &self.processes.origins;
         let now = Instant::now();
-        if escaped.origins.lock().origin.is_unknown() {
+        if origins.is_unknown() {
             return;
         }
-        let callers = self.caller_pids();
-        if callers.is_empty() && !escaped.is_watched() {
+        let callers = self.processes.caller_pids();
+        if callers.is_empty() && !origins.is_watched() {
             return;
         }
-        if escaped.state.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
-            escaped.state.lock().looked = Some(now);
+        if self.found.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
+            self.found.lock().looked = Some(now);
             self.look_at_figures(&callers);
         }
         let (suspicious, lingering, searched) = {
-            let state = escaped.state.lock();
-            let lingering = state.dead_pids.iter().any(|pid| state.figures.contains_key(pid));
-            (state.suspicion.is_some_and(|until| now < until), lingering, state.searched)
+            let dead_pids = origins.dead_pids();
+            let found = self.found.lock();
+            let lingering = dead_pids.iter().any(|pid| found.figures.contains_key(pid));
+            (found.suspicion.is_some_and(|until| now < until), lingering, found.searched)
         };
         let since = searched.map_or(Duration::MAX, |searched| now - searched);
         if (suspicious && since >= SEARCH) || (lingering && since >= SLOW_SEARCH) {
@@ -156,61 +132,61 @@ impl Processes {
     }
 
     fn look_at_figures(&self, callers: &BTreeSet<u32>) {
-        let escaped = &self.escaped;
+        let origins = &self.processes.origins;
         let own: Vec<u32> = callers.iter().copied().collect();
         let Some((_, other_bytes)) = self.driver.figures(&own) else { return };
         let (last, suspicion) = {
-            let state = escaped.state.lock();
-            (state.other_bytes, state.suspicion)
+            let found = self.found.lock();
+            (found.other_bytes, found.suspicion)
         };
         let now = Instant::now();
         // All processes are asked for only with reason: there are many processes, and many monitors that ask.
-        let was_used = !callers.is_empty() || escaped.has_dead_caller();
+        let was_used = !callers.is_empty() || origins.has_dead_caller();
         let often = self.state.pace(was_used, now).full_look;
         if last.is_some_and(|(bytes, at)| bytes == other_bytes && now - at < often)
             && suspicion.is_none_or(|until| until <= now)
         {
             return;
         }
-        escaped.state.lock().other_bytes = Some((other_bytes, now));
-        let dead_pids: BTreeSet<u32> = escaped.state.lock().dead_pids.iter().copied().collect();
+        self.found.lock().other_bytes = Some((other_bytes, now));
+        let dead_pids = origins.dead_pids();
         let all = all_pids().chain(dead_pids.iter().copied()).chain(callers.iter().copied());
         let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
         let Some((_, before)) = self.driver.figures(&[]) else { return };
         let Some((mut figures, unexplained)) = self.driver.figures(&all) else { return };
         let Some((_, after)) = self.driver.figures(&[]) else { return };
         figures.retain(|pid, _| !callers.contains(pid));
-        let known = std::mem::replace(&mut escaped.state.lock().figures, figures.clone());
+        let known = std::mem::replace(&mut self.found.lock().figures, figures.clone());
         let grown =
             figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
         for (pid, _) in grown {
             if dead_pids.contains(pid) {
-                escaped.suspect();
+                self.suspect();
             }
             self.end_holder(*pid, callers, Evidence::OwnMemory);
         }
         // Memory that is taken during the look is in one figure and not in the other.
-        let mut state = escaped.state.lock();
-        if before != after && state.changed_looks < MOST_CHANGED_LOOKS {
-            state.changed_looks += 1;
+        let mut found = self.found.lock();
+        if before != after && found.changed_looks < MOST_CHANGED_LOOKS {
+            found.changed_looks += 1;
             return;
         }
-        state.changed_looks = 0;
-        let known = state.unexplained;
-        drop(state);
+        found.changed_looks = 0;
+        let known = found.unexplained;
+        drop(found);
         if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {
             self.end_holders(callers, Evidence::OwnMemory);
         } else if known.is_some_and(|known| known <= unexplained) {
             return;
         }
-        escaped.state.lock().unexplained = Some(unexplained);
+        self.found.lock().unexplained = Some(unexplained);
     }
 
     /// Ends all outside processes that have a descriptor of the container's. `true` where there was one.
     pub(crate) fn end_holders(&self, callers: &BTreeSet<u32>, evidence: Evidence) -> bool {
         let all: Vec<u32> = all_pids().collect();
         let found = all.iter().filter(|pid| self.end_holder(**pid, callers, evidence)).count() > 0;
-        self.escaped.state.lock().searched = Some(Instant::now());
+        self.found.lock().searched = Some(Instant::now());
         found
     }
 
@@ -226,7 +202,7 @@ impl Processes {
         let found = self.descriptors_of(pid);
         if !found.of_container
             || (evidence == Evidence::OwnMemory && found.of_own)
-            || self.is_container_or_monitor(pid)
+            || self.processes.is_container_or_monitor(pid)
         {
             return false;
         }
@@ -244,7 +220,7 @@ impl Processes {
         let mut found = Descriptors::default();
         let mut own_mounts = None;
         for tid in threads_by_fd_table(pid) {
-            for (mount, filesystem) in self.open_nodes(tid) {
+            for (mount, filesystem) in self.processes.origins.open_nodes(tid) {
                 let own_mounts = own_mounts.get_or_insert_with(|| {
                     let of = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
                     told(pid.cast_signed(), of).map(|text| mounts(&text))
@@ -252,19 +228,11 @@ impl Processes {
                 let Some(own_mounts) = own_mounts else { return Descriptors::default() };
                 if own_mounts.contains(&mount) {
                     found.of_own = true;
-                } else if self.escaped.origins.lock().origin.has_file(mount, filesystem) {
+                } else if self.processes.origins.has_file(mount, filesystem) {
                     found.of_container = true;
                 }
             }
         }
         found
     }
-}
-
-/// A file below /proc, and its text when it was opened.
-fn open_and_read(path: &str) -> io::Result<(File, String)> {
-    let mut file = File::open(path)?;
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    Ok((file, text))
 }

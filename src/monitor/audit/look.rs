@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::Settings;
 use crate::ledger::{Entry, Handle, Process};
+use crate::monitor::audit::escape_search::EscapeSearch;
 use crate::monitor::audit::history::{AuditHistory, Audited};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::judge::{Finding, judge};
@@ -57,6 +58,7 @@ pub(crate) struct Audit {
     slices: Arc<Slices>,
     pub(crate) audit_wait: Arc<AuditWait>,
     pub(crate) history: AuditHistory,
+    pub(crate) escapes: EscapeSearch,
 }
 
 impl Audit {
@@ -71,6 +73,7 @@ impl Audit {
     ) -> Self {
         let (state, driver) = (Arc::clone(&stakes.state), Arc::clone(&stakes.driver));
         let (uvm, history) = (Arc::clone(&mappings.uvm), AuditHistory::default());
+        let escapes = EscapeSearch::new(Arc::clone(&driver), Arc::clone(&processes));
         Audit {
             state,
             driver,
@@ -83,6 +86,7 @@ impl Audit {
             slices,
             audit_wait,
             history,
+            escapes,
         }
     }
 
@@ -148,13 +152,13 @@ impl Audit {
             .filter(|process| !ProcessId::from(*process).alive())
             .collect();
         if processes.is_empty() {
-            self.driver.close_if_unused(self.processes.escaped.is_watched());
+            self.driver.close_if_unused(self.processes.origins.is_watched());
             return None;
         }
         let own = self.driver.own_client()?;
         let is_reused = |process: &Process| ProcessId::of(process.pid().cast_signed()).is_some();
         let reused: BTreeSet<Process> = dead.iter().copied().filter(is_reused).collect();
-        let dead_pids = DeadPids { former: self.processes.escaped.unused_dead_pids(), reused };
+        let dead_pids = DeadPids { former: self.processes.origins.unused_dead_pids(), reused };
         let mut all = Vec::new();
         for gpu in 0..self.state.uuids.len() {
             let found = self.ask(&own, gpu, &dead_pids)?;
@@ -235,7 +239,7 @@ impl Audit {
                 let to_kill = processes_to_kill(&books, pid);
                 drop(books);
                 tracing::debug!(excess_bytes, pid, "taken past the monitor");
-                self.processes.escaped.suspect();
+                self.escapes.suspect();
                 let event = || past_the_monitor(&self.state.settings, gpu, excess_bytes);
                 to_kill.into_iter().for_each(|process| self.processes.kill(process, event()));
             }
@@ -278,7 +282,7 @@ impl Audit {
             books.enter(Entry::RemoveProcess { process: *process });
             self.slices.shares.wake();
             self.mappings.spaces.look_at_all();
-            self.processes.escaped.forget(*process);
+            self.processes.origins.note_dead(*process);
             has_forgotten = true;
         }
         if has_forgotten {

@@ -13,6 +13,7 @@ mod mappings;
 mod memory_owners;
 mod prune;
 
+pub(crate) use escape_search::Evidence;
 pub(crate) use kept_exports::KeptExports;
 pub(crate) use look::Audit;
 pub(crate) use mappings::Mappings;

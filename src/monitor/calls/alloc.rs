@@ -13,6 +13,7 @@ use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};
 use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
 use crate::monitor::calls::groups::{enter_group, make_room_for_group};
 use crate::monitor::calls::handles::NewObject;
+use crate::monitor::calls::identify::note_user;
 use crate::monitor::node::Buffer;
 use crate::monitor::state::OnLane;
 use crate::rm::call::{Alloc, Object};
@@ -38,7 +39,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
         target.read(alloc.rights, &mut rights)?;
     }
     let mut lane = begin_on_lane(case)?;
-    case.books().note_user(object.client, case.target()?.process);
+    note_user(case, object.client)?;
 
     let does = class_use(class).does;
     let mut asked: Option<Memory> = None;

@@ -9,6 +9,7 @@ use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
 use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
+use crate::monitor::calls::identify::note_user;
 use crate::monitor::state::{BOUNDS, OnLane};
 use crate::rm::Answer;
 use crate::rm::call::Object;
@@ -38,11 +39,10 @@ fn make_name(
     source: (u32, u32),
 ) -> Result<Option<Object>, EarlyReply> {
     let object = new_object.object;
-    let process = case.target()?.process;
     undo_former_attempt(case, lane, object);
-    let mut books = case.books();
-    books.note_user(object.client, process);
-    books.note_user(source.0, process);
+    note_user(case, object.client)?;
+    note_user(case, source.0)?;
+    let books = case.books();
     let named = (Client(source.0), Handle(source.1));
     let memory = books.ledger.memory_of(named.0, named.1);
     let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);

@@ -17,6 +17,7 @@ use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
+use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::import::{FileControl, import, refuse_file};
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
 use crate::monitor::driver::Exported;
@@ -121,8 +122,7 @@ fn export_to(
     is_new: bool,
 ) -> Result<bool, EarlyReply> {
     let (parts, client) = (case.parts, Client(control.client));
-    let process = case.target()?.process;
-    case.books().note_user(control.client, process);
+    note_user(case, control.client)?;
     if is_new {
         // Before anything is in the file, so that no later worker lacks a file with memory.
         if parts.exports.hand_to_keeper(exported).is_err() {

@@ -2,6 +2,7 @@
 
 use nix::errno::Errno;
 
+use crate::ledger::Client;
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::node::Device;
@@ -16,7 +17,7 @@ pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Early
     // The call of a terminal or a disk is not the monitor's to make, and it may not continue: its descriptor could be
     // another file by then.
     let device = device.ok_or(Reply::Errno(Errno::ENOTTY as i32))?;
-    case.parts.processes.note_opened(&device);
+    case.parts.processes.origins.note_opened(&device);
     case.device = Some(device);
     note_caller(case)
 }
@@ -52,4 +53,15 @@ pub(crate) fn note_caller(case: &Case<'_>) -> Result<(), EarlyReply> {
     }
     case.log("more processes than can be kept account of");
     Err(Errno::ENOMEM.into())
+}
+
+/// Notes that the calling process uses a client.
+pub(crate) fn note_user(case: &Case<'_>, client: u32) -> Result<(), EarlyReply> {
+    let process = case.target()?.process;
+    let mut books = case.books();
+    // Mostly the user is known. Books that are opened to be changed compute the figures' mark anew.
+    if !books.ledger.holds_client(Client(client), process) {
+        books.note_user(client, process);
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@ use crate::ledger::{Client, Entry, Handle, Hold};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::handles::{next_handles, unmake};
+use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::make_control::make_control;
 use crate::monitor::driver::Denied;
 use crate::monitor::journal::{CallObject, nth_handle};
@@ -53,9 +54,8 @@ pub(crate) fn import(
     let (exported, _) = found.map_err(|why| refuse_file(case, why))?;
     let parent = places.parent;
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };
-    let process = case.target()?.process;
-    let mut books = case.books();
-    books.note_user(client, process);
+    note_user(case, client)?;
+    let books = case.books();
     let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
     // For an empty place no object is made.
     let wanted = places.objects.iter().copied().enumerate().zip(places.first..);

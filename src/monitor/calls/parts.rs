@@ -62,11 +62,10 @@ impl Parts {
             Arc::clone(&lane),
             Arc::clone(&targets),
         );
-        let processes = Arc::new(Processes::new(Arc::clone(&state), Arc::clone(&driver)));
+        let processes = Arc::new(Processes::new(Arc::clone(&state)));
         let stakes = Arc::new(Stakes::new(
             Arc::clone(&driver),
             Arc::clone(&state),
-            keeper(),
             Arc::clone(&lane),
             Arc::clone(&audit_wait),
         ));

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
+use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::uvm_file::{call_uvm, gpu_of};
 use crate::monitor::node::{Device, Failure, Rm};
 use crate::monitor::state::{BOUNDS, OnLane};
@@ -35,8 +36,7 @@ pub(crate) fn map_memory(
     (memory, control): (Source, Option<&Device>),
 ) -> Result<Reply, EarlyReply> {
     let object = (Client(memory.client), Handle(memory.handle));
-    let process = case.target()?.process;
-    case.books().note_user(memory.client, process);
+    note_user(case, memory.client)?;
     let mut books = case.books();
     let charge = books.ledger.charge_of(object.0, object.1);
     if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {

@@ -8,6 +8,7 @@ use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::gpu_lookup::{find_gpu, find_gpu_on_lane};
 use crate::monitor::calls::handles::NewObject;
+use crate::monitor::calls::identify::note_user;
 use crate::rm::call::{Object, VidHeap};
 use crate::rm::memory::{self, Use, class_use};
 use crate::rm::number::NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED;
@@ -43,7 +44,7 @@ fn allocate_on_heap(
     size_bytes: u64,
 ) -> Result<Reply, EarlyReply> {
     let mut lane = begin_on_lane(case)?;
-    case.books().note_user(object.client, case.target()?.process);
+    note_user(case, object.client)?;
     let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
     let takes = class_use(class).does == Use::Takes;
     if takes && gpu.is_none() {

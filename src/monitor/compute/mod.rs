@@ -1,6 +1,5 @@
 //! The container's shares of its GPUs' computing time: slices and turns.
 
-mod groups;
 mod last_turn;
 mod orphan_turns;
 mod orphans;

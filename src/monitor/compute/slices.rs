@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::Targets;
+use crate::monitor::compute::reach::set_via_program;
 use crate::monitor::compute::shares::{Shares, was_seen};
 use crate::monitor::driver::{DriverAccess, Presence};
+use crate::monitor::journal::Record;
 use crate::monitor::node::Failure;
 use crate::monitor::state::{ContainerState, DueSlice};
 use crate::registry::notice::Notice;
@@ -156,7 +158,8 @@ impl Slices {
             self.shares.keep_out_of_reach(gpu, &due);
             for due in due {
                 let process = due.reach.process;
-                let done = self.set_via_program(&due, !out_of_reach.contains(&process));
+                let all = !out_of_reach.contains(&process);
+                let done = set_via_program(&self.state, &self.targets, &due, all);
                 let group = (due.client, due.handle);
                 match done {
                     // What the driver refuses of a group that exists, it refuses each time.
@@ -183,6 +186,46 @@ impl Slices {
             }
         }
         is_whole
+    }
+
+    /// Forgets the channel groups and channels that the driver frees together with this object.
+    pub(crate) fn forget_freed(&self, client: u32, handle: u32) {
+        let mut books = self.state.books();
+        let groups = books.groups.freed(client, handle);
+        let channels = books.channels.freed(client, handle, &groups);
+        for (client, handle) in channels.into_iter().chain(groups) {
+            books.write(Record::Ungroup { client, handle });
+            self.shares.wake();
+        }
+    }
+
+    /// Forgets the channel groups and channels of a GPU that the driver doesn't have any more.
+    pub(crate) fn forget_gone_groups(&self, gpu: usize) {
+        let own = self.driver.own_client();
+        let Some(own) = own.filter(|own| own.can_tell()) else { return };
+        let (known, channels) = {
+            let books = self.state.books();
+            (books.groups.on(gpu), books.outside_groups(gpu))
+        };
+        // A channel may still be in the making, as long as its client is there.
+        for (client, handle) in channels {
+            if own.presence(client, handle) == Presence::NoClient {
+                self.state.books().write(Record::Ungroup { client, handle });
+            }
+        }
+        for ((client, handle), group) in known {
+            let is_gone = match own.presence(client, handle) {
+                Presence::There => false,
+                Presence::NoClient => true,
+                // A group whose making was continued may still be in the making.
+                Presence::NoObject => group.certain,
+            };
+            let mut books = self.state.books();
+            // Another thread may have made a new group of that name.
+            if is_gone && books.groups.named((client, handle)) == Some(group) {
+                books.write(Record::Ungroup { client, handle });
+            }
+        }
     }
 
     /// Forgets a group that the driver doesn't have any more. `true` where that is so.

@@ -16,8 +16,8 @@ use crate::monitor::state::ContainerState;
 /// The monitor's access to the driver.
 #[derive(Debug)]
 pub(crate) struct DriverAccess {
-    state: Arc<ContainerState>,
-    keeper: Arc<KeeperSocket>,
+    pub(crate) state: Arc<ContainerState>,
+    pub(crate) keeper: Arc<KeeperSocket>,
     own: Lock<Option<Arc<MonitorClient>>>,
     /// When the log was last told what the driver does not answer.
     warned: WarningTimes,

@@ -2,13 +2,14 @@
 
 mod access;
 mod export_files;
+mod former_clients;
 mod monitor_client;
 mod stakes;
-mod take_over;
 mod unanswered;
 
 pub(crate) use access::DriverAccess;
 pub(crate) use export_files::{Denied, Exported, Exports};
+pub(crate) use former_clients::FormerClients;
 pub(crate) use monitor_client::{MonitorClient, Presence};
 pub use monitor_client::{examine, try_slice};
 pub(crate) use stakes::Stakes;

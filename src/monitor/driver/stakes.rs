@@ -1,16 +1,12 @@
 //! Makes and frees stakes: duplicates by the monitor's client that stand before exports, mappings and names.
 //! `src/ledger/stakes.rs` says why. A mapping or an export before which no stake can be put is refused.
 
-use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
 use crate::monitor::caller::AuditWait;
 use crate::monitor::driver::access::DriverAccess;
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, stake_of};
-use crate::monitor::keeper_socket::KeeperSocket;
-use crate::monitor::lock::Lock;
 use crate::monitor::node::{Device, Rm};
 use crate::monitor::state::{Books, ContainerState, Lane, OnLane};
 
@@ -23,28 +19,24 @@ fn enter_stake(books: &mut Books, before: StakePlace, number: u64) -> bool {
     may
 }
 
-/// The stakes of this worker's client, and those of former workers' clients.
+/// The stakes of this worker's client.
 #[derive(Debug)]
 pub(crate) struct Stakes {
     pub(crate) state: Arc<ContainerState>,
     pub(crate) driver: Arc<DriverAccess>,
-    pub(crate) keeper: Arc<KeeperSocket>,
     lane: Arc<Lane>,
     /// Wakes the auditor.
     audit_wait: Arc<AuditWait>,
-    /// The files of former workers' clients, by client and place. The first file of a client is its control file.
-    pub(crate) former_clients: Lock<BTreeMap<u32, BTreeMap<u8, OwnedFd>>>,
 }
 
 impl Stakes {
     pub(crate) fn new(
         driver: Arc<DriverAccess>,
         state: Arc<ContainerState>,
-        keeper: Arc<KeeperSocket>,
         lane: Arc<Lane>,
         audit_wait: Arc<AuditWait>,
     ) -> Self {
-        Stakes { state, driver, keeper, lane, audit_wait, former_clients: Lock::default() }
+        Stakes { state, driver, lane, audit_wait }
     }
 
     /// The handle of the stake that stands before all mappings of a charge's memory. The memory is to be mapped from

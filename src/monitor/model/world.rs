@@ -119,9 +119,9 @@ impl World {
         for (number, file) in self.kept.borrow().iter() {
             worker.handle(KeeperMessage::Kept(KeptFile::of(*number), file.try_clone()));
         }
-        let Parts { state, stakes, exports, .. } = &*worker.parts;
+        let Parts { state, driver, exports, .. } = &*worker.parts;
         exports.forget_never_exported();
-        stakes.take_over();
+        worker.former_clients.take_over(driver);
         worker.calls.queue_left_calls();
         // The calls of the other slot are all over, because its thread lives.
         let slot = state.journal.slot(DYING_SLOT);

@@ -1,7 +1,6 @@
 //! The container's processes: which they are, what they have open, and how they are ended.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::{fs, io};
 
@@ -12,28 +11,26 @@ use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::ledger::Process;
 use crate::monitor::caller::threads_by_fd_table;
-use crate::monitor::driver::DriverAccess;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
 use crate::monitor::node::kind_at;
-use crate::monitor::processes::escaped_fds::EscapedFds;
+use crate::monitor::processes::origins::{Origins, mount_namespace};
 use crate::monitor::state::ContainerState;
 use crate::process::{self, ProcessId, told};
 
-/// The container's processes, and outside processes that have its descriptors
-/// ([`escape_search`](crate::monitor::audit)).
+/// The container's processes.
 #[derive(Debug)]
 pub(crate) struct Processes {
     pub(crate) state: Arc<ContainerState>,
-    pub(crate) driver: Arc<DriverAccess>,
-    pub(crate) escaped: EscapedFds,
+    pub(crate) origins: Origins,
     /// Processes that the monitor has ended and that may still be there.
     killed: Lock<BTreeSet<Process>>,
 }
 
 impl Processes {
-    pub(crate) fn new(state: Arc<ContainerState>, driver: Arc<DriverAccess>) -> Self {
-        Processes { state, driver, escaped: EscapedFds::default(), killed: Lock::default() }
+    pub(crate) fn new(state: Arc<ContainerState>) -> Self {
+        let origins = Origins::new(Arc::clone(&state));
+        Processes { state, origins, killed: Lock::default() }
     }
 
     /// The pids of the processes that called and are still known.
@@ -70,7 +67,7 @@ impl Processes {
 
     fn is_in_container(&self, pid: u32, namespace: u64) -> bool {
         let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        self.escaped.origins.lock().origin.has_process(namespace, &cgroup)
+        self.origins.has_process(namespace, &cgroup)
     }
 
     /// The descriptors of nodes of that kind that the container's processes have, each with its thread. `None` where
@@ -132,12 +129,6 @@ impl Processes {
 /// Whether procfs gives this error because the process has ended.
 fn is_gone(error: &io::Error) -> bool {
     [Some(libc::ENOENT), Some(libc::ESRCH)].contains(&error.raw_os_error())
-}
-
-/// The mount namespace of a process, by the device and inode of its file.
-pub(crate) fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
-    let namespace = told(pid, |tid| fs::metadata(format!("/proc/{tid}/ns/mnt")).ok())?;
-    Some((namespace.dev(), namespace.ino()))
 }
 
 /// The pids of all processes of the host.

@@ -1,9 +1,8 @@
-//! The container's processes, and outside processes that have its descriptors.
+//! The container's processes, and what tells them and their files from others.
 
 mod container_processes;
-mod escaped_fds;
 mod origin;
+mod origins;
 
-pub(crate) use container_processes::{Processes, all_pids, mount_namespace};
-pub(crate) use escaped_fds::{Evidence, FirstProcess};
+pub(crate) use container_processes::{Processes, all_pids};
 pub(crate) use origin::mounts;

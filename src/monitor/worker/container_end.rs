@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::Notice;
+use crate::monitor::audit::Evidence;
 use crate::monitor::log::When;
-use crate::monitor::processes::Evidence;
 use crate::monitor::thread::spawn;
 use crate::monitor::worker::Worker;
 
@@ -30,15 +30,15 @@ impl Worker {
     /// Notes that the last process behind a listener has ended, and tells the keeper. For the container's last
     /// listener, that waits until the driver has nothing of the container's any more.
     pub(crate) fn note_listener_ended(self: &Arc<Self>, number: u64) -> io::Result<()> {
-        let escaped = &self.parts.processes.escaped;
+        let origins = &self.parts.processes.origins;
         let others = !self.listeners.is_empty();
         if !others {
             self.parts.state.log.tell_left_out(When::End);
         }
         let unseen = self.parts.processes.caller_pids().is_empty()
-            && !escaped.is_watched()
+            && !origins.is_watched()
             && !self.parts.exports.all.has_any();
-        if others || unseen || escaped.is_unknown() {
+        if others || unseen || origins.is_unknown() {
             return self.keeper.tell(Notice::Gone { number });
         }
         self.ended_listeners.lock().push(number);
@@ -73,7 +73,7 @@ impl Worker {
 
     /// Ends what is left of a container that has ended, and tells the keeper when nothing is left.
     pub(crate) fn finish_container_end(&self) {
-        let escaped = &self.parts.processes.escaped;
+        let origins = &self.parts.processes.origins;
         if !self.is_ending() {
             return;
         }
@@ -82,13 +82,13 @@ impl Worker {
             return self.tell_all_gone();
         }
         self.parts.exports.clear_all();
-        let mut pids = escaped.unused_dead_pids();
+        let mut pids = origins.unused_dead_pids();
         pids.extend(self.parts.processes.caller_pids());
         let pids: Vec<u32> = pids.into_iter().collect();
         let used = self.parts.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
         let evidence = if used { Evidence::ContainerMemory } else { Evidence::OwnMemory };
-        let due = escaped.since_search() >= LAST_SEARCH;
-        let found = due && self.parts.processes.end_holders(&BTreeSet::new(), evidence);
+        let due = self.parts.audit.escapes.since_search() >= LAST_SEARCH;
+        let found = due && self.parts.audit.escapes.end_holders(&BTreeSet::new(), evidence);
         let mut clear_since = self.clear_since.lock();
         if used || found {
             *clear_since = None;

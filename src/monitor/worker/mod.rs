@@ -42,6 +42,7 @@ use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
 use crate::monitor::caller::Listeners;
 use crate::monitor::calls::{CallService, CallThreads, Parts};
+use crate::monitor::driver::FormerClients;
 use crate::monitor::journal::{KeptFile, share_heap};
 use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
 use crate::monitor::lock::Lock;
@@ -66,6 +67,7 @@ pub(crate) struct Worker {
     pub(crate) calls: Arc<CallService>,
     pub(crate) listeners: Arc<Listeners>,
     keeper: Arc<KeeperSocket>,
+    pub(crate) former_clients: FormerClients,
     connections: Arc<()>,
     /// The result with which the worker ends, once it does.
     end_result: Lock<Option<io::Result<()>>>,
@@ -96,7 +98,7 @@ pub fn main() -> io::Result<()> {
     }
     let parts = &worker.parts;
     parts.exports.forget_never_exported();
-    parts.stakes.take_over();
+    worker.former_clients.take_over(&parts.driver);
     let auditing = Arc::clone(&worker);
     spawn("audit", move || {
         if let Err(error) = auditing.audit_forever() {
@@ -129,6 +131,7 @@ impl Worker {
             parts,
             listeners,
             keeper,
+            former_clients: FormerClients::default(),
             connections: Arc::new(()),
             end_result: Lock::new(None),
             ended_listeners: Lock::default(),
@@ -172,7 +175,7 @@ impl Worker {
                 self.parts.uvm.take_over_file(number, file);
             }
             KeeperMessage::Kept(KeptFile::Client { client, place }, file) => {
-                self.parts.stakes.take_over_client_file(client, place, file);
+                self.former_clients.keep(client, place, file);
             }
             KeeperMessage::Kept(KeptFile::Export(number), file) => {
                 self.parts.exports.take_over_export(number, file);

@@ -46,16 +46,16 @@ impl Worker {
             let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
             if state.books().due.take(now) || woken != WaitEnd::Rung {
                 audit.audit(occasion);
-                processes.end_escapes();
+                audit.escapes.end_escapes();
             }
             state.log.tell_left_out(When::Due);
             self.finish_container_end();
             exports.sweep_exports();
             uvm.sweep(occasion);
             stakes.free_stakes_soon();
-            driver.close_if_unused(processes.escaped.is_watched());
+            driver.close_if_unused(processes.origins.is_watched());
             if self.awaits_first_process() {
-                processes.find_first_process();
+                processes.origins.find_first_process();
             }
             let calls = state.journal.calls().received();
             if given_back.elapsed() > GIVE_BACK && heap_given_after != Some(calls) {
@@ -86,7 +86,7 @@ impl Worker {
                 continue;
             }
             let Ok(pidfd) = crate::process::pidfd(pid.pid) else { continue };
-            processes.note_process(pid.pid);
+            processes.origins.note_process(pid.pid);
             audit.audit_wait.watch(watched, process, pidfd)?;
         }
         Ok(())
@@ -96,7 +96,7 @@ impl Worker {
     fn awaits_first_process(&self) -> bool {
         let Parts { state, processes, .. } = &*self.parts;
         state.settings.state_file.is_some()
-            && !processes.escaped.has_dead_caller()
+            && !processes.origins.has_dead_caller()
             && state.books().processes.is_empty()
     }
 
@@ -105,13 +105,13 @@ impl Worker {
         let Parts { state, callers, processes, exports, uvm, .. } = &*self.parts;
         let awaits_first = self.awaits_first_process();
         let has_files = !uvm.files.all().is_empty();
-        let was_used = !(awaits_first && processes.escaped.is_watched());
+        let was_used = !(awaits_first && processes.origins.is_watched());
         let tick = state.pace(was_used, now).tick;
         let tick = if exports.all.has_any() { tick.min(EXPORTS) } else { tick };
         let mut books = state.books();
         let watched = awaits_first
             || !books.processes.is_empty()
-            || processes.escaped.is_watched()
+            || processes.origins.is_watched()
             || exports.all.has_any()
             || state.log.has_left_out()
             || has_files;

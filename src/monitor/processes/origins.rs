@@ -1,0 +1,237 @@
+//! What tells the container's files and processes from others: the mounts, namespaces and cgroups that were seen, the
+//! container's first process, and the pids of its dead ones.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+
+use crate::ledger::Process;
+use crate::monitor::caller::threads_by_fd_table;
+use crate::monitor::lock::Lock;
+use crate::monitor::node::{Device, mount_at, place_at};
+use crate::monitor::processes::origin::{Origin, mounts};
+use crate::monitor::state::ContainerState;
+use crate::process::{ProcessId, first_of, told};
+
+/// How long after a change the mounts of a container's first process may still be changing.
+const MOUNTING: Duration = Duration::from_secs(5);
+
+/// The most dead processes that are remembered, to ask for their figures.
+const MOST_REMEMBERED: usize = 4096;
+
+/// The most mounts that are judged.
+const MOST_MOUNTS: usize = 1024;
+
+/// What is known of the container's files and processes, whether or not a process of it has called.
+#[derive(Debug)]
+pub(crate) struct Origins {
+    state: Arc<ContainerState>,
+    /// The mount on which the file of the last call was opened.
+    last_mount: AtomicU64,
+    known: Lock<KnownOrigins>,
+    first_process: Lock<Option<FirstProcess>>,
+    /// Pids of the container's processes that called, have ended, and are forgotten in the books.
+    dead_pids: Lock<VecDeque<u32>>,
+}
+
+#[derive(Debug, Default)]
+struct KnownOrigins {
+    origin: Origin,
+    /// Mounts that were judged, whether they were the container's or not.
+    judged: BTreeSet<u64>,
+}
+
+/// The container's first process, as it was found.
+#[derive(Debug)]
+struct FirstProcess {
+    /// The process's `mountinfo`, by which the kernel tells of changes.
+    mounts: File,
+    /// Since when the process's mounts are unchanged, and when they were last looked at.
+    since: Instant,
+    looked: Instant,
+}
+
+impl FirstProcess {
+    /// Asks the kernel for changes of the mounts. `true` where the process need not be looked at again yet: a change
+    /// is followed by more, and after `interval` the process can have moved into other mounts.
+    fn poll_is_stable(&mut self, interval: Duration, now: Instant) -> bool {
+        if take_mount_change(&self.mounts) {
+            self.since = now;
+        }
+        now - self.since >= MOUNTING && now - self.looked < interval
+    }
+}
+
+impl Origins {
+    pub(crate) fn new(state: Arc<ContainerState>) -> Self {
+        Origins {
+            state,
+            last_mount: AtomicU64::new(0),
+            known: Lock::default(),
+            first_process: Lock::default(),
+            dead_pids: Lock::default(),
+        }
+    }
+
+    /// Notes that a process of the container has that file open.
+    pub(crate) fn note_opened(&self, device: &Device) {
+        let Some(mount) = device.mount else { return };
+        if self.last_mount.swap(mount, Ordering::Relaxed) != mount {
+            self.note_mount(mount, device.place.0);
+        }
+    }
+
+    fn note_mount(&self, mount: u64, filesystem: u64) {
+        let mut origins = self.known.lock();
+        if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
+            return;
+        }
+        // Mounts that the host has, too, say nothing of the container.
+        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
+        if mounts(&own).contains(&mount) {
+            return;
+        }
+        let nodes = &self.state.settings.nodes;
+        let mut of_host = nodes.iter().filter_map(|node| place_at(&node.path));
+        let private = !of_host.any(|place| place.0 == filesystem);
+        origins.origin.add_mount(mount, private.then_some(filesystem));
+    }
+
+    /// Looks for the container's first process, before any process has called: a descriptor can be sent away unused.
+    /// The mounts of the first process may still be changing, so they are looked at again.
+    pub(crate) fn find_first_process(&self) {
+        let now = Instant::now();
+        let mut since = now;
+        let interval = self.state.pace(false, now).full_look;
+        if let Some(first) = &mut *self.first_process.lock() {
+            if first.poll_is_stable(interval, now) {
+                return;
+            }
+            since = first.since;
+        }
+        let Some(state_file) = &self.state.settings.state_file else { return };
+        let Ok(Some(first)) = first_of(state_file) else { return };
+        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
+        let path = format!("/proc/{}/mountinfo", first.pid);
+        let Ok((file, text)) = open_and_read(&path) else { return };
+        let (own, mut found) = (mounts(&own), mounts(&text));
+        found.retain(|mount| !own.contains(mount));
+        if !first.alive() || found.is_empty() || found.len() > MOST_MOUNTS {
+            return;
+        }
+        self.known.lock().origin.set_first_process_mounts(found);
+        self.note_process(first.pid);
+        *self.first_process.lock() = Some(FirstProcess { mounts: file, since, looked: now });
+    }
+
+    /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
+    pub(crate) fn note_process(&self, pid: i32) {
+        let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
+        let own = mount_namespace(std::process::id().cast_signed());
+        let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
+        let found = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
+        let found = found.filter(|of| !of.trim_end().ends_with(":/"));
+        let namespace = namespace.map(|(_, inode)| inode);
+        self.known.lock().origin.add_process(namespace, found.as_deref());
+        for tid in threads_by_fd_table(pid.cast_unsigned()) {
+            for (mount, filesystem) in self.open_nodes(tid) {
+                self.note_mount(mount, filesystem);
+            }
+        }
+    }
+
+    /// The mounts and file systems of the driver's nodes that a thread has open.
+    pub(crate) fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
+        let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
+        let nodes = &self.state.settings.nodes;
+        entries.filter_map(|entry| mount_at(nodes, &entry.path())).collect()
+    }
+
+    /// Notes that a process of the container's has ended and is forgotten in the books.
+    pub(crate) fn note_dead(&self, process: Process) {
+        let pid = process.pid();
+        let mut pids = self.dead_pids.lock();
+        if !pids.contains(&pid) {
+            if pids.len() >= MOST_REMEMBERED {
+                pids.pop_front();
+            }
+            pids.push_back(pid);
+        }
+    }
+
+    /// Whether outside processes may have the container's descriptors though the books have none of its processes.
+    pub(crate) fn is_watched(&self) -> bool {
+        let is_seen = self.first_process.lock().is_some() || self.has_dead_caller();
+        is_seen && !self.is_unknown()
+    }
+
+    /// Whether a process that called has ended and is forgotten in the books.
+    pub(crate) fn has_dead_caller(&self) -> bool {
+        !self.dead_pids.lock().is_empty()
+    }
+
+    /// Pids of the container's dead processes.
+    pub(crate) fn dead_pids(&self) -> BTreeSet<u32> {
+        self.dead_pids.lock().iter().copied().collect()
+    }
+
+    /// Pids of the container's dead processes that no process has now.
+    pub(crate) fn unused_dead_pids(&self) -> BTreeSet<u32> {
+        let mut pids = self.dead_pids();
+        pids.retain(|pid| {
+            let number = Some(pid.cast_signed()).filter(|pid| *pid > 0).and_then(Pid::from_raw);
+            // The first check costs a third of a microsecond. A process that it finds may be dead all the same.
+            let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
+            number.is_some_and(|pid| is_gone(pid) || ProcessId::is_nobodys(pid.as_raw_pid()))
+        });
+        pids
+    }
+
+    /// Whether nothing is known of the mounts on which the container's files are opened.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.known.lock().origin.is_unknown()
+    }
+
+    /// Whether a file on this mount, and of this file system, was opened in the container.
+    pub(crate) fn has_file(&self, mount: u64, filesystem: u64) -> bool {
+        self.known.lock().origin.has_file(mount, filesystem)
+    }
+
+    /// Whether a process of this mount namespace and these cgroups is the container's.
+    pub(crate) fn has_process(&self, namespace: u64, cgroup: &str) -> bool {
+        self.known.lock().origin.has_process(namespace, cgroup)
+    }
+}
+
+/// The mount namespace of a process, by the device and inode of its file.
+pub(crate) fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
+    let namespace = told(pid, |tid| fs::metadata(format!("/proc/{tid}/ns/mnt")).ok())?;
+    Some((namespace.dev(), namespace.ino()))
+}
+
+/// Takes the kernel's note that mounts came or went since `mountinfo` was opened or last asked (proc(5): the kernel
+/// marks a change with an error and a priority event). `true` where the kernel can't be asked.
+fn take_mount_change(mountinfo: &File) -> bool {
+    let mut asked = [PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI)];
+    let told = poll(&mut asked, PollTimeout::ZERO);
+    let events = asked[0].revents();
+    let changed = PollFlags::POLLPRI | PollFlags::POLLERR;
+    told.is_err() || events.is_none_or(|events| events.intersects(changed))
+}
+
+/// A file below /proc, and its text when it was opened.
+fn open_and_read(path: &str) -> io::Result<(File, String)> {
+    let mut file = File::open(path)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    Ok((file, text))
+}
