@@ -13,11 +13,14 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Process};
-use crate::monitor::audit::client_users::{client_users, living_callers, users_of_clients_by};
+use crate::monitor::audit::client_users::{
+    LingeringPids, client_users, living_callers, users_of_clients_by,
+};
 use crate::monitor::audit::holdings::DeadPids;
-use crate::monitor::audit::look::Audit;
 use crate::monitor::caller::compare_files;
 use crate::monitor::driver::{MonitorClient, Presence};
+use crate::monitor::processes::Processes;
+use crate::monitor::state::ContainerState;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
@@ -60,71 +63,76 @@ fn to_end(lasted: Duration, were_seen: bool) -> ToEnd {
     }
 }
 
-impl Audit {
-    /// Kills processes that keep memory of dead processes: of those in `dead` whose pids no process has now, and of
-    /// forgotten processes. `all` is what the driver shows, by GPU.
-    pub(crate) fn end_client_users(&self, dead: &[Process], all: &[Vec<Held>], pids: &DeadPids) {
-        let dead = dead.iter().filter(|process| !pids.reused.contains(process));
-        let dead = dead.map(|process| process.pid());
-        let dead_pids: BTreeSet<u32> = dead.chain(pids.former.iter().copied()).collect();
-        let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
-        let lingering: BTreeSet<u32> = held.filter(|pid| dead_pids.contains(pid)).collect();
-        if !lingering.is_empty() {
-            self.state.books().due.schedule_by(Instant::now() + GRACE);
-        }
-        for (pid, lasted) in self.history.lingering.note(&lingering, Instant::now()) {
-            let seen_users = users_of_clients_by(&self.state.books(), pid);
-            let users = match to_end(lasted, !seen_users.is_empty()) {
-                ToEnd::Nobody => continue,
-                ToEnd::Users => seen_users,
-                ToEnd::Inheritors => self.inheritors(),
-                ToEnd::All => {
-                    let callers = living_callers(&self.state.books());
-                    callers.into_iter().chain(self.silent_processes_with_files(&[])).collect()
-                }
-            };
-            users
-                .into_iter()
-                .for_each(|user| self.processes.kill(user, Event::killed_for_dead_client()));
-        }
+/// Kills processes that keep memory of dead processes: of those in `dead` whose pids no process has now, and of
+/// forgotten processes. `all` is what the driver shows, by GPU.
+pub(crate) fn end_client_users(
+    processes: &Processes,
+    known: &LingeringPids,
+    dead: &[Process],
+    all: &[Vec<Held>],
+    pids: &DeadPids,
+) {
+    let dead = dead.iter().filter(|process| !pids.reused.contains(process));
+    let dead = dead.map(|process| process.pid());
+    let dead_pids: BTreeSet<u32> = dead.chain(pids.former.iter().copied()).collect();
+    let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
+    let lingering: BTreeSet<u32> = held.filter(|pid| dead_pids.contains(pid)).collect();
+    if !lingering.is_empty() {
+        processes.state.books().due.schedule_by(Instant::now() + GRACE);
     }
-
-    /// The processes in `dead` that were seen with a client which still exists. Some process has that client's file,
-    /// and may take memory by it.
-    pub(crate) fn with_clients(&self, own: &MonitorClient, dead: &[Process]) -> BTreeSet<Process> {
-        if dead.is_empty() || !own.can_tell() {
-            return BTreeSet::new();
-        }
-        let is_dead = |(_, process): &(Client, Process)| dead.contains(process);
-        let all: Vec<_> = client_users(&self.state.books()).filter(is_dead).collect();
-        let is_there = |client: Client| own.presence(client.0, client.0) != Presence::NoClient;
-        let there = all.into_iter().filter(|(client, _)| is_there(*client));
-        there.map(|(_, process)| process).collect()
-    }
-
-    /// The container's processes that never called and have a client's file that no living caller has. Empty where the
-    /// callers' files can't be listed.
-    fn inheritors(&self) -> BTreeSet<Process> {
-        let callers = living_callers(&self.state.books());
-        let files_of = |process: Process| self.processes.open_files_of(process.pid(), CLIENT_NODE);
-        let files: Option<Vec<_>> = callers.into_iter().map(files_of).collect();
-        files.map(|files| self.silent_processes_with_files(&files.concat())).unwrap_or_default()
-    }
-
-    /// The container's processes that never called and have a client's file that is not in `known`.
-    fn silent_processes_with_files(&self, known: &[(u32, i32)]) -> BTreeSet<Process> {
-        let is_known = |file: (u32, i32)| {
-            known.iter().any(|other| compare_files(file, *other).is_ok_and(|order| order.is_eq()))
+    for (pid, lasted) in known.note(&lingering, Instant::now()) {
+        let seen_users = users_of_clients_by(&processes.state.books(), pid);
+        let users = match to_end(lasted, !seen_users.is_empty()) {
+            ToEnd::Nobody => continue,
+            ToEnd::Users => seen_users,
+            ToEnd::Inheritors => inheritors(processes),
+            ToEnd::All => {
+                let callers = living_callers(&processes.state.books());
+                callers.into_iter().chain(silent_processes_with_files(processes, &[])).collect()
+            }
         };
-        let called = self.processes.caller_pids();
-        let silent =
-            self.processes.container_pids().into_iter().filter(|pid| !called.contains(pid));
-        let with_files = silent.filter(|pid| {
-            let files = self.processes.open_files_of(*pid, CLIENT_NODE).unwrap_or_default();
-            files.into_iter().any(|file| !is_known(file))
-        });
-        with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(Process::from).collect()
+        users.into_iter().for_each(|user| processes.kill(user, Event::killed_for_dead_client()));
     }
+}
+
+/// The processes in `dead` that were seen with a client which still exists. Some process has that client's file,
+/// and may take memory by it.
+pub(crate) fn with_clients(
+    state: &ContainerState,
+    own: &MonitorClient,
+    dead: &[Process],
+) -> BTreeSet<Process> {
+    if dead.is_empty() || !own.can_tell() {
+        return BTreeSet::new();
+    }
+    let is_dead = |(_, process): &(Client, Process)| dead.contains(process);
+    let all: Vec<_> = client_users(&state.books()).filter(is_dead).collect();
+    let is_there = |client: Client| own.presence(client.0, client.0) != Presence::NoClient;
+    let there = all.into_iter().filter(|(client, _)| is_there(*client));
+    there.map(|(_, process)| process).collect()
+}
+
+/// The container's processes that never called and have a client's file that no living caller has. Empty where the
+/// callers' files can't be listed.
+fn inheritors(processes: &Processes) -> BTreeSet<Process> {
+    let callers = living_callers(&processes.state.books());
+    let files_of = |process: Process| processes.open_files_of(process.pid(), CLIENT_NODE);
+    let files: Option<Vec<_>> = callers.into_iter().map(files_of).collect();
+    files.map(|files| silent_processes_with_files(processes, &files.concat())).unwrap_or_default()
+}
+
+/// The container's processes that never called and have a client's file that is not in `known`.
+fn silent_processes_with_files(processes: &Processes, known: &[(u32, i32)]) -> BTreeSet<Process> {
+    let is_known = |file: (u32, i32)| {
+        known.iter().any(|other| compare_files(file, *other).is_ok_and(|order| order.is_eq()))
+    };
+    let called = processes.caller_pids();
+    let silent = processes.container_pids().into_iter().filter(|pid| !called.contains(pid));
+    let with_files = silent.filter(|pid| {
+        let files = processes.open_files_of(*pid, CLIENT_NODE).unwrap_or_default();
+        files.into_iter().any(|file| !is_known(file))
+    });
+    with_files.filter_map(|pid| ProcessId::of(pid.cast_signed())).map(Process::from).collect()
 }
 
 #[cfg(test)]

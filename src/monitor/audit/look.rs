@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::events::Event;
 use crate::gate::settings::Settings;
 use crate::ledger::{Entry, Handle, Process};
+use crate::monitor::audit::dead_clients::{end_client_users, with_clients};
 use crate::monitor::audit::escape_search::EscapeSearch;
 use crate::monitor::audit::history::{AuditHistory, Audited};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
@@ -18,6 +19,7 @@ use crate::monitor::audit::judge::{Finding, judge};
 use crate::monitor::audit::kept_exports::KeptExports;
 use crate::monitor::audit::mappings::Mappings;
 use crate::monitor::audit::memory_owners::{least_charged, processes_to_kill};
+use crate::monitor::audit::prune::{remove_gone_names, remove_gone_objects};
 use crate::monitor::caller::AuditWait;
 use crate::monitor::compute::Slices;
 use crate::monitor::driver::{Amount, DriverAccess, MonitorClient, Stakes};
@@ -47,17 +49,17 @@ struct Seen {
 /// Audits the container: asks the driver what the container's processes have, and acts on the answers.
 #[derive(Debug)]
 pub(crate) struct Audit {
-    pub(crate) state: Arc<ContainerState>,
-    pub(crate) driver: Arc<DriverAccess>,
+    state: Arc<ContainerState>,
+    driver: Arc<DriverAccess>,
     stakes: Arc<Stakes>,
-    pub(crate) processes: Arc<Processes>,
+    processes: Arc<Processes>,
     lane: Arc<Lane>,
     uvm: Arc<Uvm>,
     mappings: Arc<Mappings>,
     exports: Arc<KeptExports>,
     slices: Arc<Slices>,
     pub(crate) audit_wait: Arc<AuditWait>,
-    pub(crate) history: AuditHistory,
+    history: AuditHistory,
     pub(crate) escapes: EscapeSearch,
 }
 
@@ -164,7 +166,7 @@ impl Audit {
             let found = self.ask(&own, gpu, &dead_pids)?;
             let learnt = self.act_on_figures(lane, gpu, &found);
             if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
-                self.remove_gone_objects(lane, &own, gpu, driver_bytes);
+                remove_gone_objects(&self.state, &self.history, lane, &own, gpu, driver_bytes);
             }
             all.push(found.held);
         }
@@ -196,10 +198,10 @@ impl Audit {
         let Some(Seen { own, dead, dead_pids, all }) = seen else { return };
         if occasion != Occasion::Tick || self.history.take_client_check_due() {
             let names = self.state.books().ledger.names_of_all();
-            self.remove_gone_names(&own, &names, Depth::Clients);
+            remove_gone_names(&self.state, &own, &names, Depth::Clients);
         }
-        self.end_client_users(&dead, &all, &dead_pids);
-        let with_clients = self.with_clients(&own, &dead);
+        end_client_users(&self.processes, &self.history.lingering, &dead, &all, &dead_pids);
+        let with_clients = with_clients(&self.state, &own, &dead);
         self.forget_dead_processes(&dead, &all, (&dead_pids.reused, &with_clients));
     }
 
