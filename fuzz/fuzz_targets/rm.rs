@@ -1,9 +1,9 @@
 //! Whatever a container calls the driver with is read to the byte or refused.
 #![no_main]
 
-use cgpu::rm::fbinfo::{List, Shown, list, patches};
 use cgpu::rm::control::{self, MAX_PIECES_BYTES, Pieces, processes};
-use cgpu::rm::{Call, Command, Decoded, Release, decode, memory, refuse, uvm};
+use cgpu::rm::fbinfo::{List, Shown, list, patches};
+use cgpu::rm::{Call, Command, Decoded, Release, decode, low_word, memory, refuse, uvm};
 use libfuzzer_sys::fuzz_target;
 
 /// One release before, between and after the rows of the table.
@@ -20,10 +20,11 @@ const VERSIONS: [&str; 8] = [
 
 fuzz_target!(|input: (u8, u64, u32, &[u8])| {
     let (at, argument, class, bytes) = input;
+    let request = low_word(argument);
     let version = VERSIONS[usize::from(at) % VERSIONS.len()].parse().expect("it is a version");
     let release = Release::of(version).expect("it is served");
 
-    let command = Command::of_ioctl(argument);
+    let command = Command::of_ioctl(request);
     if let Ok(Decoded { call, layout }) = decode(&release, command, bytes) {
         assert_eq!(bytes.len(), command.size());
         if let Some(patch) = layout.and_then(|layout| refuse::status(layout, 0x51)) {
@@ -34,17 +35,17 @@ fuzz_target!(|input: (u8, u64, u32, &[u8])| {
             assert!(!matches!(inner, Ok(Decoded { call: Call::Wrapped { .. }, .. })));
         }
     }
-    let number = uvm::number(argument);
-    if let Ok(found) = uvm::decode(&release, number, bytes) {
-        assert_eq!(uvm::params_size(&release, number), Ok(bytes.len()));
+    if let Ok(found) = uvm::decode(&release, request, bytes) {
+        assert_eq!(uvm::params_size(&release, request), Ok(bytes.len()));
         assert!(found.layout.is_none_or(|layout| layout.size() == bytes.len()));
     }
     if let Ok(found) = memory::decode(&release, class, bytes) {
         let _ = memory::given_bytes(found.layout, bytes);
     }
-    let _ = memory::params_size(&release, class, Some(number));
+    let _ = memory::params_size(&release, class, Some(request));
     let nested = &control::NESTED[usize::from(at) % control::NESTED.len()];
-    let mut params: Vec<u8> = bytes.iter().copied().chain(std::iter::repeat(0)).take(nested.size).collect();
+    let mut params: Vec<u8> =
+        bytes.iter().copied().chain(std::iter::repeat(0)).take(nested.size).collect();
     if let Ok(pieces) = Pieces::of(nested.command, &params) {
         let before = params.clone();
         assert!(pieces.bytes() <= MAX_PIECES_BYTES);
@@ -53,9 +54,9 @@ fuzz_target!(|input: (u8, u64, u32, &[u8])| {
         assert_eq!(params, before);
     }
     let mut told = bytes.to_vec();
-    processes::ask(number, &mut told, |pid| pid.checked_add(1));
-    processes::show(number, &mut told, bytes, |pid| pid.checked_sub(1));
-    if let Ok(List::Inline { offset, entries }) = list(&release, number, bytes) {
+    processes::ask(request, &mut told, |pid| pid.checked_add(1));
+    processes::show(request, &mut told, bytes, |pid| pid.checked_sub(1));
+    if let Ok(List::Inline { offset, entries }) = list(&release, request, bytes) {
         let shown = Shown { total_bytes: argument, free_bytes: argument / 2 };
         let mut copy = bytes.to_vec();
         for patch in patches(bytes, offset, entries, shown) {

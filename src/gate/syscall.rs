@@ -122,7 +122,7 @@ pub enum Syscall {
         /// The descriptor.
         descriptor: i32,
         /// The request; the driver reads 32 bits of it.
-        request: u64,
+        request: u32,
         /// The argument, an address.
         argument: u64,
     },
@@ -175,8 +175,11 @@ pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Sy
         shared: d & (SHARED | ANONYMOUS) == SHARED,
         offset,
     };
-    let ioctl =
-        |argument: u64| Syscall::Ioctl { descriptor: descriptor(a), request: low(b), argument };
+    let ioctl = |argument: u64| Syscall::Ioctl {
+        descriptor: descriptor(a),
+        request: low_word(b),
+        argument,
+    };
     let pages = |offset: u64| low(offset).saturating_mul(PAGE_BYTES);
     // An address of a 32-bit program or of an x32 program has 32 bits. x32's mmap is decoded as x86-64's: its offset
     // has 64 bits.
@@ -277,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_request_of_ours_says_number_and_size_as_the_drivers_does() {
-        let command = Command::of_ioctl(0xffff_ffff_4030_002b);
+        let command = Command::of_ioctl(0x4030_002b);
         assert_eq!(request(&command), Some(0xc030_462b));
     }
 }

@@ -103,7 +103,7 @@ pub(crate) fn is_escape(request: u32) -> bool {
     static SIZES: LazyLock<Vec<(u32, Vec<usize>)>> = LazyLock::new(|| {
         ESCAPES.iter().map(|(number, _)| (*number, sizes(Key::Escape(*number)))).collect()
     });
-    let command = Command::of_ioctl(request.into());
+    let command = Command::of_ioctl(request);
     let escape = SIZES.iter().find(|(number, _)| *number == command.number());
     escape.is_some_and(|(_, sizes)| sizes.contains(&command.size()))
 }

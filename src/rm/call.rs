@@ -173,10 +173,10 @@ pub enum VidHeap {
 }
 
 impl Command {
-    /// The command of an ioctl, from its second argument as the kernel reports it.
+    /// The command of an ioctl, from its request.
     #[must_use]
-    pub fn of_ioctl(argument: u64) -> Self {
-        let [number, _type, size_low, size_high, ..] = argument.to_le_bytes();
+    pub fn of_ioctl(request: u32) -> Self {
+        let [number, _type, size_low, size_high] = request.to_le_bytes();
         let size = u16::from_le_bytes([size_low, size_high]) & 0x3fff;
         Self { number: u32::from(number), size: usize::from(size) }
     }

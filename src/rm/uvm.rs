@@ -130,12 +130,6 @@ const PLAIN: &[u32] = &[
     UVM_DISCARD,
 ];
 
-/// The number of a call to UVM, from the ioctl's second argument as the kernel reports it.
-#[must_use]
-pub fn number(argument: u64) -> u32 {
-    super::low_word(argument)
-}
-
 /// Bytes of the struct of a call; 0 where it isn't read.
 ///
 /// # Errors

@@ -92,7 +92,7 @@ fn decide_control(release: &Release, command: u32, flags: u32, params: &[u8]) ->
 
 /// A call to `nvidiactl` or `nvidiaN`.
 fn decide(release: &Release, call: &corpus::Call) -> Decision {
-    let command = Command::of_ioctl(call.request.into());
+    let command = Command::of_ioctl(call.request);
     let named = format!("escape {} of {} bytes", command.number(), command.size());
     let decoded = rm::decode(release, command, &call.bytes.before.0);
     let mut decoded = decoded.map_err(|refusal| format!("{named}: {refusal}"))?;
@@ -131,7 +131,7 @@ fn decide(release: &Release, call: &corpus::Call) -> Decision {
 
 /// A call to `nvidia-uvm`.
 fn decide_uvm(release: &Release, call: &corpus::Call) -> Decision {
-    let number = uvm::number(call.request.into());
+    let number = call.request;
     let named = format!("uvm {number:#x}");
     uvm::params_size(release, number).map_err(|refusal| format!("{named}: {refusal}"))?;
     let decoded = uvm::decode(release, number, &call.bytes.before.0);
@@ -187,7 +187,7 @@ impl Account {
     }
 
     fn enter_escape(&mut self, call: &corpus::Call) {
-        let mut command = Command::of_ioctl(call.request.into());
+        let mut command = Command::of_ioctl(call.request);
         let mut copies = &call.bytes;
         let Ok(mut before) = rm::decode(&self.release, command, &copies.before.0) else { return };
         if let (rm::Call::Wrapped { command: inner, .. }, Some(wrapped)) =
@@ -269,7 +269,7 @@ impl Account {
     }
 
     fn enter_uvm(&mut self, call: &corpus::Call) {
-        let number = uvm::number(call.request.into());
+        let number = call.request;
         let Ok(decoded) = uvm::decode(&self.release, number, &call.bytes.before.0) else { return };
         // A program has one file of it.
         let file = call.process;

@@ -55,7 +55,7 @@ const DONE_ALREADY: [u32; 2] = [NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_US
 /// Reads an escape and the call that it wraps, and judges the call by its bytes alone.
 pub(crate) fn read_escape(
     case: &mut Case<'_>,
-    request: u64,
+    request: u32,
     argument: u64,
 ) -> Result<ReadEscape, Unread> {
     let release = &case.parts.state.release;

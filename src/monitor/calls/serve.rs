@@ -120,13 +120,13 @@ fn has_succeeded(case: &Case<'_>) -> bool {
 fn ioctl(
     case: &mut Case<'_>,
     descriptor: i32,
-    request: u64,
+    request: u32,
     argument: u64,
 ) -> Result<Reply, EarlyReply> {
     // The filter traps more requests than the monitor decides on. These continue whatever their descriptor is: the
     // request lies in a register, so it can't change any more, and it takes no memory.
-    if !traps::is_decided_by_monitor(rm::low_word(request)) {
-        if traps::may_have_grown(rm::low_word(request)) {
+    if !traps::is_decided_by_monitor(request) {
+        if traps::may_have_grown(request) {
             refuse_grown(case, descriptor, request)?;
         }
         return Ok(continue_other_call(case));
@@ -134,7 +134,7 @@ fn ioctl(
     // The struct is read before the descriptor is looked at: some calls continue whatever their descriptor is, and a
     // look at it would prove nothing.
     let mut escape = None;
-    if traps::is_escape(rm::low_word(request)) {
+    if traps::is_escape(request) {
         let target = case.parts.callers.targets.probable(case.tid());
         case.target = Some(target.map_err(|errno| caller_error(case, errno))?);
         spare_runtime(case)?;
@@ -161,7 +161,7 @@ fn ioctl(
 
 /// Refuses an escape whose struct has grown in a newer driver. `Ok` where its descriptor is no file of the resource
 /// manager's: it continues. A program that swaps the descriptor could as well have used a request of another type.
-fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u64) -> Result<(), EarlyReply> {
+fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u32) -> Result<(), EarlyReply> {
     let is_driver_file = identify(case, descriptor).is_ok()
         && matches!(case.device()?.kind, NodeKind::Control | NodeKind::Gpu(_));
     if !is_driver_file {

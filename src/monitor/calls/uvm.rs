@@ -46,11 +46,10 @@ const SHARED_FLAGS: u64 = ONE_PROCESS_FLAGS | UVM_INIT_FLAGS_MULTI_PROCESS_SHARI
 
 pub(crate) fn serve_uvm(
     case: &mut Case<'_>,
-    request: u64,
+    number: u32,
     argument: u64,
 ) -> Result<Reply, EarlyReply> {
     let release = &case.parts.state.release;
-    let number = uvm::number(request);
     let size = uvm::params_size(release, number);
     let size = size.map_err(|refusal| case.refused(&refusal))?;
     case.read_struct(argument, size)?;

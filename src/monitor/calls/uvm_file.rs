@@ -15,7 +15,7 @@ use crate::monitor::uvm::UvmFile;
 use crate::rm::number::{
     NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
 };
-use crate::rm::{Answer, uvm};
+use crate::rm::{Answer, low_word};
 
 /// The `nvidiactl` file that a descriptor of the caller's is; `None` for another file. The caller of this function is
 /// not on the lane yet: the duplicate of another file may take long to close.
@@ -29,7 +29,7 @@ pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<De
 /// Makes the call on the copied struct. Logs a struct that is larger than the known one.
 pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let [_, request, ..] = case.notice.data.args;
-    let number = uvm::number(request);
+    let number = low_word(request);
     let Some(device) = &case.device else { return Err(Errno::EBADF.into()) };
     device.call_uvm(&case.parts.state.release, number, &mut case.scratch.bytes)?;
     if case.scratch.bytes.was_exceeded()

@@ -231,7 +231,7 @@ impl Rm<'_> {
             }
         }
         let size = layout.size();
-        let command = Command::of_ioctl(u64::try_from(size).unwrap_or(0) << 16 | u64::from(number));
+        let command = Command::of_ioctl(u32::try_from(size).unwrap_or(0) << 16 | number);
         let own = bytes.get_mut(..size).ok_or(Failure::Errno(Errno::EINVAL))?;
         self.device.call(&command, own).map_err(Failure::Errno)?;
         let status = layout.view(own).and_then(|view| view.u32(Meaning::Status));

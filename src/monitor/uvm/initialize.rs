@@ -18,7 +18,7 @@ use crate::monitor::uvm::kept_files::Uvm;
 use crate::monitor::uvm::ranges::uvm_status;
 use crate::process::ProcessId;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_OK, UVM_INITIALIZE};
-use crate::rm::{Layout, Meaning, uvm};
+use crate::rm::{Layout, Meaning, low_word};
 
 impl Uvm {
     /// Enters that a call which may initialize a file is about to continue.
@@ -147,5 +147,5 @@ fn is_init_call(text: &str) -> bool {
     let request = text.split(' ').nth(2).and_then(|word| word.strip_prefix("0x"));
     let request = request.and_then(|digits| u64::from_str_radix(digits, 16).ok());
     let is_call = !text.starts_with("-1 ");
-    is_call && request.is_none_or(|request| uvm::number(request) == UVM_INITIALIZE)
+    is_call && request.is_none_or(|request| low_word(request) == UVM_INITIALIZE)
 }

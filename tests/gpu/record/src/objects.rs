@@ -294,12 +294,12 @@ mod tests {
     fn only_what_succeeded_did_anything_in_either_size() {
         let release = Release::of("535.161.08".parse().unwrap()).unwrap();
         // NVOS21 and NVOS64: bytes, and where the status is.
-        for (bytes, status) in [(32, 28), (48, 40)] {
+        for (bytes, request, status) in [(32, 0xc020_462b, 28), (48, 0xc030_462b, 40)] {
             let mut after = vec![0; bytes];
             for (at, value) in [(0, CLIENT), (4, 3), (8, 0xcaf0_0000), (12, 0xc56f)] {
                 after[at..at + 4].copy_from_slice(&u32::to_le_bytes(value));
             }
-            let command = Command::of_ioctl(0xc000_462b | (bytes as u64) << 16);
+            let command = Command::of_ioctl(request);
             let Some(Did::Made(alloc)) = did(&release, command, &after) else { panic!("{bytes}") };
             assert_eq!((alloc.object.handle, alloc.class), (0xcaf0_0000, 0xc56f));
             after[status] = 0x51;

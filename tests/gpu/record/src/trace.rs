@@ -149,7 +149,7 @@ impl Recorder<'_> {
                 pieces: vec![],
             });
         }
-        let command = Command::of_ioctl(request.into());
+        let command = Command::of_ioctl(request);
         let bytes = place(address, command.size()).unwrap_or_else(nothing);
         let mut decoded = rm::decode(release, command, &bytes.before).ok();
         let mut wrapped = None;
@@ -248,7 +248,7 @@ impl Recorder<'_> {
         // What makes, frees and duplicates is needed in full, by whoever keeps account; what asks the
         // same again isn't.
         if let Line::Call(call) = line
-            && Command::of_ioctl(call.request.into()).number() == rm::number::NV_ESC_RM_CONTROL
+            && Command::of_ioctl(call.request).number() == rm::number::NV_ESC_RM_CONTROL
         {
             let before =
                 call.params.as_ref().map(|params| params.before.0.clone()).unwrap_or_default();

@@ -105,7 +105,7 @@ impl Learner {
     fn ioctl(&mut self, task: Task, arguments: &[u64; 6]) -> Option<Begun> {
         let [descriptor, request, address, ..] = *arguments;
         let descriptor = i32::try_from(descriptor & 0xffff_ffff).ok()?;
-        let mut command = Command::of_ioctl(request);
+        let mut command = Command::of_ioctl(rm::low_word(request));
         let mut address = address;
         let mut of_interest = vec![rm::number::NV_ESC_RM_ALLOC, rm::number::NV_ESC_RM_FREE];
         if self.before_schedule_us.is_some() {
