@@ -28,7 +28,6 @@ const PURE: &[&str] = &[
     "src/monitor/state/devices.rs",
     "src/monitor/uvm/vma_list.rs",
     "src/monitor/state/groups.rs",
-    "src/monitor/state/space.rs",
     "src/monitor/state/makers.rs",
     "src/monitor/journal/kept_file.rs",
     "src/monitor/journal/process_number.rs",

@@ -1,7 +1,7 @@
 //! Asks the driver what the container's processes have, and acts on the answers.
 //!
 //! [`judge`](crate::monitor::audit::judge) decides what the answers mean. An audit never reads a process's memory:
-//! the process could make the audit wait. The auditor's thread audits ([`rounds`](crate::monitor::worker)),
+//! the process could make the audit wait. The auditor's thread audits ([`audit_thread`](crate::monitor::worker)),
 //! and so does a call that would be refused for the quota.
 
 use std::collections::BTreeSet;

@@ -19,7 +19,7 @@ pub use listener::check_sizes;
 pub(crate) use listener::{Listener, Reply};
 pub(crate) use listeners::Listeners;
 pub(crate) use pid_ns::PidMaps;
-pub(crate) use scratch::{Copy, Scratch};
+pub(crate) use scratch::{Copy, Scratch, WriteBack};
 pub(crate) use target::{Target, Targets, compare_files, has_file, threads_by_fd_table};
 #[cfg(test)]
 pub(crate) use test_callers::{Caller, TestCallers};

@@ -1,4 +1,5 @@
-//! Copies of a call's struct and of what it points at, in buffers that each thread keeps for its next call.
+//! Copies of a call's struct and of what it points at, in buffers that each thread keeps for its next call; and which
+//! copies go back to the caller.
 //!
 //! The whole page of the call's struct is copied: most programs have both the struct and its parameters on their
 //! stack, and a second copy from another process costs a microsecond. This file doesn't know what a call does.
@@ -7,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::monitor::caller::target::Target;
 use crate::monitor::node::Buffer;
-use crate::rm::{Layout, Meaning};
+use crate::rm::{Layout, Meaning, control};
 
 /// Bytes that are copied at once: no machine has smaller pages.
 const PAGE_BYTES: usize = 4096;
@@ -177,6 +178,58 @@ impl Scratch {
             Copy::Piece(..) => None,
         };
         read == Some(self.copy(copy))
+    }
+}
+
+/// The most copies that go back: the struct, its parameters, and the pieces that the parameters point at.
+const MOST_COPIES: usize = 2 + control::MAX_PIECES;
+
+/// The copies that go back, each with its address, in the order in which they are written. The struct has the first
+/// place.
+#[derive(Debug, Default)]
+pub(crate) struct WriteBack([Option<(u64, Copy)>; MOST_COPIES]);
+
+impl WriteBack {
+    pub(crate) fn set(&mut self, place: usize, address: u64, copy: Copy) {
+        if let Some(write) = self.0.get_mut(place) {
+            *write = Some((address, copy));
+        }
+    }
+
+    /// Drops all copies but the struct.
+    pub(crate) fn keep_struct_alone(&mut self) {
+        self.0.iter_mut().skip(1).for_each(|write| *write = None);
+    }
+
+    /// Drops copies whose bytes the caller's memory has already.
+    pub(crate) fn drop_unchanged(&mut self, scratch: &Scratch) {
+        for write in &mut self.0 {
+            write.take_if(|(_, copy)| scratch.is_as_read(*copy));
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    pub(crate) fn has(&self, copy: Copy) -> bool {
+        self.0.iter().flatten().any(|(_, written)| *written == copy)
+    }
+
+    /// Writes all copies to the caller's memory.
+    ///
+    /// # Errors
+    ///
+    /// Where the memory can't be written.
+    pub(crate) fn write(&self, target: &Target, scratch: &Scratch) -> Result<(), Errno> {
+        let copies = |(address, copy)| (address, scratch.copy(copy));
+        target.write(&self.0.map(|write| write.map(copies)))
+    }
+
+    /// The address and the bytes of each copy.
+    pub(crate) fn output(&self, scratch: &Scratch) -> Vec<(u64, Vec<u8>)> {
+        let bytes = |(address, copy): &(u64, Copy)| (*address, scratch.copy(*copy).to_vec());
+        self.0.iter().flatten().map(bytes).collect()
     }
 }
 

@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 
 use crate::monitor::caller::listener::Reply;
-use crate::monitor::journal::{Fingerprint, JournalMap, Trace, Words};
+use crate::monitor::journal::{Fingerprint, JournalMap, Registers, Trace};
 use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
 use crate::process::ProcessId;
@@ -47,11 +47,11 @@ pub(crate) struct UnclaimedCall {
 }
 
 impl UnclaimedCall {
-    /// Whether the thread's next call, by its words and as it was read, is the same call.
-    fn is_same(&self, words: Words, read: Fingerprint) -> bool {
+    /// Whether the thread's next call, by its registers and as it was read, is the same call.
+    fn is_same(&self, registers: Registers, read: Fingerprint) -> bool {
         match &self.outcome {
             Some(outcome) => outcome.seen.contains(&read),
-            None => self.trace.words == words,
+            None => self.trace.registers == registers,
         }
     }
 }
@@ -91,17 +91,17 @@ impl Unclaimed {
 
     /// Takes out the call that is kept for `thread`. When nothing is left to be done for that call, whoever took it
     /// out calls [`Self::forget_trace`].
-    pub(crate) fn take(&self, thread: ProcessId, words: Words, read: Fingerprint) -> Match {
+    pub(crate) fn take(&self, thread: ProcessId, registers: Registers, read: Fingerprint) -> Match {
         match self.remove(|kept| kept.trace.thread == thread) {
             None => Match::Nothing,
-            Some(kept) if kept.is_same(words, read) => Match::Same(kept),
+            Some(kept) if kept.is_same(registers, read) => Match::Same(kept),
             Some(kept) => Match::Other(kept),
         }
     }
 
-    /// Whether a call of the same thread, words and object is kept.
+    /// Whether a call of the same thread, registers and object is kept.
     pub(crate) fn has(&self, trace: &Trace) -> bool {
-        let key = |of: &Trace| (of.thread, of.words, of.object.client, of.object.handle);
+        let key = |of: &Trace| (of.thread, of.registers, of.object.client, of.object.handle);
         self.kept.lock().iter().any(|kept| key(&kept.trace) == key(trace))
     }
 
@@ -141,7 +141,7 @@ mod tests {
     const ANSWERED: &[u8] = &[9];
 
     fn seen(bytes: &[u8]) -> Fingerprint {
-        Fingerprint::of(trace(7).words, bytes, &[])
+        Fingerprint::of(trace(7).registers, bytes, &[])
     }
 
     fn memory() -> &'static JournalMap {
@@ -159,22 +159,22 @@ mod tests {
     #[test]
     fn the_same_call_of_the_same_thread_finds_what_was_done_once() {
         let unclaimed = Unclaimed::open(memory());
-        let Trace { thread, words, .. } = trace(7);
+        let Trace { thread, registers, .. } = trace(7);
         assert!(unclaimed.keep(trace(7), outcome()).is_none());
         let other = Trace { object: CallObject::one(5, 9, false), ..trace(7) };
         assert!(unclaimed.has(&trace(7)) && !unclaimed.has(&other));
         let later = ProcessId { start_ticks: 6, ..thread };
         for other in [trace(8).thread, later] {
-            assert!(matches!(unclaimed.take(other, words, seen(READ)), Match::Nothing));
+            assert!(matches!(unclaimed.take(other, registers, seen(READ)), Match::Nothing));
             assert!(!unclaimed.has(&Trace { thread: other, ..trace(7) }));
         }
-        assert!(matches!(unclaimed.take(thread, words, seen(READ)), Match::Same(_)));
-        assert!(matches!(unclaimed.take(thread, words, seen(READ)), Match::Nothing));
+        assert!(matches!(unclaimed.take(thread, registers, seen(READ)), Match::Same(_)));
+        assert!(matches!(unclaimed.take(thread, registers, seen(READ)), Match::Nothing));
         assert!(unclaimed.keep(trace(7), outcome()).is_none());
-        let half_answered = unclaimed.take(thread, words, seen(ANSWERED));
+        let half_answered = unclaimed.take(thread, registers, seen(ANSWERED));
         assert!(matches!(half_answered, Match::Same(_)));
         assert!(unclaimed.keep(trace(7), outcome()).is_none());
-        assert!(matches!(unclaimed.take(thread, words, seen(&[4])), Match::Other(_)));
+        assert!(matches!(unclaimed.take(thread, registers, seen(&[4])), Match::Other(_)));
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         for trace in [trace(1), was_there, trace(3)] {
             assert!(unclaimed.keep(trace, outcome()).is_none());
         }
-        let first = unclaimed.take(trace(1).thread, trace(1).words, seen(READ));
+        let first = unclaimed.take(trace(1).thread, trace(1).registers, seen(READ));
         let Match::Same(first) = first else { panic!("it is the same") };
         let traces = || memory.traces().map(|(_, trace)| trace).collect::<Vec<_>>();
         assert_eq!(traces(), [trace(1), was_there, trace(3)], "nothing became of it yet");
@@ -216,9 +216,10 @@ mod tests {
         assert_eq!(traces().len(), TRACE_PLACES);
         assert!(traces().contains(&was_there) && traces().contains(&trace(3)));
 
-        // What the worker before read isn't known, so only the words count.
-        let taken = |of: Trace, words| Unclaimed::open(memory).take(of.thread, words, seen(&[4]));
-        assert!(matches!(taken(trace(3), trace(3).words), Match::Same(_)));
+        // What the worker before read isn't known, so only the registers count.
+        let taken =
+            |of: Trace, registers| Unclaimed::open(memory).take(of.thread, registers, seen(&[4]));
+        assert!(matches!(taken(trace(3), trace(3).registers), Match::Same(_)));
         assert!(matches!(taken(trace(3), (1, 2)), Match::Other(_)));
     }
 }

@@ -42,8 +42,8 @@ impl Callers {
     /// it again.
     pub(crate) fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
         let Some(thread) = slot.thread() else { return };
-        let (words, object) = (slot.words(), slot.call_object());
-        let trace = Trace { thread, process: Process(0), words, object };
+        let (registers, object) = (slot.registers(), slot.call_object());
+        let trace = Trace { thread, process: Process(0), registers, object };
         if self.unclaimed.has(&trace) {
             // The worker before has kept the call already.
         } else if trace.may_have_made() {

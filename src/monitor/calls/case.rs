@@ -7,7 +7,6 @@
 //! the caller's memory before the reply, the objects that were made, and as what the call is counted.
 
 pub(crate) mod retry;
-pub(crate) mod write_back;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,9 +15,8 @@ use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
 use crate::ledger::Usage;
-use crate::monitor::caller::{Copy, Listener, Reply, Scratch, Target};
+use crate::monitor::caller::{Copy, Listener, Reply, Scratch, Target, WriteBack};
 use crate::monitor::calls::case::retry::Retry;
-use crate::monitor::calls::case::write_back::WriteBack;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::policy::Continued;
 use crate::monitor::journal::{Count, Slot};

@@ -1,23 +1,37 @@
-//! Charges memory before the driver gives it.
+//! Makes objects, and charges their memory before the driver gives it.
 //!
 //! [`make_charged`] reserves the memory in the books, asks the driver, and enters what the driver gave. So the driver
 //! never has more than the books, except for what it rounds up: the quota is checked again after the entry.
+//!
+//! [`make`] has the driver make an object, under a handle that the caller or the monitor chooses. The slot has the
+//! handle before the driver is asked: so the next worker can free an object that this worker did not enter.
+
+use std::time::Instant;
 
 use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
-use crate::monitor::calls::handles::{NewObject, make, undo_former_attempt, unmake};
 use crate::monitor::driver::Presence;
-use crate::monitor::journal::SetAside;
+use crate::monitor::journal::{CallObject, CallReservation, nth_handle};
 use crate::monitor::state::{Books, OnLane};
-use crate::rm::Answer;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use std::time::Instant;
+use crate::rm::{Answer, Layout, Meaning};
 
 /// The bytes of a page: memory is charged in whole pages.
 const PAGE_BYTES: u64 = 4096;
+
+/// An object that is to be made, and where the call's struct has its handle.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewObject {
+    pub(crate) object: Object,
+    /// The part of the struct that has the handle; `None` where the struct has the handle itself.
+    pub(crate) part: Option<&'static Layout>,
+}
+
+/// How many handles the monitor tries before it lets the driver choose one.
+const TRIES: u32 = 4;
 
 /// Refuses memory below an object that isn't of a GPU of the container, as the driver does.
 pub(crate) fn refuse_without_gpu(case: &mut Case<'_>, object: Object) -> EarlyReply {
@@ -30,9 +44,9 @@ pub(crate) fn refuse_without_gpu(case: &mut Case<'_>, object: Object) -> EarlyRe
 fn reserve(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
-    memory: SetAside,
+    memory: CallReservation,
 ) -> Result<Reservation, EarlyReply> {
-    let SetAside { gpu, bytes, .. } = memory;
+    let CallReservation { gpu, bytes, .. } = memory;
     let mut asked = false;
     loop {
         let mut books = case.parts.state.books();
@@ -40,7 +54,7 @@ fn reserve(
         books.cancel_former_reservation();
         match books.ledger.reserve(gpu, bytes) {
             Ok(reservation) => {
-                case.slot.set_aside(Some(memory));
+                case.slot.set_reservation(Some(memory));
                 return Ok(reservation);
             }
             Err(LedgerError::OverQuota { usage, .. }) if !asked && bytes <= usage.limit_bytes => {
@@ -84,12 +98,12 @@ pub(crate) fn make_charged(
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
     let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
-    let memory = SetAside { gpu, bytes: asked_bytes, client: object.client };
+    let memory = CallReservation { gpu, bytes: asked_bytes, client: object.client };
     let reservation = reserve(case, lane, memory)?;
     // Other calls may have been on the lane while this one waited for an audit.
     if find_gpu_on_lane(case, lane, object.client, object.parent) != Some(gpu) {
         case.books().ledger.cancel(reservation);
-        case.slot.set_aside(None);
+        case.slot.set_reservation(None);
         case.log("memory below an object that was freed, or made anew, meanwhile");
         return Err(case.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND)));
     }
@@ -98,13 +112,13 @@ pub(crate) fn make_charged(
     let mut books = case.books();
     books.ledger.cancel(reservation);
     let Ok(Some(handle)) = made else {
-        case.slot.set_aside(None);
+        case.slot.set_reservation(None);
         return made.map(|_| None);
     };
     let (client, parent) = (Client(object.client), Handle(object.parent));
     let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
     books.enter(entry);
-    case.slot.set_aside(None);
+    case.slot.set_reservation(None);
     // The driver rounds up, maybe beyond the quota.
     let exceeds_quota = |books: &Books| {
         books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)
@@ -143,4 +157,65 @@ fn note_made(case: &Case<'_>, object: Object, handle: u32) -> Object {
         books.note(object.client, object.parent, handle);
     }
     Object { client: object.client, parent: object.parent, handle }
+}
+
+/// Asks the driver to make an object, and returns the handle that the object got; `None` where the driver made none,
+/// and the struct says why.
+pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<u32>, EarlyReply> {
+    let NewObject { object, part } = new_object;
+    let place = part.unwrap_or(case.head());
+    let chosen = object.handle != 0;
+    let was_there = case.asked_before && case.slot.call_object().was_there;
+    let mut handle = if chosen { object.handle } else { next_handles(case, 1) };
+    let known = |case: &Case<'_>, handle| {
+        let books = case.books();
+        let is_group = books.groups.contains(object.client, handle);
+        is_group || books.ledger.contains(Client(object.client), Handle(handle))
+    };
+    for attempt in 0..=TRIES {
+        case.scratch.patch(place, Meaning::Handle, handle.into());
+        case.patch(Meaning::Status, NV_OK.into());
+        let there = was_there || known(case, handle);
+        case.slot.set_executing(CallObject::one(object.client, handle, there));
+        case.call()?;
+        match case.status() {
+            NV_OK => break,
+            NV_ERR_INSERT_DUPLICATE_NAME if !chosen && attempt < TRIES => {
+                handle = if attempt + 1 < TRIES { next_handles(case, 1) } else { 0 };
+            }
+            _ => {
+                case.scratch.patch(place, Meaning::Handle, object.handle.into());
+                return Ok(None);
+            }
+        }
+    }
+    let made = case.scratch.field(place, Meaning::Handle).and_then(|made| u32::try_from(made).ok());
+    Ok(Some(made.unwrap_or(handle)).filter(|_| case.status() == NV_OK))
+}
+
+/// The handle of the object that a worker before may have made for this call; `None` where it can have made none.
+fn former_handle(case: &Case<'_>, object: Object) -> Option<u32> {
+    let before = case.slot.call_object();
+    let handle = if object.handle == 0 { before.handle } else { object.handle };
+    (case.asked_before && !before.was_there && handle != 0).then_some(handle)
+}
+
+/// Frees the object that a worker before may have made for this call, and even entered: the call begins anew.
+pub(crate) fn undo_former_attempt(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
+    if let Some(handle) = former_handle(case, object) {
+        unmake(case, lane, object.client, object.parent, handle);
+        case.parts.slices.forget_freed(object.client, handle);
+    }
+}
+
+/// Takes `count` handles, and returns the first; [`nth_handle`] tells the others.
+pub(crate) fn next_handles(case: &Case<'_>, count: u32) -> u32 {
+    nth_handle(case.parts.state.journal.next_handles(count), 0)
+}
+
+/// Frees an object that a call made and that the caller doesn't get.
+pub(crate) fn unmake(case: &Case<'_>, lane: &OnLane<'_>, client: u32, parent: u32, handle: u32) {
+    if let Some(device) = &case.device {
+        case.parts.callers.unmake(lane, device, Object { client, parent, handle });
+    }
 }

@@ -1,11 +1,10 @@
 //! Calls that make channel groups and channels: what they make is entered, and its number is limited.
 
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::refuse_without_gpu;
+use crate::monitor::calls::charge::{next_handles, refuse_without_gpu, undo_former_attempt};
 use crate::monitor::calls::gpu_lookup::{
     find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
 };
-use crate::monitor::calls::handles::{next_handles, undo_former_attempt};
 use crate::monitor::journal::{Reach, Record};
 use crate::monitor::state::{Books, MOST_GROUPS, OnLane, computes};
 use crate::rm::Answer;

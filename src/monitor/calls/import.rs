@@ -3,8 +3,8 @@
 
 use crate::ledger::{Client, Entry, Handle, Hold};
 use crate::monitor::calls::case::{Case, EarlyReply};
+use crate::monitor::calls::charge::{next_handles, unmake};
 use crate::monitor::calls::gpu_lookup::shown_below;
-use crate::monitor::calls::handles::{next_handles, unmake};
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::make_control::make_control;
 use crate::monitor::driver::Denied;

@@ -13,7 +13,6 @@ mod fb_info;
 mod free;
 mod gpu_lookup;
 mod groups;
-mod handles;
 mod identify;
 mod import;
 mod initialize;

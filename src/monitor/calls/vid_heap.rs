@@ -3,11 +3,10 @@
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{make_charged, refuse_without_gpu};
+use crate::monitor::calls::charge::{NewObject, make_charged, refuse_without_gpu};
 use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::gpu_lookup::{find_gpu, find_gpu_on_lane};
-use crate::monitor::calls::handles::NewObject;
 use crate::monitor::calls::identify::note_user;
 use crate::rm::call::{Object, VidHeap};
 use crate::rm::memory::{self, Use, class_use};

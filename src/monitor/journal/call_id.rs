@@ -23,10 +23,10 @@ pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
     /// The hash of a call's registers, its struct, and the parameters that the struct points at.
-    pub(crate) fn of(words: Words, bytes: &[u8], params: &[u8]) -> Self {
+    pub(crate) fn of(registers: Registers, bytes: &[u8], params: &[u8]) -> Self {
         let mut hasher = DefaultHasher::new();
-        hasher.write_u64(words.0);
-        hasher.write_u64(words.1);
+        hasher.write_u64(registers.0);
+        hasher.write_u64(registers.1);
         hasher.write(bytes);
         hasher.write(params);
         Fingerprint(hasher.finish())
@@ -34,7 +34,7 @@ impl Fingerprint {
 }
 
 /// The registers of a call: descriptor and request in one word, and the argument.
-pub(crate) type Words = (u64, u64);
+pub(crate) type Registers = (u64, u64);
 
 /// The object that a call is to make or to free.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,14 +66,14 @@ impl CallObject {
 pub(crate) struct Trace {
     pub(crate) thread: ProcessId,
     pub(crate) process: Process,
-    pub(crate) words: Words,
+    pub(crate) registers: Registers,
     pub(crate) object: CallObject,
 }
 
 impl Trace {
     /// The descriptor on which the call was made.
     pub(crate) fn descriptor(&self) -> i32 {
-        let [_, _, _, _, a, b, c, d] = self.words.0.to_le_bytes();
+        let [_, _, _, _, a, b, c, d] = self.registers.0.to_le_bytes();
         i32::from_le_bytes([a, b, c, d])
     }
 
@@ -91,7 +91,7 @@ pub(crate) mod tests {
         Trace {
             thread: ProcessId { pid: tid, start_ticks: 5 },
             process: Process(77),
-            words: (0x0000_0007_c020_462b, 2),
+            registers: (0x0000_0007_c020_462b, 2),
             object: CallObject::one(5, 6, false),
         }
     }
@@ -100,10 +100,14 @@ pub(crate) mod tests {
     fn a_call_is_known_by_its_words_and_by_what_was_read() {
         let one = trace(1);
         assert_eq!(one.descriptor(), 7);
-        let read = Fingerprint::of(one.words, &[1, 2], &[]);
-        assert_eq!(read, Fingerprint::of(one.words, &[1], &[2]), "read at once, or in two parts");
-        assert_ne!(read, Fingerprint::of(one.words, &[1], &[3]));
-        assert_ne!(read, Fingerprint::of((one.words.0, 3), &[1], &[2]));
+        let read = Fingerprint::of(one.registers, &[1, 2], &[]);
+        assert_eq!(
+            read,
+            Fingerprint::of(one.registers, &[1], &[2]),
+            "read at once, or in two parts"
+        );
+        assert_ne!(read, Fingerprint::of(one.registers, &[1], &[3]));
+        assert_ne!(read, Fingerprint::of((one.registers.0, 3), &[1], &[2]));
     }
 
     #[test]

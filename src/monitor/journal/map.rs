@@ -17,7 +17,7 @@ use std::time::Duration;
 use memmap2::MmapRaw;
 
 pub(crate) use log::Log;
-pub(crate) use slot::{SetAside, Slot};
+pub(crate) use slot::{CallReservation, Slot};
 
 use crate::calls::{Calls, DURATIONS_US, Durations};
 use crate::monitor::journal::layout::{

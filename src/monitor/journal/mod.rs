@@ -9,7 +9,7 @@ mod process_number;
 
 #[cfg(test)]
 pub(crate) use call_id::tests::trace;
-pub(crate) use call_id::{CallObject, Fingerprint, Trace, Words, nth_handle};
+pub(crate) use call_id::{CallObject, Fingerprint, Registers, Trace, nth_handle};
 pub(crate) use kept_file::KeptFile;
 pub use layout::JOURNAL_BYTES;
 pub(crate) use layout::{HALF_BYTES, Maker, RECORD_BYTES, Reach, Record, SLOTS, Stage};
@@ -17,4 +17,4 @@ pub(crate) use layout::{HALF_BYTES, Maker, RECORD_BYTES, Reach, Record, SLOTS, S
 pub(crate) use layout::{HEAD_BYTES, TRACE_PLACES, read_records};
 #[cfg(test)]
 pub(crate) use map::tests::new_journal;
-pub(crate) use map::{Count, JournalMap, LeftOut, Log, SetAside, Slot, share_heap};
+pub(crate) use map::{CallReservation, Count, JournalMap, LeftOut, Log, Slot, share_heap};

@@ -10,15 +10,14 @@ use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
 };
 use crate::monitor::journal::{
-    CallObject, HALF_BYTES, JournalMap, Log, RECORD_BYTES, Record, SetAside, Slot, Stage,
+    CallObject, CallReservation, HALF_BYTES, JournalMap, Log, RECORD_BYTES, Record, Slot, Stage,
 };
 use crate::monitor::state::channels::{Channels, MOST_CHANNELS};
 use crate::monitor::state::devices::Devices;
 use crate::monitor::state::due::Due;
 use crate::monitor::state::groups::{Groups, MOST_GROUPS};
 use crate::monitor::state::makers::{MOST_FILES, Makers};
-use crate::monitor::state::space::Space;
-use crate::monitor::state::space_ranges::{MOST_RANGES, SpaceRanges};
+use crate::monitor::state::space_ranges::{MOST_RANGES, Space, SpaceRanges};
 
 /// How much the container can make the ledger remember.
 pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
@@ -95,7 +94,7 @@ impl Books {
     /// Reserves again what the call in a slot had reserved. `None` where the call reserved nothing, is over, or its
     /// object is charged already.
     fn reserve_again(&mut self, slot: Slot<'_>) -> Option<Reservation> {
-        let SetAside { gpu, bytes, client } = slot.was_set_aside()?;
+        let CallReservation { gpu, bytes, client } = slot.reservation()?;
         let CallObject { handle, was_there, .. } = slot.call_object();
         let is_known = self.ledger.contains(Client(client), Handle(handle));
         let is_charged = slot.stage() == Stage::Executing && !was_there && is_known;
@@ -365,7 +364,7 @@ pub(crate) mod tests {
         memory.set_lane(Some(0));
         // A notification begins with its id.
         journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
-        memory.slot(0).set_aside(Some(SetAside { gpu: 0, bytes: 5, client: 1 }));
+        memory.slot(0).set_reservation(Some(CallReservation { gpu: 0, bytes: 5, client: 1 }));
         memory.slot(0).set_executing(CallObject::one(1, 3, false));
 
         let (mut next, _) = open_books(&journal);

@@ -11,7 +11,6 @@ mod makers;
 mod occasion;
 mod rest;
 mod self_ranges;
-mod space;
 mod space_ranges;
 
 #[cfg(test)]
@@ -24,5 +23,4 @@ pub(crate) use groups::{DueSlice, MOST_GROUPS, computes};
 pub(crate) use lane::{Lane, OnLane};
 pub(crate) use makers::{Initialization, MOST_FILES};
 pub(crate) use occasion::{Depth, Occasion};
-pub(crate) use space::Space;
-pub(crate) use space_ranges::Mapped;
+pub(crate) use space_ranges::{Mapped, Space};

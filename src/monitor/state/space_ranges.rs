@@ -4,8 +4,33 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
+use crate::ledger::Process;
 use crate::monitor::journal::Record;
-use crate::monitor::state::space::{MANAGED, OF_FILE, Space};
+
+/// These bits tell a process's managed ranges from the ranges of UVM's files. No process's number and no range's
+/// address has them.
+const MANAGED: u64 = 1 << 63;
+const OF_FILE: u64 = 1 << 62;
+
+/// The owner of address ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Space {
+    /// A process that mapped managed memory.
+    Managed(Process),
+    /// The number of a kept file of UVM's, through which the driver made the ranges. What this file maps there is no
+    /// managed memory.
+    File(u32),
+}
+
+impl Space {
+    /// The space's number in the journal, and in [`Hold::Mapping`](crate::ledger::Hold::Mapping).
+    pub(crate) fn number(self) -> u64 {
+        match self {
+            Self::Managed(process) => process.0 | MANAGED,
+            Self::File(number) => u64::from(number) | OF_FILE,
+        }
+    }
+}
 
 /// A mapping: its first address, and the first address behind it.
 pub(crate) type Mapped = (u64, u64);
@@ -143,7 +168,6 @@ fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Process;
     use crate::monitor::journal::new_journal;
     use crate::monitor::state::books::tests::open_books;
 

@@ -9,7 +9,7 @@
 //! | name | does |
 //! |---|---|
 //! | (the first) | listens to the keeper until the end, and for the container's first call |
-//! | `audit` | asks driver and kernel what the container has ([`rounds`](crate::monitor::worker::rounds)) |
+//! | `audit` | asks driver and kernel what the container has ([`audit_thread`]) |
 //! | `end`, `control` | for a while: limit the container's end, answer a question |
 //!
 //! From the container's first call on ([`threads`](crate::monitor::calls::CallService)):
@@ -21,10 +21,10 @@
 //! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::Slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 
+mod audit_thread;
 mod container_end;
 mod control_socket;
 mod privilege;
-mod rounds;
 
 pub use crate::monitor::caller::check_sizes;
 pub use crate::monitor::driver::{Amount, Unanswered, examine, try_slice};

@@ -102,11 +102,11 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), E
     if !parts.state.settings.interruptible && parts.callers.unclaimed.is_empty() {
         return Ok(());
     }
-    let (words, read) = (case.slot.words(), as_read(case));
+    let (registers, read) = (case.slot.registers(), as_read(case));
     let target = case.target()?;
     let thread = target.thread;
     case.retry.repeats = target.take_answered() == Some(read);
-    match parts.callers.unclaimed.take(thread, words, read) {
+    match parts.callers.unclaimed.take(thread, registers, read) {
         Match::Nothing => Ok(()),
         Match::Other(kept) => {
             match lane {
@@ -135,7 +135,7 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), E
 
 /// The fingerprint of the call as it was read.
 fn as_read(case: &Case<'_>) -> Fingerprint {
-    Fingerprint::of(case.slot.words(), &case.scratch.input, &[])
+    Fingerprint::of(case.slot.registers(), &case.scratch.input, &[])
 }
 
 /// The fingerprint of the call as its caller's memory has it once the call is answered.
@@ -144,7 +144,7 @@ fn as_answered(case: &Case<'_>) -> Fingerprint {
     let has = |copy| case.effects.writes.has(copy);
     let bytes = if has(Copy::Struct) { &scratch.bytes[..] } else { scratch.bytes_read() };
     let params = if has(Copy::Params) { &scratch.params[..] } else { scratch.params_read() };
-    Fingerprint::of(case.slot.words(), bytes, params)
+    Fingerprint::of(case.slot.registers(), bytes, params)
 }
 
 /// Remembers the fingerprint of a call that the driver has done, just before its caller is told so.
@@ -165,7 +165,7 @@ pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool), object: C
             let Some(target) = &case.target else { return };
             let (thread, process) = (target.thread, target.process);
             let outcome = outcome(case, reply, is_ok);
-            let mut trace = Trace { thread, process, words: case.slot.words(), object };
+            let mut trace = Trace { thread, process, registers: case.slot.registers(), object };
             // The call failed and made no object: the next worker is to free nothing.
             trace.object.was_there |= object.handle != 0 && outcome.made.is_empty();
             (trace, Some(outcome))

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nix::libc::seccomp_notif;
 
-use crate::monitor::journal::call_id::{CallObject, Words};
+use crate::monitor::journal::call_id::{CallObject, Registers};
 use crate::monitor::journal::layout::Stage;
 use crate::process::ProcessId;
 
 /// What a call has reserved while it is in the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SetAside {
+pub(crate) struct CallReservation {
     pub(crate) gpu: usize,
     pub(crate) bytes: u64,
     pub(crate) client: u32,
@@ -70,7 +70,7 @@ impl<'a> Slot<'a> {
         self.memory.listener.store(listener, Ordering::Relaxed);
         self.memory.caller_started.store(0, Ordering::Relaxed);
         self.store_object(CallObject::default());
-        self.set_aside(None);
+        self.set_reservation(None);
         self.memory.stage.store(Stage::Received as u32, Ordering::Release);
     }
 
@@ -112,7 +112,7 @@ impl<'a> Slot<'a> {
     }
 
     /// The registers of the slot's call.
-    pub(crate) fn words(self) -> Words {
+    pub(crate) fn registers(self) -> Registers {
         let [descriptor, request, argument, ..] = self.notice().data.args;
         (request & 0xffff_ffff | descriptor << 32, argument)
     }
@@ -126,9 +126,9 @@ impl<'a> Slot<'a> {
     }
 
     /// Notes what the call has reserved, for the next worker.
-    pub(crate) fn set_aside(self, memory: Option<SetAside>) {
+    pub(crate) fn set_reservation(self, memory: Option<CallReservation>) {
         // The bytes say whether GPU and client count: they are written last, and are cleared alone.
-        if let Some(SetAside { gpu, client, .. }) = memory {
+        if let Some(CallReservation { gpu, client, .. }) = memory {
             let gpu = u32::try_from(gpu).unwrap_or(u32::MAX);
             self.memory.reserved_gpu.store(gpu, Ordering::Relaxed);
             self.memory.reserved_client.store(client, Ordering::Relaxed);
@@ -138,12 +138,12 @@ impl<'a> Slot<'a> {
     }
 
     /// What the slot's call has reserved; `None` where it has reserved nothing.
-    pub(crate) fn was_set_aside(self) -> Option<SetAside> {
+    pub(crate) fn reservation(self) -> Option<CallReservation> {
         let bytes = self.memory.reserved_bytes.load(Ordering::Acquire);
         let gpu = self.memory.reserved_gpu.load(Ordering::Relaxed);
         let client = self.memory.reserved_client.load(Ordering::Relaxed);
         let gpu = usize::try_from(gpu).ok()?;
-        (bytes != 0).then_some(SetAside { gpu, bytes, client })
+        (bytes != 0).then_some(CallReservation { gpu, bytes, client })
     }
 
     /// Notes the worker's thread that uses the slot from now on.

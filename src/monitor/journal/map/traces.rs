@@ -51,10 +51,10 @@ fn split(long: u64) -> (u32, u32) {
 }
 
 fn longs(trace: &Trace) -> Longs {
-    let Trace { thread, process, words, object } = *trace;
+    let Trace { thread, process, registers, object } = *trace;
     let CallObject { client, handle, more, was_there } = object;
     let first = join(thread.pid.cast_unsigned(), u32::from(was_there) | more << 1);
-    [first, thread.start_ticks, process.0, words.0, words.1, join(client, handle)]
+    [first, thread.start_ticks, process.0, registers.0, registers.1, join(client, handle)]
 }
 
 fn trace([first, start_ticks, process, request, argument, last]: Longs) -> Option<Trace> {
@@ -62,7 +62,7 @@ fn trace([first, start_ticks, process, request, argument, last]: Longs) -> Optio
     (tid != 0).then_some(Trace {
         thread: ProcessId { pid: tid.cast_signed(), start_ticks },
         process: Process(process),
-        words: (request, argument),
+        registers: (request, argument),
         object: CallObject { client, handle, more: how >> 1, was_there: how & 1 != 0 },
     })
 }
