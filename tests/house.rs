@@ -29,6 +29,7 @@ const PURE: &[&str] = &[
     "src/monitor/uvm/vma_list.rs",
     "src/monitor/state/groups.rs",
     "src/monitor/state/makers.rs",
+    "src/monitor/processes/origin.rs",
     "src/monitor/journal/kept_file.rs",
     "src/monitor/journal/process_number.rs",
     "src/request",
