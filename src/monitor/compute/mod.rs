@@ -6,6 +6,7 @@ mod orphans;
 mod reach;
 mod shares;
 mod slices;
+mod switch;
 mod turns;
 mod turns_thread;
 

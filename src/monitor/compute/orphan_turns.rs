@@ -8,128 +8,136 @@ use crate::monitor::compute::last_turn::{LastTurn, now_us};
 use crate::monitor::compute::orphans::{
     KeeperState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
 };
-use crate::monitor::compute::turns::Turns;
-use crate::monitor::state::ChannelName;
+use crate::monitor::compute::slices::Slices;
+use crate::monitor::compute::switch::switch_channels;
+use crate::monitor::driver::DriverAccess;
+use crate::monitor::state::{ChannelName, ContainerState};
 use crate::process::pidfd;
 
 /// How soon keepers are looked at again where the state of one can't be told, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
-impl Turns {
-    /// Writes which channels the container has on a GPU, where they differ from those that were written last.
-    pub(crate) fn tell_channels(&self, gpu: usize, channels: &[ChannelName], last: &mut LastTurn) {
-        if self.state.settings.place.as_os_str().is_empty()
-            || last.told.as_deref() == Some(channels)
-        {
-            return;
-        }
-        let Some(of) = self.state.settings.gpus.get(gpu) else { return };
-        match write_channels(&self.state.settings.place, &of.uuid, channels) {
-            Ok(()) => last.told = Some(channels.to_vec()),
-            Err(error) => tracing::debug!(%error, "channels can't be told to other monitors"),
-        }
+/// Writes which channels the container has on a GPU, where they differ from those that were written last.
+pub(crate) fn tell_channels(
+    state: &ContainerState,
+    gpu: usize,
+    channels: &[ChannelName],
+    last: &mut LastTurn,
+) {
+    if state.settings.place.as_os_str().is_empty() || last.told.as_deref() == Some(channels) {
+        return;
     }
+    let Some(of) = state.settings.gpus.get(gpu) else { return };
+    match write_channels(&state.settings.place, &of.uuid, channels) {
+        Ok(()) => last.told = Some(channels.to_vec()),
+        Err(error) => tracing::debug!(%error, "channels can't be told to other monitors"),
+    }
+}
 
-    /// Takes the turns of containers on a GPU whose monitors are gone. Returns when to look again, by [`now_us`].
-    pub(crate) fn take_turns_of_orphans(&self, gpu: usize, orphans: &mut Orphans) -> Option<u64> {
-        let now = now_us();
-        let changed = self.slices.shares.frame_if_not(gpu, orphans.turns.as_ref());
-        if changed.is_some() || orphans.look_us.is_some_and(|look_us| look_us <= now) {
-            if let Some(turns) = changed {
-                orphans.turns = turns;
+/// Takes the turns of containers on a GPU whose monitors are gone. Returns when to look again, by [`now_us`].
+pub(crate) fn take_turns_of_orphans(
+    slices: &Slices,
+    gpu: usize,
+    orphans: &mut Orphans,
+) -> Option<u64> {
+    let now = now_us();
+    let changed = slices.shares.frame_if_not(gpu, orphans.turns.as_ref());
+    if changed.is_some() || orphans.look_us.is_some_and(|look_us| look_us <= now) {
+        if let Some(turns) = changed {
+            orphans.turns = turns;
+        }
+        look_for_orphans(slices, gpu, orphans);
+    }
+    let mut look_us = orphans.look_us;
+    let frame_us = orphans.turns.as_ref().map_or(0, |turns| turns.frame_us);
+    for orphan in orphans.all.values_mut() {
+        let (on, next) = orphan.last.times.turn(frame_us, &orphan.spans, now);
+        switch_orphan(&slices.driver, gpu, orphan, on);
+        look_us = look_us.into_iter().chain(next).min();
+    }
+    look_us
+}
+
+/// Brings the containers onto a GPU whose turns this monitor took, because this monitor ends.
+pub(crate) fn end_orphan_turns(driver: &DriverAccess, gpu: usize, orphans: &mut Orphans) {
+    for orphan in orphans.all.values_mut() {
+        switch_orphan(driver, gpu, orphan, true);
+    }
+}
+
+fn switch_orphan(driver: &DriverAccess, gpu: usize, orphan: &mut Orphan, on: bool) {
+    // This monitor doesn't hear of channels that the orphan makes, so their numbers don't matter.
+    let all = orphan.channels.iter().map(|channel| (*channel, 0)).collect();
+    let off = orphan.channels.iter().copied().filter(|_| !on).collect();
+    let done = switch_channels(driver, gpu, &all, &off, &mut orphan.last);
+    let gone = std::mem::take(&mut orphan.last.gone);
+    orphan.channels.retain(|channel| !gone.contains(channel));
+    // Where the driver refused, the next turn tries again.
+    if done.is_none_or(|done| done.refused.is_some()) {
+        tracing::debug!(gpu, on, "channels of a container whose monitor is gone aren't switched");
+    }
+}
+
+fn look_for_orphans(slices: &Slices, gpu: usize, orphans: &mut Orphans) {
+    (orphans.watched, orphans.look_us) = (None, None);
+    let mut before = std::mem::take(&mut orphans.all);
+    let no_spans = BTreeMap::new();
+    let spans = orphans.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
+    let Some(of) = slices.state.settings.gpus.get(gpu) else { return };
+    for (name, spans) in rest_of_ring(&slices.state.settings.short_id, spans) {
+        let place = MonitorDir::of(&slices.state.settings.state_dir, name);
+        match KeeperState::of(&place, &of.uuid) {
+            KeeperState::Alive(keeper) => {
+                let watched = pidfd(keeper.pid).ok();
+                // The pid may belong to another process by now.
+                orphans.watched = watched.filter(|_| keeper.alive()).map(Arc::new);
+                if orphans.watched.is_none() {
+                    orphans.look_us = Some(now_us() + RETRY_US);
+                }
+                break;
             }
-            self.look_for_orphans(gpu, orphans);
-        }
-        let mut look_us = orphans.look_us;
-        let frame_us = orphans.turns.as_ref().map_or(0, |turns| turns.frame_us);
-        for orphan in orphans.all.values_mut() {
-            let (on, next) = orphan.last.times.turn(frame_us, &orphan.spans, now);
-            self.switch_orphan(gpu, orphan, on);
-            look_us = look_us.into_iter().chain(next).min();
-        }
-        look_us
-    }
-
-    /// Brings the containers onto a GPU whose turns this monitor took, because this monitor ends.
-    pub(crate) fn end_orphan_turns(&self, gpu: usize, orphans: &mut Orphans) {
-        for orphan in orphans.all.values_mut() {
-            self.switch_orphan(gpu, orphan, true);
+            KeeperState::Gone => {
+                let known = before.remove(name);
+                let orphan = known.or_else(|| new_orphan(&slices.state, gpu, name, &place));
+                if let Some(orphan) = orphan {
+                    let orphan = Orphan { spans: spans.clone(), ..orphan };
+                    orphans.all.insert(name.to_owned(), orphan);
+                }
+            }
+            KeeperState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
         }
     }
+    // These containers have no turns any more, or are gone. Those that are there stay on the GPU.
+    for orphan in before.values_mut() {
+        switch_orphan(&slices.driver, gpu, orphan, true);
+    }
+}
 
-    fn switch_orphan(&self, gpu: usize, orphan: &mut Orphan, on: bool) {
-        // This monitor doesn't hear of channels that the orphan makes, so their numbers don't matter.
-        let all = orphan.channels.iter().map(|channel| (*channel, 0)).collect();
-        let off = orphan.channels.iter().copied().filter(|_| !on).collect();
-        let done = self.switch_channels(gpu, &all, &off, &mut orphan.last);
-        let gone = std::mem::take(&mut orphan.last.gone);
-        orphan.channels.retain(|channel| !gone.contains(channel));
-        // Where the driver refused, the next turn tries again.
-        if done.is_none_or(|done| done.refused.is_some()) {
-            tracing::debug!(
+fn new_orphan(
+    state: &ContainerState,
+    gpu: usize,
+    name: &str,
+    place: &MonitorDir,
+) -> Option<Orphan> {
+    match read_channels(place, &state.settings.gpus.get(gpu)?.uuid) {
+        Ok(channels) => {
+            tracing::warn!(
                 gpu,
-                on,
-                "channels of a container whose monitor is gone aren't switched"
+                container = name,
+                channels = channels.len(),
+                "the monitor of another container on the GPU is gone: this one takes its turns"
             );
+            Some(Orphan { channels, ..Orphan::default() })
         }
-    }
-
-    fn look_for_orphans(&self, gpu: usize, orphans: &mut Orphans) {
-        (orphans.watched, orphans.look_us) = (None, None);
-        let mut before = std::mem::take(&mut orphans.all);
-        let no_spans = BTreeMap::new();
-        let spans = orphans.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
-        let Some(of) = self.state.settings.gpus.get(gpu) else { return };
-        for (name, spans) in rest_of_ring(&self.state.settings.short_id, spans) {
-            let place = MonitorDir::of(&self.state.settings.state_dir, name);
-            match KeeperState::of(&place, &of.uuid) {
-                KeeperState::Alive(keeper) => {
-                    let watched = pidfd(keeper.pid).ok();
-                    // The pid may belong to another process by now.
-                    orphans.watched = watched.filter(|_| keeper.alive()).map(Arc::new);
-                    if orphans.watched.is_none() {
-                        orphans.look_us = Some(now_us() + RETRY_US);
-                    }
-                    break;
-                }
-                KeeperState::Gone => {
-                    let known = before.remove(name);
-                    let orphan = known.or_else(|| self.new_orphan(gpu, name, &place));
-                    if let Some(orphan) = orphan {
-                        let orphan = Orphan { spans: spans.clone(), ..orphan };
-                        orphans.all.insert(name.to_owned(), orphan);
-                    }
-                }
-                KeeperState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
-            }
-        }
-        // These containers have no turns any more, or are gone. Those that are there stay on the GPU.
-        for orphan in before.values_mut() {
-            self.switch_orphan(gpu, orphan, true);
-        }
-    }
-
-    fn new_orphan(&self, gpu: usize, name: &str, place: &MonitorDir) -> Option<Orphan> {
-        match read_channels(place, &self.state.settings.gpus.get(gpu)?.uuid) {
-            Ok(channels) => {
-                tracing::warn!(
-                    gpu,
-                    container = name,
-                    channels = channels.len(),
-                    "the monitor of another container on the GPU is gone: this one takes its turns"
-                );
-                Some(Orphan { channels, ..Orphan::default() })
-            }
-            Err(error) => {
-                tracing::warn!(
-                    gpu,
-                    container = name,
-                    %error,
-                    "the monitor of another container on the GPU is gone, and what it wrote can't be read: \
-                     that container stays on the GPU or off it"
-                );
-                None
-            }
+        Err(error) => {
+            tracing::warn!(
+                gpu,
+                container = name,
+                %error,
+                "the monitor of another container on the GPU is gone, and what it wrote can't be read: \
+                 that container stays on the GPU or off it"
+            );
+            None
         }
     }
 }

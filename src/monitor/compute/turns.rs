@@ -9,32 +9,31 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
 
 use crate::monitor::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us};
+use crate::monitor::compute::orphan_turns::{
+    end_orphan_turns, take_turns_of_orphans, tell_channels,
+};
 use crate::monitor::compute::orphans::Orphans;
 use crate::monitor::compute::slices::Slices;
+use crate::monitor::compute::switch::switch_channels;
 use crate::monitor::compute::turns_thread::TurnsThread;
-use crate::monitor::driver::{DriverAccess, MonitorClient, Presence};
+use crate::monitor::driver::DriverAccess;
 use crate::monitor::journal::Record;
 use crate::monitor::lock::Lock;
-use crate::monitor::node::Failure;
 use crate::monitor::state::{ChannelName, ContainerState};
 use crate::monitor::thread::spawn;
-use crate::rm::channel::MOST_CHANNELS;
 use crate::sched::{Span, cohort_turns, cohorts};
 
 /// How often a worker that ends tries to end turns, and how long it waits in between.
 const ENDING_TRIES: u32 = 20;
 
 const ENDING_WAIT: Duration = Duration::from_millis(5);
-
-/// For how long a channel that the driver doesn't have may still be in the making.
-const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 /// How soon a call that the driver refused is made again, in microseconds.
 const RETRY_US: u64 = 1_000_000;
@@ -44,14 +43,6 @@ const RETRY_US: u64 = 1_000_000;
 const RETRY_MS: u16 = 1000;
 
 const LONGEST_RETRY_MS: u16 = 32_000;
-
-/// What came of taking channels off a GPU and bringing others back.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Switched {
-    /// Whether the driver was asked for anything.
-    pub(crate) is_asked: bool,
-    pub(crate) refused: Option<Failure>,
-}
 
 /// Which channels of a GPU run at times only, and when.
 #[derive(Debug, Default)]
@@ -97,9 +88,9 @@ fn in_cohorts(
 /// The container's turns on its GPUs, and those of containers whose monitors are gone.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    pub(crate) state: Arc<ContainerState>,
+    state: Arc<ContainerState>,
     driver: Arc<DriverAccess>,
-    pub(crate) slices: Arc<Slices>,
+    slices: Arc<Slices>,
     pub(crate) thread: TurnsThread,
     /// By GPU: the containers whose turns this monitor takes. Locked while it does.
     orphans: Lock<Vec<Orphans>>,
@@ -185,7 +176,7 @@ impl Turns {
         }
         let mut orphans = self.orphans.lock();
         for (gpu, orphans) in orphans.iter_mut().enumerate() {
-            self.end_orphan_turns(gpu, orphans);
+            end_orphan_turns(&self.driver, gpu, orphans);
         }
     }
 
@@ -199,7 +190,7 @@ impl Turns {
             let mut orphans = self.orphans.lock();
             let each = all.iter_mut().zip(orphans.iter_mut()).enumerate();
             let wakes = each.flat_map(|(gpu, (last, orphans))| {
-                [self.take_turn(gpu, last), self.take_turns_of_orphans(gpu, orphans)]
+                [self.take_turn(gpu, last), take_turns_of_orphans(&self.slices, gpu, orphans)]
             });
             let wake_us = wakes.flatten().min();
             let watched: Vec<_> = orphans.iter().map(|of| of.watched.clone()).collect();
@@ -268,7 +259,7 @@ impl Turns {
     fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
         let (parts, all) = self.timetable(gpu);
         if self.slices.shares.has_frame(gpu) {
-            self.tell_channels(gpu, &all.keys().copied().collect::<Vec<_>>(), last);
+            tell_channels(&self.state, gpu, &all.keys().copied().collect::<Vec<_>>(), last);
         }
         let now = now_us();
         let (off, next) = parts.off(last.times, now);
@@ -285,7 +276,7 @@ impl Turns {
         off: &BTreeSet<ChannelName>,
         last: &mut LastTurn,
     ) -> bool {
-        let done = self.switch_channels(gpu, all, off, last);
+        let done = switch_channels(&self.driver, gpu, all, off, last);
         for (client, handle) in std::mem::take(&mut last.gone) {
             self.state.books().write(Record::Ungroup { client, handle });
         }
@@ -295,102 +286,6 @@ impl Turns {
             self.slices.note_share_tried(gpu, "FIFO_DISABLE_CHANNELS", done);
         }
         done.refused.is_none()
-    }
-
-    /// Takes the channels `off` off a GPU, and brings all others of `all` back that exist. `None` where the driver
-    /// can't be asked.
-    pub(crate) fn switch_channels(
-        &self,
-        gpu: usize,
-        all: &Numbered,
-        off: &BTreeSet<ChannelName>,
-        last: &mut LastTurn,
-    ) -> Option<Switched> {
-        last.forget_others(all);
-        let on = last.to_enable(all, off);
-        let enabled = self.set_channels(gpu, false, &on, last)?;
-        last.note_enabled_first();
-        let goes = last.to_disable(all, off);
-        let disabled = self.set_channels(gpu, true, &goes, last)?;
-        let is_asked = !on.is_empty() || !goes.is_empty();
-        Some(Switched { is_asked, refused: enabled.and(disabled).err() })
-    }
-
-    /// Takes channels off a GPU, or brings them back, all that exist. `None` where the driver can't be asked.
-    fn set_channels(
-        &self,
-        gpu: usize,
-        disable: bool,
-        channels: &Numbered,
-        last: &mut LastTurn,
-    ) -> Option<Result<(), Failure>> {
-        if channels.is_empty() {
-            return Some(Ok(()));
-        }
-        let own = self.driver.own_client()?;
-        let set =
-            |disable: bool, channels: &[ChannelName]| own.set_channels(gpu, disable, channels);
-        let asked = Instant::now();
-        let mut refused = None;
-        let names: Vec<ChannelName> = channels.keys().copied().collect();
-        for some in names.chunks(MOST_CHANNELS) {
-            let numbered = |some: &[ChannelName]| {
-                some.iter().filter_map(|name| Some((*name, *channels.get(name)?))).collect()
-            };
-            let is_done = set(disable, some).is_ok();
-            last.note_call(disable, &numbered(some), is_done);
-            if is_done {
-                continue;
-            }
-            // A channel doesn't exist, or not yet. How many of the others were disabled isn't known.
-            let again = |channels: &[ChannelName]| {
-                if disable {
-                    set(false, channels)?;
-                }
-                set(disable, channels)
-            };
-            let there = self.sort_out_missing(&own, some, last);
-            let is_done = !there.is_empty() && again(&there).is_ok();
-            last.note_call(disable, &numbered(&there), is_done);
-            if is_done {
-                continue;
-            }
-            for channel in &there {
-                let done = again(&[*channel]);
-                last.note_call(disable, &numbered(&[*channel]), done.is_ok());
-                refused = refused.or(done.err());
-            }
-        }
-        last.times.note_duration(disable, asked.elapsed());
-        Some(refused.map_or(Ok(()), Err))
-    }
-
-    /// Returns the channels that the driver has, and notes the others: in `last.gone` a channel whose client is gone,
-    /// or that is missing for longer than it can be in the making; in `last.missing` any other.
-    fn sort_out_missing(
-        &self,
-        own: &MonitorClient,
-        channels: &[ChannelName],
-        last: &mut LastTurn,
-    ) -> Vec<ChannelName> {
-        let mut there = Vec::new();
-        for channel in channels {
-            let presence = own.presence(channel.0, channel.1);
-            if presence == Presence::There {
-                last.missing.remove(channel);
-                there.push(*channel);
-                continue;
-            }
-            if !own.can_tell() {
-                continue;
-            }
-            let since = last.missing.entry(*channel).or_insert_with(Instant::now);
-            if presence == Presence::NoClient || since.elapsed() >= ON_ITS_WAY {
-                last.missing.remove(channel);
-                last.gone.push(*channel);
-            }
-        }
-        there
     }
 }
 
