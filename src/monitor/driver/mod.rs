@@ -4,6 +4,7 @@ mod access;
 mod export_files;
 mod former_clients;
 mod monitor_client;
+mod probe;
 mod stakes;
 mod unanswered;
 
@@ -11,6 +12,6 @@ pub(crate) use access::DriverAccess;
 pub(crate) use export_files::{Denied, Exported, Exports};
 pub(crate) use former_clients::FormerClients;
 pub(crate) use monitor_client::{MonitorClient, Presence};
-pub use monitor_client::{examine, try_slice};
+pub use probe::{examine, try_slice};
 pub(crate) use stakes::Stakes;
 pub use unanswered::{Amount, Unanswered};

@@ -9,30 +9,22 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Once, OnceLock};
 
-use crate::gate::settings::{Gpu, Node, NodeKind};
-use crate::monitor::driver::unanswered::{Amount, Unanswered};
+use crate::gate::settings::{Node, NodeKind};
+use crate::monitor::driver::unanswered::Unanswered;
 use crate::monitor::node::{Device, Failure, Rm};
 use crate::rm::about::{self, Held};
-use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::rm::channel::ask_disable;
 use crate::rm::number::{
-    KEPLER_CHANNEL_GROUP_A, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT,
-    NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE,
-    NV2080_CTRL_CMD_FB_GET_INFO_V2, NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS,
-    NV2080_CTRL_CMD_GPU_GET_PID_INFO, NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
-    NVA06C_CTRL_CMD_SET_TIMESLICE,
+    NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE,
+    NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
+    NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
+    NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
 };
 use crate::rm::usage::{self, Sample};
-use crate::rm::{Key, Meaning, Release, fbinfo};
+use crate::rm::{Meaning, Release, fbinfo};
 
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
 const MOST_DEVICES: u32 = 32;
-
-/// The offset of the engine in `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (`nvos.h`), in bytes.
-const GROUP_ENGINE: usize = 12;
-
-/// The slice that [`try_slice`] sets, in microseconds: programs ask for such a slice themselves.
-const TRIED_SLICE_US: u64 = 2048;
 
 /// Whether another client has an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,43 +37,14 @@ pub(crate) enum Presence {
     NoClient,
 }
 
-/// Asks the driver once, for each of `gpus`, what audits will ask.
-///
-/// # Errors
-///
-/// The first question that the driver does not answer. A malformed UUID counts as a GPU that the driver does not show.
-pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Unanswered> {
-    let uuids: Vec<about::Uuid> =
-        gpus.iter().map(|gpu| about::uuid(&gpu.uuid).unwrap_or_default()).collect();
-    let own = MonitorClient::open(nodes, release, &uuids)?;
-    let missing = own.missing().filter_map(|gpu| gpus.get(gpu)).next();
-    let answered = match missing {
-        Some(gpu) => Err(Unanswered::NoGpu { index: gpu.index }),
-        None => gpus.iter().enumerate().try_for_each(|(at, gpu)| own.check_answers(at, gpu)),
-    };
-    own.end();
-    answered
-}
-
-/// Has the driver set a slice on a channel group without channels, and returns the outcome. The group's client is ended
-/// afterwards. `None` where the driver makes no channel group.
-#[must_use]
-pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Result<(), Failure>> {
-    let uuid = about::uuid(&gpu.uuid).unwrap_or_default();
-    let own = MonitorClient::open(nodes, release, &[uuid]).ok()?;
-    let tried = own.try_slice();
-    own.end();
-    tried
-}
-
 /// The monitor's client.
 #[derive(Debug)]
 pub(crate) struct MonitorClient {
-    release: Release,
+    pub(crate) release: Release,
     pub(crate) control: Device,
     pub(crate) client: u32,
     /// The handles of device and subdevice, by the container's GPUs. `None` where the driver shows no such GPU.
-    gpus: Vec<Option<(u32, u32)>>,
+    pub(crate) gpus: Vec<Option<(u32, u32)>>,
     /// The one of [`fbinfo::sizes`] that the driver takes, once it is known.
     list_size: OnceLock<usize>,
     /// Open files of the GPUs' nodes: without them the driver opens no device.
@@ -170,40 +133,6 @@ impl MonitorClient {
     pub(crate) fn end(&self) {
         // Where this fails, the client ends when its file is closed.
         let _ = self.rm().free(self.client, self.client, self.client);
-    }
-
-    /// Sets a slice on a new channel group on the first GPU. `None` where the driver makes no group.
-    fn try_slice(&self) -> Option<Result<(), Failure>> {
-        let (device, _) = (*self.gpus.first()?)?;
-        let layout = self.release.layouts(Key::Class(KEPLER_CHANNEL_GROUP_A)).first()?;
-        let mut params = vec![0; layout.size()];
-        params
-            .get_mut(GROUP_ENGINE..GROUP_ENGINE + 4)?
-            .copy_from_slice(&ENGINE_GRAPHICS.to_le_bytes());
-        let group =
-            self.rm().allocate(self.client, device, 0, KEPLER_CHANNEL_GROUP_A, &mut params).ok()?;
-        let slice = &mut TRIED_SLICE_US.to_le_bytes();
-        let tried = self.rm().control(self.client, group, NVA06C_CTRL_CMD_SET_TIMESLICE, slice);
-        let _ = self.rm().free(self.client, device, group);
-        Some(tried)
-    }
-
-    /// Checks that the driver tells the free memory of a GPU, and what this process holds there. The driver must list
-    /// this process, which has a client.
-    fn check_answers(&self, at: usize, gpu: &Gpu) -> Result<(), Unanswered> {
-        let unanswered =
-            |amount, reason| Err(Unanswered::Amount { amount, index: gpu.index, reason });
-        let own_pid = std::process::id();
-        match self.held(at, &[own_pid]) {
-            Ok(held) if held.iter().any(|held| held.pid == own_pid) => {}
-            Ok(_) => return unanswered(Amount::Held, None),
-            Err(failure) => return unanswered(Amount::Held, Some(failure)),
-        }
-        match self.free_bytes(at) {
-            Ok(0) => unanswered(Amount::Free, None),
-            Ok(_) => Ok(()),
-            Err(failure) => unanswered(Amount::Free, Some(failure)),
-        }
     }
 
     /// What the processes `pids` hold on a GPU.
