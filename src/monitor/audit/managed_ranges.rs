@@ -30,7 +30,7 @@ impl Mappings {
                 continue;
             }
             // The kernel lists no mappings of a program that is over, and the program's files may not have ended yet.
-            if self.uvm.has_orphaned_files(process) {
+            if self.uvm.makers.has_orphaned_files(process) {
                 return;
             }
             let mut books = self.state.books();

@@ -9,7 +9,7 @@ use crate::monitor::calls::policy::Continued;
 use crate::monitor::calls::uvm_file::{call_uvm, keep_file};
 use crate::monitor::journal::Maker;
 use crate::monitor::state::Initialization;
-use crate::monitor::uvm::{image_hash, is_randomized};
+use crate::monitor::uvm::{image_hash, is_randomized, was_initialized};
 use crate::rm::number::{NV_ERR_BUSY_RETRY, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED};
 use crate::rm::{Answer, uvm};
 
@@ -54,7 +54,7 @@ pub(crate) fn initialize(
     let maker = Maker { process, image };
     let (tid, id) = (case.target()?.tid, case.notice.id);
     let underway = Initialization { file: file.number, tid: tid.cast_unsigned(), maker, id };
-    case.parts.uvm.begin_initialization(underway);
+    case.parts.uvm.makers.begin_initialization(underway);
     drop(turn);
     case.effects.initializes = true;
     Ok(case.continued(Continued::UvmBind))
@@ -69,7 +69,7 @@ fn initialize_again(case: &mut Case<'_>) -> Result<Reply, EarlyReply> {
 
 /// Whether the call's file is initialized. Refuses the call where that can't be told.
 pub(crate) fn is_initialized(case: &mut Case<'_>) -> Result<bool, EarlyReply> {
-    let known = case.parts.uvm.is_initialized(case.device()?);
+    let known = was_initialized(&case.parts.state.release, case.device()?);
     known.ok_or_else(|| case.answer(Answer::Status(NV_ERR_BUSY_RETRY)))
 }
 
@@ -81,12 +81,13 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
     loop {
         // The turn is taken before the books are looked at: a call enters its initialization before it gives the turn
         // back. In the other order, that entry could be missed.
-        let turn = parts.uvm.init_turn.try_lock();
+        let turn = parts.uvm.makers.init_turn.try_lock();
         let underway = case.books().makers.underway();
         if let (Some(turn), None) = (turn, underway) {
             return Ok(turn);
         }
-        if underway.is_some_and(|underway| parts.uvm.try_end_initialization(underway, false)) {
+        if underway.is_some_and(|underway| parts.uvm.makers.try_end_initialization(underway, false))
+        {
             continue;
         }
         case.still_waits()?;
@@ -107,7 +108,7 @@ pub(crate) fn end_earlier_initialization(case: &Case<'_>) {
     let is_of_thread = |of: &Initialization| of.tid.cast_signed() == case.tid();
     // While this call is valid, its thread waits in it, so the earlier call is over. Otherwise nothing is known.
     if let Some(underway) = underway.filter(is_of_thread).filter(|_| case.is_valid()) {
-        case.parts.uvm.try_end_initialization(underway, true);
+        case.parts.uvm.makers.try_end_initialization(underway, true);
     }
 }
 
@@ -117,6 +118,6 @@ pub(crate) fn cancel_initialization(case: &Case<'_>) {
     let underway = case.books().makers.underway();
     let is_this = |of: &Initialization| of.id == case.notice.id;
     if let Some(underway) = underway.filter(is_this).filter(|_| case.effects.initializes) {
-        case.parts.uvm.end_initialization(underway, false);
+        case.parts.uvm.makers.end_initialization(underway, false);
     }
 }

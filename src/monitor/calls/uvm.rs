@@ -27,7 +27,7 @@ use crate::monitor::calls::uvm_ranges::{
     NO_GPU, end_mappings, free_range, make_range, remove_gone_ranges, span, unmap,
 };
 use crate::monitor::node::Device;
-use crate::monitor::uvm::UvmFile;
+use crate::monitor::uvm::{UvmFile, has_flags};
 use crate::rm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
     NV_ERR_NOT_SUPPORTED, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,
@@ -128,10 +128,10 @@ fn register_gpu(
     if !is_initialized(case)? {
         return Err(case.answer(Answer::Status(NV_ERR_ILLEGAL_ACTION)));
     }
-    let is_alone = case.parts.uvm.has_flags(case.device()?, ONE_PROCESS_FLAGS);
+    let is_alone = has_flags(&case.parts.state.release, case.device()?, ONE_PROCESS_FLAGS);
     if !is_alone {
         enforce_flags(case)?;
-    } else if !case.parts.uvm.bind_to_maker(file) {
+    } else if !case.parts.uvm.makers.bind_to_maker(file) {
         return Err(refuse_orphaned(case));
     }
     let number_of = control.map_or(-1, Device::descriptor);
@@ -148,7 +148,7 @@ fn register_gpu(
     }
     // Mapped memory that was on no GPU may be on this GPU from now on.
     case.parts.mappings.spaces.look_at_all();
-    if is_alone && case.status() == NV_OK && case.parts.uvm.is_orphaned(file) {
+    if is_alone && case.status() == NV_OK && case.parts.uvm.makers.is_orphaned(file) {
         case.parts.uvm.unregister_gpus(case.device()?);
         return Err(refuse_orphaned(case));
     }
@@ -158,7 +158,7 @@ fn register_gpu(
 /// Refuses a GPU to a file that lacks [`ONE_PROCESS_FLAGS`], unless the file has [`SHARED_FLAGS`] and managed memory is
 /// refused anyway. Kills the calling process where the file has other flags than these two.
 fn enforce_flags(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    let is_shared = case.parts.uvm.has_flags(case.device()?, SHARED_FLAGS);
+    let is_shared = has_flags(&case.parts.state.release, case.device()?, SHARED_FLAGS);
     if is_shared && case.parts.state.settings.managed == Managed::Refuse {
         return Ok(());
     }

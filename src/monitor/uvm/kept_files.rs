@@ -16,14 +16,13 @@ use std::time::{Duration, Instant};
 use crate::gate::settings::NodeKind;
 use crate::monitor::journal::KeptFile;
 use crate::monitor::keeper_socket::KeeperSocket;
-use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
 use crate::monitor::processes::Processes;
 use crate::monitor::state::{ContainerState, Lane, MOST_FILES, Occasion};
+use crate::monitor::uvm::file_makers::FileMakers;
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, UvmFiles, position};
-use crate::monitor::uvm::ranges::uvm_status;
-use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK, UVM_UNREGISTER_GPU};
-use crate::rm::uvm;
+use crate::monitor::uvm::ranges::unregister_gpu;
+use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK};
 
 /// How often the container's processes are searched for files that aren't where they were last seen.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -39,16 +38,15 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// search.
 const LOOKS: usize = 2;
 
-/// The files of nvidia-uvm that the worker and the keeper have open, and their initialization.
+/// The files of nvidia-uvm that the worker and the keeper have open.
 #[derive(Debug)]
 pub(crate) struct Uvm {
     pub(crate) state: Arc<ContainerState>,
     processes: Arc<Processes>,
     lane: Arc<Lane>,
     keeper: Arc<KeeperSocket>,
-    pub(crate) files: UvmFiles,
-    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
-    pub(crate) init_turn: Lock<()>,
+    pub(crate) files: Arc<UvmFiles>,
+    pub(crate) makers: FileMakers,
 }
 
 impl Uvm {
@@ -58,8 +56,9 @@ impl Uvm {
         keeper: Arc<KeeperSocket>,
     ) -> Self {
         let state = Arc::clone(&processes.state);
-        let (files, init_turn) = (UvmFiles::default(), Lock::default());
-        Uvm { state, processes, lane, keeper, files, init_turn }
+        let files = Arc::new(UvmFiles::default());
+        let makers = FileMakers::new(Arc::clone(&state), Arc::clone(&files));
+        Uvm { state, processes, lane, keeper, files, makers }
     }
 
     /// Keeps the file that `device` is, and returns it. The thread and descriptor of `seen` have the file. `None` where
@@ -201,14 +200,27 @@ impl Uvm {
         let is_ended =
             |status| matches!(status, Some(NV_OK | NV_ERR_INVALID_DEVICE | NV_ERR_ILLEGAL_ACTION));
         // Each GPU is unregistered, even where another one can't be.
-        self.state.uuids.iter().filter(|uuid| !is_ended(self.unregister(device, uuid))).count() == 0
+        self.state
+            .uuids
+            .iter()
+            .filter(|uuid| !is_ended(unregister_gpu(&self.state.release, device, uuid)))
+            .count()
+            == 0
     }
 
-    /// The status of unregistering a GPU; `None` where UVM can't be asked.
-    pub(crate) fn unregister(&self, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
-        uvm_status(&self.state.release, device, UVM_UNREGISTER_GPU, |layout, bytes| {
-            uvm::set_uuid(layout, bytes, *uuid)
-        })
+    /// Ends the files whose maker is over, whichever process has them open.
+    ///
+    /// A process that has such a file could still bring managed memory to a GPU, and has no other use for the file: it
+    /// is bound to its maker's address space. Files for several processes are bound to none, and keep none.
+    pub(crate) fn end_orphaned_files(&self) {
+        for file in self.files.all() {
+            let is_bound = self.state.books().makers.is_bound(file.number);
+            if is_bound && self.makers.is_orphaned(&file) {
+                // The file stays orphaned, so it gets no GPU any more.
+                file.deny_gpus();
+                let _ = self.end_file(&file);
+            }
+        }
     }
 
     /// Ends these files, one after another, until a call hangs on the lane.

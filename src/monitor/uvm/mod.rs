@@ -1,8 +1,8 @@
 //! The files of `nvidia-uvm`: their makers, what they map, and in which address spaces.
 
 mod address_spaces;
+mod file_makers;
 mod files;
-mod initialize;
 mod kept_files;
 mod ranges;
 mod vma_list;
@@ -14,5 +14,5 @@ pub(crate) use address_spaces::{
 pub(crate) use files::SweepTimes;
 pub(crate) use files::{MOST_QUESTIONS, UvmFile};
 pub(crate) use kept_files::Uvm;
-pub(crate) use ranges::{PAGE_BYTES, Ranges};
+pub(crate) use ranges::{PAGE_BYTES, Ranges, has_flags, was_initialized};
 pub(crate) use vma_list::{Listed, possibly_managed};

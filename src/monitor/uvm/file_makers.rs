@@ -10,17 +10,29 @@ use nix::errno::Errno;
 
 use crate::ledger::Process;
 use crate::monitor::journal::{Maker, Record};
-use crate::monitor::node::Device;
-use crate::monitor::state::Initialization;
+use crate::monitor::lock::Lock;
+use crate::monitor::state::{ContainerState, Initialization};
 use crate::monitor::uvm::address_spaces::image_hash;
-use crate::monitor::uvm::files::UvmFile;
-use crate::monitor::uvm::kept_files::Uvm;
-use crate::monitor::uvm::ranges::uvm_status;
+use crate::monitor::uvm::files::{UvmFile, UvmFiles};
+use crate::monitor::uvm::ranges::was_initialized;
 use crate::process::ProcessId;
-use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_OK, UVM_INITIALIZE};
-use crate::rm::{Layout, Meaning, low_word};
+use crate::rm::low_word;
+use crate::rm::number::UVM_INITIALIZE;
 
-impl Uvm {
+/// The makers of files, and calls that may initialize a file.
+#[derive(Debug)]
+pub(crate) struct FileMakers {
+    state: Arc<ContainerState>,
+    files: Arc<UvmFiles>,
+    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
+    pub(crate) init_turn: Lock<()>,
+}
+
+impl FileMakers {
+    pub(crate) fn new(state: Arc<ContainerState>, files: Arc<UvmFiles>) -> Self {
+        FileMakers { state, files, init_turn: Lock::default() }
+    }
+
     /// Enters that a call which may initialize a file is about to continue.
     pub(crate) fn begin_initialization(&self, underway: Initialization) {
         let mut books = self.state.books();
@@ -36,7 +48,7 @@ impl Uvm {
         let is_over = is_over || self::is_over(&underway);
         let files = self.files.all();
         let file = files.iter().find(|file| file.number == underway.file);
-        let is_done = match file.map(|file| self.is_initialized(&file.device)) {
+        let is_done = match file.map(|file| was_initialized(&self.state.release, &file.device)) {
             Some(Some(done)) => done,
             // The file is not kept any more: no process has it open, and it gets no GPU.
             None => false,
@@ -79,21 +91,6 @@ impl Uvm {
         })
     }
 
-    /// Ends the files whose maker is over, whichever process has them open.
-    ///
-    /// A process that has such a file could still bring managed memory to a GPU, and has no other use for the file: it
-    /// is bound to its maker's address space. Files for several processes are bound to none, and keep none.
-    pub(crate) fn end_orphaned_files(&self) {
-        for file in self.files.all() {
-            let is_bound = self.state.books().makers.is_bound(file.number);
-            if is_bound && self.is_orphaned(&file) {
-                // The file stays orphaned, so it gets no GPU any more.
-                file.deny_gpus();
-                let _ = self.end_file(&file);
-            }
-        }
-    }
-
     /// Whether a process is the maker of files that are orphaned and not ended yet.
     pub(crate) fn has_orphaned_files(&self, process: Process) -> bool {
         let files = self.files.all();
@@ -103,21 +100,6 @@ impl Uvm {
             bound && !file.is_ended()
         };
         files.iter().filter(is_made_by_process).any(|file| self.is_orphaned(file))
-    }
-
-    /// Whether a file is initialized; `None` where that can't be told. The monitor must not ask by initializing the
-    /// file: that would bind the file to the monitor's address space.
-    pub(crate) fn is_initialized(&self, device: &Device) -> Option<bool> {
-        self.unregister(device, &[0; 16]).map(|status| status != NV_ERR_ILLEGAL_ACTION)
-    }
-
-    /// Whether an initialized file has exactly these flags. The file must be initialized: this initializes it again,
-    /// and would otherwise bind the file to the monitor's address space.
-    pub(crate) fn has_flags(&self, device: &Device, flags: u64) -> bool {
-        let fill = |layout: &Layout, bytes: &mut [u8]| {
-            layout.patch(Meaning::Flags, flags).is_some_and(|patch| patch.apply(bytes))
-        };
-        uvm_status(&self.state.release, device, UVM_INITIALIZE, fill) == Some(NV_OK)
     }
 }
 
