@@ -14,7 +14,7 @@ use crate::monitor::state::Books;
 use crate::rm::about::Held;
 
 /// How long a GPU may show more memory than was asked for while a call hangs.
-pub(crate) const DOUBT: Duration = Duration::from_millis(400);
+const DOUBT: Duration = Duration::from_millis(400);
 
 /// The pids of dead processes.
 #[derive(Debug, Default)]

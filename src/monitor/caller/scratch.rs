@@ -171,7 +171,7 @@ impl Scratch {
     }
 
     /// Whether the caller's memory has the same bytes already, so that nothing needs to be written.
-    pub(crate) fn is_as_read(&self, copy: Copy) -> bool {
+    fn is_as_read(&self, copy: Copy) -> bool {
         let read = match copy {
             Copy::Struct => self.input.get(..self.bytes.len()),
             Copy::Params => self.input.get(self.bytes.len()..),

@@ -124,7 +124,7 @@ impl Turns {
     }
 
     /// Starts or wakes the thread that takes turns, where there are any.
-    pub(crate) fn begin_turns(self: &Arc<Self>) {
+    fn begin_turns(self: &Arc<Self>) {
         let has_turns =
             |gpu| self.slices.shares.has_frame(gpu) || !self.timetable(gpu).0.parts.is_empty();
         if self.thread.is_started.load(Ordering::Acquire) {
@@ -145,7 +145,7 @@ impl Turns {
     }
 
     /// Brings back channels that a worker before took off a GPU that has no turns now. `true` where that is done.
-    pub(crate) fn end_turns_of_before(&self) -> bool {
+    fn end_turns_of_before(&self) -> bool {
         let mut is_whole = true;
         for gpu in 0..self.state.uuids.len() {
             let (parts, all) = self.timetable(gpu);

@@ -90,7 +90,7 @@ impl DriverAccess {
     }
 
     /// Has the keeper close its files of the client, where it has them. The caller closes the worker's files.
-    pub(crate) fn close_in_keeper(&self, own: &MonitorClient) {
+    fn close_in_keeper(&self, own: &MonitorClient) {
         if !own.is_kept.is_completed() {
             return;
         }

@@ -177,7 +177,7 @@ impl Uvm {
 
     /// Has UVM end all mappings of a file, whichever process has it open, and forgets the file. `None` where a call
     /// hangs on the lane.
-    pub(crate) fn end_file(&self, file: &UvmFile) -> Option<()> {
+    fn end_file(&self, file: &UvmFile) -> Option<()> {
         let _lane = self.lane.enter_for_monitor()?;
         if file.is_let_go() {
             return Some(());
