@@ -94,7 +94,7 @@ bench: deps build sim ## measure what we cost beside bare runc (root)
 fmt: ## format the code
 	$(CARGO) fmt --all
 
-lint: ## check format, clippy, the comments' links, and that the fuzz targets build
+lint: ## check format, clippy, the comments' links, and that the fuzz targets build (a C++ compiler)
 	$(CARGO) fmt --all -- --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" $(CARGO) doc --locked --no-deps --workspace --document-private-items

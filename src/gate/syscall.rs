@@ -121,7 +121,7 @@ pub enum Syscall {
     Ioctl {
         /// The descriptor.
         descriptor: i32,
-        /// The request; the driver reads 32 bits of it.
+        /// The request: the kernel takes 32 bits.
         request: u32,
         /// The argument, an address.
         argument: u64,

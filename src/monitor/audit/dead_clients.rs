@@ -64,10 +64,10 @@ fn to_end(lasted: Duration, were_seen: bool) -> ToEnd {
 }
 
 /// Kills processes that keep memory of dead processes: of those in `dead` whose pids no process has now, and of
-/// forgotten processes. `all` is what the driver shows, by GPU.
+/// forgotten processes. `all` is what the driver shows, by GPU; `seen_pids` has how long it has shown dead processes.
 pub(crate) fn end_client_users(
     processes: &Processes,
-    known: &LingeringPids,
+    seen_pids: &LingeringPids,
     dead: &[Process],
     all: &[Vec<Held>],
     pids: &DeadPids,
@@ -80,7 +80,7 @@ pub(crate) fn end_client_users(
     if !lingering.is_empty() {
         processes.state.books().due.schedule_by(Instant::now() + GRACE);
     }
-    for (pid, lasted) in known.note(&lingering, Instant::now()) {
+    for (pid, lasted) in seen_pids.note(&lingering, Instant::now()) {
         let seen_users = users_of_clients_by(&processes.state.books(), pid);
         let users = match to_end(lasted, !seen_users.is_empty()) {
             ToEnd::Nobody => continue,

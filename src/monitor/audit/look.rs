@@ -201,8 +201,8 @@ impl Audit {
             remove_gone_names(&self.state, &own, &names, Depth::Clients);
         }
         end_client_users(&self.processes, &self.history.lingering, &dead, &all, &dead_pids);
-        let with_clients = with_clients(&self.state, &own, &dead);
-        self.forget_dead_processes(&dead, &all, (&dead_pids.reused, &with_clients));
+        let have_clients = with_clients(&self.state, &own, &dead);
+        self.forget_dead_processes(&dead, &all, (&dead_pids.reused, &have_clients));
     }
 
     /// Acts on the driver's figures of a GPU. Returns how many bytes the driver has, where these are fewer than the

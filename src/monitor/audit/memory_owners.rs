@@ -59,12 +59,8 @@ mod tests {
         ]
     }
 
-    fn pid(process: Process) -> u32 {
-        process.pid()
-    }
-
     fn held(process: Process) -> Held {
-        Held { pid: pid(process), made_bytes: 9, duplicated_bytes: 0 }
+        Held { pid: process.pid(), made_bytes: 9, duplicated_bytes: 0 }
     }
 
     #[test]
@@ -93,7 +89,7 @@ mod tests {
         for process in [first, second, gone] {
             assert!(books.note_process(process));
         }
-        let of = |books: &Books, process| processes_to_kill(books, pid(process));
+        let of = |books: &Books, process: Process| processes_to_kill(books, process.pid());
         assert_eq!(of(&books, first), [first].into());
         assert_eq!(of(&books, gone), [first, second].into(), "nobody was seen with a client of it");
         books.note_user(5, gone);

@@ -21,12 +21,12 @@ use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
 /// An escape as it was read, whichever file it is made on.
 #[derive(Debug)]
 pub(crate) struct ReadEscape {
-    pub(crate) command: Command,
-    pub(crate) address: u64,
-    pub(crate) decoded: Decoded,
-    pub(crate) verdict: Verdict,
+    command: Command,
+    address: u64,
+    decoded: Decoded,
+    verdict: Verdict,
     /// Whether another call wrapped this one.
-    pub(crate) wrapped: bool,
+    wrapped: bool,
 }
 
 /// Why an escape isn't read.

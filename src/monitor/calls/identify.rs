@@ -1,4 +1,4 @@
-//! Finds out which driver file a call is made by, and which process makes it.
+//! Finds out which driver file a call is made by, and which process makes it; notes which clients the process uses.
 
 use nix::errno::Errno;
 
@@ -59,7 +59,8 @@ pub(crate) fn note_caller(case: &Case<'_>) -> Result<(), EarlyReply> {
 pub(crate) fn note_user(case: &Case<'_>, client: u32) -> Result<(), EarlyReply> {
     let process = case.target()?.process;
     let mut books = case.books();
-    // Mostly the user is known. Books that are opened to be changed compute the figures' mark anew.
+    // Usually the user is known already. Books that are borrowed to be changed compute the figures' mark anew when they
+    // are dropped, which takes time.
     if !books.ledger.holds_client(Client(client), process) {
         books.note_user(client, process);
     }

@@ -40,7 +40,7 @@ pub(crate) struct Parts {
     pub(crate) slices: Arc<Slices>,
     /// Turns on a GPU, for the shares of computing time.
     pub(crate) turns: Arc<Turns>,
-    /// Compares the driver's figures with the books.
+    /// Compares the driver's figures with the books, and searches for outside processes that have descriptors.
     pub(crate) audit: Audit,
 }
 

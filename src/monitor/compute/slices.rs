@@ -3,7 +3,8 @@
 //! A file says what the container has of a GPU ([`share`](crate::registry::share)). Whoever makes, changes or removes
 //! containers writes the file, and a thread of the worker follows it. A group gets its slice in the call that
 //! schedules it; when the share or the number of groups changes later, through a descriptor of its program. Slices
-//! outlast this worker: the driver has them. A program is told that it has the slice that it asked for.
+//! outlast this worker: the driver has them. A program is told that it has the slice that it asked for. Groups and
+//! channels that the driver does not have any more are forgotten.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ const UNHEARD: Duration = Duration::from_secs(60);
 pub(crate) struct Slices {
     pub(crate) state: Arc<ContainerState>,
     pub(crate) driver: Arc<DriverAccess>,
-    pub(crate) targets: Arc<Targets>,
+    targets: Arc<Targets>,
     pub(crate) shares: Shares,
 }
 

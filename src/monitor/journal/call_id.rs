@@ -97,7 +97,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_call_is_known_by_its_words_and_by_what_was_read() {
+    fn a_call_is_known_by_its_registers_and_by_what_was_read() {
         let one = trace(1);
         assert_eq!(one.descriptor(), 7);
         let read = Fingerprint::of(one.registers, &[1, 2], &[]);

@@ -31,7 +31,7 @@ const MOST_REMEMBERED: usize = 4096;
 /// The most mounts that are judged.
 const MOST_MOUNTS: usize = 1024;
 
-/// What is known of the container's files and processes, whether or not a process of it has called.
+/// What is known of the container's files and processes, whether or not any of the container's processes has called.
 #[derive(Debug)]
 pub(crate) struct Origins {
     state: Arc<ContainerState>,
@@ -170,8 +170,8 @@ impl Origins {
 
     /// Whether outside processes may have the container's descriptors though the books have none of its processes.
     pub(crate) fn is_watched(&self) -> bool {
-        let is_seen = self.first_process.lock().is_some() || self.has_dead_caller();
-        is_seen && !self.is_unknown()
+        let has_first = self.first_process.lock().is_some();
+        (has_first || self.has_dead_caller()) && !self.is_unknown()
     }
 
     /// Whether a process that called has ended and is forgotten in the books.
@@ -179,7 +179,7 @@ impl Origins {
         !self.dead_pids.lock().is_empty()
     }
 
-    /// Pids of the container's dead processes.
+    /// Pids of the container's dead processes that called and are forgotten in the books.
     pub(crate) fn dead_pids(&self) -> BTreeSet<u32> {
         self.dead_pids.lock().iter().copied().collect()
     }
@@ -201,12 +201,12 @@ impl Origins {
         self.known.lock().origin.is_unknown()
     }
 
-    /// Whether a file on this mount, and of this file system, was opened in the container.
+    /// Whether an open file is the container's, by its mount or its file system.
     pub(crate) fn has_file(&self, mount: u64, filesystem: u64) -> bool {
         self.known.lock().origin.has_file(mount, filesystem)
     }
 
-    /// Whether a process of this mount namespace and these cgroups is the container's.
+    /// Whether a process is the container's, by its mount namespace or its cgroup.
     pub(crate) fn has_process(&self, namespace: u64, cgroup: &str) -> bool {
         self.known.lock().origin.has_process(namespace, cgroup)
     }

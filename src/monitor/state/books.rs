@@ -357,7 +357,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_the_call_on_the_lane_had_set_aside_counts_until_it_is_made_again() {
+    fn what_the_call_on_the_lane_had_reserved_counts_until_it_is_made_again() {
         let journal = new_journal();
         let used = |books: &Books| books.ledger.usage(0).unwrap().used_bytes;
         let (mut books, memory) = open_books(&journal);

@@ -1,5 +1,5 @@
-//! Address ranges that the driver made for a file of nvidia-uvm, or that are managed memory of a process. They tell
-//! what a mapping at an address is.
+//! Address ranges that the driver made for a file of nvidia-uvm, or that are managed memory of a process, and whose
+//! they are ([`Space`]). They tell what a mapping at an address is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;

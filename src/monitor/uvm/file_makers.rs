@@ -2,7 +2,8 @@
 //!
 //! Managed memory is freed with the address space in which it is mapped. That address space lives as long as a file
 //! that `UVM_MM_INITIALIZE` made, and that file may have been given to other processes. Then no process lists the
-//! mappings. So a file is ended with its maker, whichever process has it open.
+//! mappings. So a file is ended with its maker, whichever process has it open. [`Uvm`](crate::monitor::uvm::Uvm) ends
+//! it.
 
 use std::sync::Arc;
 

@@ -41,7 +41,7 @@ const LOOKS: usize = 2;
 /// The files of nvidia-uvm that the worker and the keeper have open.
 #[derive(Debug)]
 pub(crate) struct Uvm {
-    pub(crate) state: Arc<ContainerState>,
+    state: Arc<ContainerState>,
     processes: Arc<Processes>,
     lane: Arc<Lane>,
     keeper: Arc<KeeperSocket>,

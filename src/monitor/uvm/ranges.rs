@@ -1,4 +1,5 @@
-//! Asks `nvidia-uvm` about a file: its ranges, whether it is initialized, and with which flags.
+//! Asks `nvidia-uvm` about a file: its ranges, whether it is initialized, and with which flags. Also takes GPUs
+//! from it.
 
 use crate::monitor::node::{Buffer, Device};
 use crate::rm::number::{
