@@ -4,7 +4,7 @@
 //! driver's figures alone: for the process that made the client, which may be dead by then, or for an outside process
 //! that made a client of its own. So the figures of these processes are asked for, too. A process that isn't the
 //! container's and has a file which was opened in the container
-//! ([`Origin`](crate::monitor::processes)) is then ended.
+//! ([`Origins`](crate::monitor::processes)) is then ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -120,9 +120,8 @@ impl EscapeSearch {
             self.look_at_figures(&callers);
         }
         let (suspicious, lingering, searched) = {
-            let dead_pids = origins.dead_pids();
             let found = self.found.lock();
-            let lingering = dead_pids.iter().any(|pid| found.figures.contains_key(pid));
+            let lingering = origins.has_dead_pid(|pid| found.figures.contains_key(&pid));
             (found.suspicion.is_some_and(|until| now < until), lingering, found.searched)
         };
         let since = searched.map_or(Duration::MAX, |searched| now - searched);

@@ -63,7 +63,10 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
     if class == NV_SEMAPHORE_SURFACE && is_over_gpu_memory(case, object.client) {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
     }
-    let group = make_room_for_group(case, &lane, alloc)?;
+    let group = match class {
+        KEPLER_CHANNEL_GROUP_A => Some(make_room_for_group(case, &lane, object)?),
+        _ => None,
+    };
     let params = if size.is_some() { case.scratch.params.address() } else { 0 };
     case.patch(Meaning::Params, params);
     let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };

@@ -10,7 +10,7 @@ use crate::monitor::state::{Books, MOST_GROUPS, OnLane, computes};
 use crate::rm::Answer;
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
-use crate::rm::number::{KEPLER_CHANNEL_GROUP_A, NV_ERR_INSUFFICIENT_RESOURCES};
+use crate::rm::number::NV_ERR_INSUFFICIENT_RESOURCES;
 
 /// A class above this number that ends in [`ANY_CHANNEL`] is a channel's.
 const HIGHEST_OBJECT: u32 = 0xff;
@@ -19,21 +19,17 @@ const HIGHEST_OBJECT: u32 = 0xff;
 const MOST_OUTSIDE_GROUPS: usize = 4;
 
 /// Makes room for a group that is to be made: undoes the former worker's attempt at this call, and at the limit forgets
-/// groups that are gone. Returns the GPU, or refuses the call; `None` where the call makes no group.
+/// groups that are gone. Returns the GPU, or refuses the call.
 pub(crate) fn make_room_for_group(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
-    alloc: &Alloc,
-) -> Result<Option<usize>, EarlyReply> {
-    if alloc.class != KEPLER_CHANNEL_GROUP_A {
-        return Ok(None);
-    }
+    group: Object,
+) -> Result<usize, EarlyReply> {
     // A group that the worker before made for this call doesn't count.
-    undo_former_attempt(case, lane, alloc.object);
-    let Object { client, parent, .. } = alloc.object;
-    match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, client, parent)) {
-        Some(gpu) => room_on(case, gpu).map(Some),
-        None => Err(refuse_without_gpu(case, alloc.object)),
+    undo_former_attempt(case, lane, group);
+    match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, group.client, group.parent)) {
+        Some(gpu) => room_on(case, gpu),
+        None => Err(refuse_without_gpu(case, group)),
     }
 }
 

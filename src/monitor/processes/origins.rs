@@ -179,6 +179,11 @@ impl Origins {
         !self.dead_pids.lock().is_empty()
     }
 
+    /// Whether the pid of a dead process that called and is forgotten in the books fits `is_wanted`.
+    pub(crate) fn has_dead_pid(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
+        self.dead_pids.lock().iter().any(|pid| is_wanted(*pid))
+    }
+
     /// Pids of the container's dead processes that called and are forgotten in the books.
     pub(crate) fn dead_pids(&self) -> BTreeSet<u32> {
         self.dead_pids.lock().iter().copied().collect()
