@@ -19,9 +19,9 @@ use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::node::Device;
 use crate::monitor::processes::Processes;
 use crate::monitor::state::{ContainerState, Lane, MOST_FILES, Occasion};
+use crate::monitor::uvm::file_calls::unregister_gpu;
 use crate::monitor::uvm::file_makers::FileMakers;
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, UvmFiles, position};
-use crate::monitor::uvm::ranges::unregister_gpu;
 use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK};
 
 /// How often the container's processes are searched for files that aren't where they were last seen.
