@@ -19,7 +19,7 @@ const PURE: &[&str] = &[
     "src/gate/seccomp.rs",
     "src/gate/seccomp",
     "src/gate/traps.rs",
-    "src/monitor/calls/policy.rs",
+    "src/monitor/decide",
     "src/monitor/journal/layout.rs",
     "src/monitor/audit/judge.rs",
     "src/gate/syscall.rs",

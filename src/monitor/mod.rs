@@ -9,6 +9,7 @@ mod bell;
 mod caller;
 pub mod calls;
 mod compute;
+pub mod decide;
 mod driver;
 pub mod journal;
 pub mod keeper;

@@ -20,6 +20,12 @@ pub const EINVAL: i32 = 22;
 /// `EFAULT` of Linux: what the driver returns where the caller's memory can't be read.
 pub const EFAULT: i32 = 14;
 
+/// `EPERM` of Linux.
+pub const EPERM: i32 = 1;
+
+/// `ENOMEM` of Linux.
+pub const ENOMEM: i32 = 12;
+
 /// Why a call isn't understood, and so not made.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Refusal {

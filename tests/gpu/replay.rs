@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use cgpu::gate::is_decided_by_monitor;
 use cgpu::ledger::{Bounds, Client, Entry, Handle, Ledger, LedgerError, Shown, Span, Tree};
-use cgpu::monitor::calls::{Verdict, judge, judge_uvm};
+use cgpu::monitor::decide::{Verdict, judge, judge_uvm};
 use cgpu::rm::control::{Known, Pieces, check, known, processes};
 use cgpu::rm::memory::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use cgpu::monitor::calls::{Verdict, judge};
+use cgpu::monitor::decide::{Verdict, judge};
 use cgpu::rm::call::{Alloc, Object};
 use cgpu::rm::control::{Known, check};
 use cgpu::rm::{Call, Key, Release, uvm};

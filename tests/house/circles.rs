@@ -13,10 +13,11 @@ use super::{is_tests, root, sources};
 const ONE_NAME_EACH: [&str; 2] = ["monitor", "gate"];
 
 /// The rooms of the monitor, the lowest first: each knows those before it, and itself.
-const ROOMS: [&str; 13] = [
+const ROOMS: [&str; 14] = [
     "journal",
     "log",
     "state",
+    "decide",
     "node",
     "caller",
     "driver",

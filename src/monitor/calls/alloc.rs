@@ -9,25 +9,26 @@ use crate::ledger::{Client, Handle};
 use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{NewObject, make_charged, refuse_without_gpu};
+use crate::monitor::calls::charge::{NewObject, make_charged};
 use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
 use crate::monitor::calls::groups::{enter_group, make_room_for_group};
 use crate::monitor::calls::identify::note_user;
+use crate::monitor::decide::{charge, memory_asked, semaphore_surface};
 use crate::monitor::node::Buffer;
 use crate::monitor::state::OnLane;
+use crate::rm::Meaning;
 use crate::rm::call::{Alloc, Object};
-use crate::rm::memory::{self, Memory, Use, class_use};
+use crate::rm::memory;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Key, Meaning};
 
 /// The size of a mask of access rights, in bytes (`RS_ACCESS_MASK`, rs_access.h).
 const RIGHTS_BYTES: usize = 4;
 
 pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, EarlyReply> {
     let Alloc { object, class, .. } = *alloc;
-    let size = memory::params_size(&case.parts.state.release, class, alloc.params_size);
-    let size = size.map_err(|refusal| case.refused(&refusal))?;
+    let release = &case.parts.state.release;
+    let size = case.allow(memory::params_size(release, class, alloc.params_size))?;
     let size = size.filter(|_| alloc.params != 0);
     if let Some(size) = size {
         case.read_params(alloc.params, size)?;
@@ -40,28 +41,14 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
     let mut lane = begin_on_lane(case)?;
     note_user(case, object.client)?;
 
-    let does = class_use(class).does;
-    let mut asked: Option<Memory> = None;
-    match (does, size) {
-        (Use::Takes, None) => {
-            return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
-        }
-        (Use::Takes, Some(_)) => {
-            let memory = memory::decode(&case.parts.state.release, class, &case.scratch.params);
-            asked = Some(memory.map_err(|refusal| case.refused(&refusal))?);
-        }
-        _ => {}
-    }
-    let charge = match asked {
-        None => None,
-        Some(memory) => match find_gpu_on_lane(case, &lane, object.client, object.parent) {
-            Some(gpu) => Some((gpu, memory.size_bytes)),
-            None => return Err(refuse_without_gpu(case, object)),
-        },
-    };
-
-    if class == NV_SEMAPHORE_SURFACE && is_over_gpu_memory(case, object.client) {
-        return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
+    let params = size.map(|_| &case.scratch.params[..]);
+    let asked = case.allow(memory_asked(release, class, params))?;
+    let gpu = asked.and_then(|_| find_gpu_on_lane(case, &lane, object.client, object.parent));
+    let charge = case.allow(charge(asked.map(|memory| memory.size_bytes), gpu, object))?;
+    if class == NV_SEMAPHORE_SURFACE {
+        let params = &case.scratch.params;
+        let decision = semaphore_surface(release, &case.books().ledger, object.client, params);
+        case.allow(decision)?;
     }
     let group = match class {
         KEPLER_CHANNEL_GROUP_A => Some(make_room_for_group(case, &lane, object)?),
@@ -82,7 +69,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
         case.write_back(1, alloc.params, Copy::Params);
     }
     if let (Some(gpu), Some(made)) = (group, made) {
-        let engine = memory::group_engine(&case.parts.state.release, &case.scratch.params);
+        let engine = memory::group_engine(release, &case.scratch.params);
         enter_group(case, gpu, made, Some(engine));
     }
     if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
@@ -110,20 +97,6 @@ pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Rep
         case.patch(Meaning::Limit, limit.min(most));
     }
     Ok(case.executed(made))
-}
-
-/// Whether a surface of semaphores is to lie in memory of a GPU. The surface would keep that memory in nobody's figure.
-/// The driver refuses this, too: the memory has to be the host's (`semsurfConstruct_IMPL`, sem_surf.c, from 535.43.02
-/// to 595.45.04).
-fn is_over_gpu_memory(case: &Case<'_>, client: u32) -> bool {
-    let layout = case.parts.state.release.layouts(Key::Class(NV_SEMAPHORE_SURFACE)).first();
-    let view = layout.and_then(|layout| layout.view(&case.scratch.params));
-    let named = [Meaning::SourceHandle, Meaning::Handle];
-    let mut handles = named.into_iter().filter_map(|of| view.and_then(|view| view.u32(of)));
-    let ledger = &case.books().ledger;
-    handles.any(|handle| {
-        ledger.bytes_of(Client(client), Handle(handle)).is_some_and(|bytes| bytes > 0)
-    })
 }
 
 /// Notes a subdevice that was made, and the device above it.

@@ -14,18 +14,17 @@ use std::time::Instant;
 use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
-use crate::ledger::Usage;
 use crate::monitor::caller::{Copy, Listener, Reply, Scratch, Target, WriteBack};
 use crate::monitor::calls::case::retry::Retry;
 use crate::monitor::calls::parts::Parts;
-use crate::monitor::calls::policy::Continued;
+use crate::monitor::decide::{Continued, Denial};
 use crate::monitor::journal::{Count, Slot};
 use crate::monitor::log::RefusedAllocation;
 use crate::monitor::node::{Device, Rm};
 use crate::monitor::state::{OnLane, OpenBooks};
 use crate::rm::call::Object;
 use crate::rm::number::NV_OK;
-use crate::rm::{self, Answer, Command, Layout, Meaning, Refusal, refuse};
+use crate::rm::{self, Answer, Command, Layout, Meaning, refuse};
 
 /// The reply to a caller that doesn't wait any more. Nothing was done.
 const INTERRUPTED: EarlyReply = Reply::Errno(Errno::EINTR as i32);
@@ -215,10 +214,28 @@ impl<'a> Case<'a> {
         Reply::Errno(errno)
     }
 
-    /// Refuses a call that the tables don't know, or don't allow, and writes the refusal to the log.
-    pub(crate) fn refused(&mut self, refusal: &Refusal) -> EarlyReply {
-        self.log(&refusal.to_string());
-        self.answer(refusal.answer())
+    /// Refuses a call where it was decided so.
+    pub(crate) fn allow<T>(
+        &mut self,
+        decision: Result<T, impl Into<Denial>>,
+    ) -> Result<T, EarlyReply> {
+        decision.map_err(|denial| self.deny(&denial.into()))
+    }
+
+    /// Refuses a call, and tells why: by an event where the quota has no room, otherwise by a line of the log.
+    pub(crate) fn deny(&mut self, denial: &Denial) -> EarlyReply {
+        if let Denial::OverQuota { gpu, asked_bytes, usage } = *denial {
+            let process = self.target.as_ref().map(|target| target.process);
+            let refused = RefusedAllocation { process, gpu, asked_bytes, usage };
+            self.parts.state.log.tell_refused_allocation(refused);
+            let reply = self.answer(denial.answer());
+            self.effects.counted = Count::OverQuota;
+            return reply;
+        }
+        if denial.is_news() {
+            self.log(&denial.to_string());
+        }
+        self.answer(denial.answer())
     }
 
     pub(crate) fn executed(&mut self, made: impl IntoIterator<Item = Object>) -> Reply {
@@ -236,19 +253,6 @@ impl<'a> Case<'a> {
         Reply::Continue
     }
 
-    /// Refuses a call for the quota: it asked for `asked_bytes` on the GPU at place `gpu` in the container's order,
-    /// when `usage` was in use.
-    pub(crate) fn over_quota(
-        &mut self,
-        (gpu, asked_bytes): (usize, u64),
-        usage: Usage,
-    ) -> EarlyReply {
-        tell_over_quota(self, (gpu, asked_bytes), usage);
-        let reply = self.answer(refuse::OVER_QUOTA);
-        self.effects.counted = Count::OverQuota;
-        reply
-    }
-
     pub(crate) fn log(&self, what: &str) {
         if self.parts.state.log.limit.take_line() {
             write_log(self, what);
@@ -260,17 +264,6 @@ impl<'a> Case<'a> {
 pub(crate) fn continue_other_call(case: &mut Case<'_>) -> Reply {
     case.effects.counted = Count::Continued;
     Reply::Continue
-}
-
-/// Tells the event of a call that is refused for the quota.
-pub(crate) fn tell_over_quota(case: &Case<'_>, (gpu, asked_bytes): (usize, u64), usage: Usage) {
-    let process = case.target.as_ref().map(|target| target.process);
-    case.parts.state.log.tell_refused_allocation(RefusedAllocation {
-        process,
-        gpu,
-        asked_bytes,
-        usage,
-    });
 }
 
 /// Answers a call as if the driver had made it.

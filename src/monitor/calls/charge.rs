@@ -8,9 +8,10 @@
 
 use std::time::Instant;
 
-use crate::ledger::{Client, Entry, Handle, LedgerError, Reservation, Usage};
+use crate::ledger::{Client, Entry, Handle, Reservation, Usage};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
+use crate::monitor::decide::{self, Denial};
 use crate::monitor::driver::Presence;
 use crate::monitor::journal::{CallObject, CallReservation, nth_handle};
 use crate::monitor::state::{Books, OnLane};
@@ -18,9 +19,6 @@ use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Answer, Layout, Meaning};
-
-/// The bytes of a page: memory is charged in whole pages.
-const PAGE_BYTES: u64 = 4096;
 
 /// An object that is to be made, and where the call's struct has its handle.
 #[derive(Debug, Clone, Copy)]
@@ -33,52 +31,34 @@ pub(crate) struct NewObject {
 /// How many handles the monitor tries before it lets the driver choose one.
 const TRIES: u32 = 4;
 
-/// Refuses memory below an object that isn't of a GPU of the container, as the driver does.
-pub(crate) fn refuse_without_gpu(case: &mut Case<'_>, object: Object) -> EarlyReply {
-    let Object { client, parent, .. } = object;
-    case.log(&format!("memory below {parent:#x} of client {client:#x}, which is no GPU's"));
-    case.answer(Answer::Status(NV_ERR_INVALID_OBJECT_PARENT))
-}
-
 /// Reserves memory. Where the quota has no room, asks the driver what the container has, and tries once more.
 fn reserve(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
     memory: CallReservation,
 ) -> Result<Reservation, EarlyReply> {
-    let CallReservation { gpu, bytes, .. } = memory;
-    let mut asked = false;
-    loop {
-        let mut books = case.parts.state.books();
+    let try_once = |case: &Case<'_>| {
+        let mut books = case.books();
         // The worker before may have reserved memory for this call: the driver gave none, or what it gave is freed.
         books.cancel_former_reservation();
-        match books.ledger.reserve(gpu, bytes) {
-            Ok(reservation) => {
-                case.slot.set_reservation(Some(memory));
-                return Ok(reservation);
-            }
-            Err(LedgerError::OverQuota { usage, .. }) if !asked && bytes <= usage.limit_bytes => {
-                drop(books);
-                asked = true;
-                case.parts.audit.reconcile(lane, case.came);
-            }
-            Err(LedgerError::OverQuota { usage, .. }) => {
-                drop(books);
-                return Err(case.over_quota((gpu, bytes), usage));
-            }
-            Err(error) => {
-                drop(books);
-                case.log(&error.to_string());
-                return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY)));
-            }
-        }
+        let reservation = decide::reserve(&mut books.ledger, memory.gpu, memory.bytes)?;
+        case.slot.set_reservation(Some(memory));
+        Ok(reservation)
+    };
+    let mut decision = try_once(case);
+    if let Err(Denial::OverQuota { usage, .. }) = decision
+        && memory.bytes <= usage.limit_bytes
+    {
+        case.parts.audit.reconcile(lane, case.came);
+        decision = try_once(case);
     }
+    case.allow(decision)
 }
 
 /// Makes an object, and charges its memory where it takes some: checks that the memory fits the quota, asks the driver,
 /// and enters what the driver gave. No other function grants an allocation of the resource manager's.
 ///
-/// `memory` is the GPU and the bytes that are asked for. `given` reads from the copies how many bytes the driver gave.
+/// `memory` is the GPU and the bytes that are to be charged ([`decide::charge`]). `given` reads from the copies how many bytes the driver gave.
 /// `None` where the driver made no object, and the call's struct says why.
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
@@ -97,15 +77,13 @@ pub(crate) fn make_charged(
         let made = make(case, new_object)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
-    let asked_bytes = asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     let memory = CallReservation { gpu, bytes: asked_bytes, client: object.client };
     let reservation = reserve(case, lane, memory)?;
     // Other calls may have been on the lane while this one waited for an audit.
     if find_gpu_on_lane(case, lane, object.client, object.parent) != Some(gpu) {
         case.books().ledger.cancel(reservation);
         case.slot.set_reservation(None);
-        case.log("memory below an object that was freed, or made anew, meanwhile");
-        return Err(case.answer(Answer::Status(NV_ERR_OBJECT_NOT_FOUND)));
+        return Err(case.deny(&Denial::ParentGone));
     }
     let made = make(case, new_object);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
@@ -119,26 +97,23 @@ pub(crate) fn make_charged(
     let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
     books.enter(entry);
     case.slot.set_reservation(None);
-    // The driver rounds up, maybe beyond the quota.
-    let exceeds_quota = |books: &Books| {
-        books.ledger.usage(gpu).is_none_or(|usage| usage.used_bytes > usage.limit_bytes)
-    };
-    let mut is_over = exceeds_quota(&books);
+    let is_within = |books: &Books| decide::within_quota(&books.ledger, gpu, given_bytes).is_ok();
+    let mut is_granted = is_within(&books);
     let serial = books.ledger.serial_of(client, Handle(handle));
     drop(books);
-    if is_over {
+    if !is_granted {
         // Without an audit, memory that the driver showed before it was entered may count twice.
         case.parts.audit.reconcile(lane, Instant::now());
-        is_over = exceeds_quota(&case.books());
+        is_granted = is_within(&case.books());
     }
-    if is_over {
+    if !is_granted {
         // Other calls may have been on the lane meanwhile, and may have freed the object.
         if case.books().ledger.serial_of(client, Handle(handle)) == serial {
             unmake(case, lane, object.client, object.parent, handle);
         }
         let usage = case.books().ledger.usage(gpu);
         let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
-        return Err(case.over_quota((gpu, given_bytes), usage));
+        return Err(case.deny(&Denial::OverQuota { gpu, asked_bytes: given_bytes, usage }));
     }
     Ok(Some(Object { client: object.client, parent: object.parent, handle }))
 }

@@ -14,13 +14,12 @@ use crate::monitor::calls::export::export_or_import;
 use crate::monitor::calls::fb_info::show_memory;
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
 use crate::monitor::calls::share_controls::{after_control, before_control};
+use crate::monitor::decide::Denial;
 use crate::rm::control::debug::Access;
 use crate::rm::control::{
     Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
 };
-use crate::rm::number::{
-    NV_ERR_INSUFFICIENT_PERMISSIONS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT,
-};
+use crate::rm::number::{NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT};
 use crate::rm::{Answer, Call};
 
 pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyReply> {
@@ -28,8 +27,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
     else {
         return Err(Errno::EINVAL.into());
     };
-    let known = check(&case.parts.state.release, control, flags);
-    let known = known.map_err(|refusal| case.refused(&refusal))?;
+    let known = case.allow(check(&case.parts.state.release, control, flags))?;
     if let Known::Pretended(_) = known {
         return Err(pretended(case));
     }
@@ -46,9 +44,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
         case.read_params(params, size)?;
     }
     if !clients::are_all(client, control, &case.scratch.params) {
-        case.log(&format!("control {control:#x} of a client that isn't the caller's"));
-        let denied = Answer::Status(NV_ERR_INSUFFICIENT_PERMISSIONS);
-        return Err(case.answer(denied));
+        return Err(case.deny(&Denial::ForeignClient { control }));
     }
     if let Some(part) = Access::of(control, &case.scratch.params) {
         return access(case, &part, params);

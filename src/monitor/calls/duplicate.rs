@@ -10,10 +10,9 @@ use crate::monitor::calls::charge::{NewObject, make, undo_former_attempt, unmake
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
 use crate::monitor::calls::identify::note_user;
-use crate::monitor::state::{BOUNDS, OnLane};
-use crate::rm::Answer;
+use crate::monitor::decide::{Denial, room_for_name};
+use crate::monitor::state::OnLane;
 use crate::rm::call::Object;
-use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_NOT_SUPPORTED};
 
 pub(crate) fn duplicate(
     case: &mut Case<'_>,
@@ -50,10 +49,8 @@ fn make_name(
     drop(books);
     // `shown_below` may have entered an object, too, so the objects are counted after it.
     let shown = shown_below(case, lane, object.client, object.parent, gpu);
-    if case.books().ledger.size().objects >= BOUNDS.objects {
-        case.log("more objects or mappings than can be kept account of");
-        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
-    }
+    let decision = room_for_name(&case.books().ledger);
+    case.allow(decision)?;
     let made = make(case, new_object)?;
     let Some(made) = made else { return Ok(None) };
     let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));
@@ -66,8 +63,7 @@ fn make_name(
         case.parts.stakes.stake_name((client.0, made), stake);
     } else if case.rm()?.is_gpu_memory(object.client, made) {
         unmake(case, lane, object.client, object.parent, made);
-        case.log("memory to be duplicated that was taken past the monitor");
-        return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)));
+        return Err(case.deny(&Denial::PastMonitor("duplicated")));
     }
     Ok(Some(Object { client: object.client, parent: object.parent, handle: made }))
 }

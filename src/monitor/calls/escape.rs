@@ -12,8 +12,8 @@ use crate::monitor::calls::control::control;
 use crate::monitor::calls::duplicate::duplicate;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::groups::enter_passing_channel;
-use crate::monitor::calls::policy::{self, Continued, Verdict};
 use crate::monitor::calls::vid_heap::serve_heap;
+use crate::monitor::decide::{self, Continued, Denial, Verdict};
 use crate::monitor::log::Topic;
 use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE};
 use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
@@ -69,7 +69,7 @@ pub(crate) fn read_escape(
         case.read_struct(address, command.size()).map_err(Unread::Memory)?;
         decoded = rm::decode(release, command, &case.scratch.bytes).map_err(Unread::Refused)?;
     }
-    let verdict = policy::judge(release, &decoded.call);
+    let verdict = decide::judge(release, &decoded.call);
     Ok(ReadEscape { command, address, decoded, verdict, wrapped })
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn answer_escape(
 ) -> Result<Reply, EarlyReply> {
     let escape = escape.map_err(|unread| match unread {
         Unread::Memory(over) => over,
-        Unread::Refused(refusal) => case.refused(&refusal),
+        Unread::Refused(refusal) => case.deny(&Denial::Tables(refusal)),
     })?;
     let ReadEscape { command, address, decoded, verdict, wrapped } = escape;
     case.write_back(0, address, Copy::Struct);
@@ -121,7 +121,7 @@ fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, EarlyReply> 
         }
         Call::Control { .. } => control(case, &decoded.call),
         Call::Other => execute_plain(case),
-        // None of these is the monitor's to make (`policy::judge`).
+        // None of these is the monitor's to make (`decide::judge`).
         Call::AllocObject { .. } | Call::ExportDmabuf | Call::Untrapped | Call::Wrapped { .. } => {
             Err(case.answer(Answer::Errno(refuse::EINVAL)))
         }
@@ -138,7 +138,7 @@ fn execute_plain(case: &mut Case<'_>) -> Result<Reply, EarlyReply> {
 /// Tells the log once for each control and each class that it was refused. For an unknown one, the line has what a
 /// report needs.
 fn log_once(case: &Case<'_>, call: &Call) {
-    let Some(refusal) = policy::refusal(&case.parts.state.release, call) else { return };
+    let Some(refusal) = decide::refusal(&case.parts.state.release, call) else { return };
     let (topic, size) = match *call {
         Call::Control { command, params_size, .. } => (Topic::Control(command), Some(params_size)),
         Call::Alloc(alloc) => (Topic::Class(alloc.class), alloc.params_size),

@@ -13,17 +13,18 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Entry, Handle, Hold, LedgerError};
+use crate::ledger::{Client, Handle, Hold};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::import::{FileControl, import, refuse_file};
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
+use crate::monitor::decide::{Denial, export_entries, unknown_objects};
 use crate::monitor::driver::Exported;
 use crate::monitor::journal::CallObject;
 use crate::monitor::node::{Device, Failure};
-use crate::monitor::state::{BOUNDS, Books, OnLane};
+use crate::monitor::state::OnLane;
 use crate::rm::export::{self, Does, Places};
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -133,15 +134,13 @@ fn export_to(
     if !parts.exports.clear(exported, |place| places.has(place)) {
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
-    let held = hold_all(&mut case.books(), (client, places), exported.number, &of_the_host);
-    if let Err(error) = held {
-        case.log(&format!("an export: {error}"));
-        let status = match error {
-            LedgerError::Full => NV_ERR_INSUFFICIENT_RESOURCES,
-            _ => NV_ERR_NOT_SUPPORTED,
-        };
-        return Err(case.answer(Answer::Status(status)));
-    }
+    let decision = {
+        let mut books = case.books();
+        let entries =
+            export_entries(&books.ledger, (client, places), exported.number, &of_the_host);
+        entries.map(|entries| entries.into_iter().for_each(|entry| books.enter(entry)))
+    };
+    case.allow(decision)?;
     let done = put_objects(case, control, places, exported);
     if !matches!(done, Ok(true)) {
         parts.exports.forget_places(exported.number, |place| places.has(place));
@@ -151,8 +150,7 @@ fn export_to(
         return done;
     }
     parts.exports.clear(exported, |place| places.has(place));
-    case.log("memory to be exported that was taken past the monitor");
-    Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
+    Err(case.deny(&Denial::PastMonitor("exported")))
 }
 
 /// Has the driver put objects into a file. The worker before may have had the driver put some there. `true` where done.
@@ -192,16 +190,7 @@ fn find_host_objects(
     places: &Places,
 ) -> Result<Vec<Handle>, EarlyReply> {
     let client = Client(control.client);
-    let mut unknown: Vec<Handle> = Vec::new();
-    let books = case.books();
-    for object in places.named().map(|(_, object)| Handle(object)) {
-        if books.ledger.bytes_of(client, object).is_none_or(|bytes| bytes == 0) {
-            unknown.push(object);
-        }
-    }
-    drop(books);
-    unknown.sort_unstable();
-    unknown.dedup();
+    let unknown = unknown_objects(&case.books().ledger, client, places);
     let release = &case.parts.state.release;
     let rm = case.rm()?;
     let is_foreign = |object: &&Handle| {
@@ -211,8 +200,8 @@ fn find_host_objects(
         asked.is_err() || !export::is_of_the_host(release, &params)
     };
     let Some(foreign) = unknown.iter().find(is_foreign) else { return Ok(unknown) };
-    case.log(&format!("an export of {:#x}, which is in no books", foreign.0));
-    Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
+    let handle = foreign.0;
+    Err(case.deny(&Denial::UnknownExport { handle }))
 }
 
 /// Whether no object that was exported has more memory than is charged for it.
@@ -235,87 +224,4 @@ fn stake_all(case: &Case<'_>, client: Client, places: &Places, exported: &Export
         let hold = Hold::Export { file: exported.number, index };
         case.parts.stakes.stake_export(device, hold, (client.0, object), gpu)
     })
-}
-
-/// Enters that the file holds the objects, and before that the objects that are memory of the host.
-///
-/// # Errors
-///
-/// Where an object isn't in the books any more, or the books have no room: then nothing is entered.
-fn hold_all(
-    books: &mut Books,
-    (client, places): (Client, &Places),
-    file: u64,
-    of_the_host: &[Handle],
-) -> Result<(), LedgerError> {
-    let size = books.ledger.size();
-    let new = |handle: &&Handle| books.ledger.bytes_of(client, **handle).is_none();
-    let new: Vec<Handle> = of_the_host.iter().filter(new).copied().collect();
-    let holds = places.named().count();
-    if size.objects + new.len() > BOUNDS.objects || size.holds + holds > BOUNDS.holds {
-        return Err(LedgerError::Full);
-    }
-    let parent = Handle(places.parent);
-    let parent = if books.ledger.contains(client, parent) { parent } else { Handle(client.0) };
-    let unknown = places.named().map(|(_, object)| Handle(object)).find(|handle| {
-        books.ledger.bytes_of(client, *handle).is_none() && !of_the_host.contains(handle)
-    });
-    if let Some(handle) = unknown {
-        return Err(LedgerError::NoSuchObject { client, handle });
-    }
-    for handle in new {
-        books.enter(Entry::Commit { gpu: 0, bytes: 0, client, parent, handle });
-    }
-    for (index, object) in places.named() {
-        let hold = Hold::Export { file, index };
-        books.enter(Entry::Hold { hold, client, handle: Handle(object) });
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::monitor::journal::new_journal;
-    use crate::monitor::state::open_books;
-
-    const OF: Client = Client(1);
-    const FILE: u64 = 7;
-
-    fn places(objects: &[u32]) -> Places {
-        Places { parent: 2, first: 3, objects: objects.to_vec() }
-    }
-
-    fn held(books: &Books) -> Vec<u32> {
-        books.ledger.exported(FILE).collect()
-    }
-
-    #[test]
-    fn what_is_exported_is_held_in_its_place_and_memory_of_the_host_weighs_nothing() {
-        let (mut books, _) = open_books(&new_journal());
-        let (parent, handle) = (Handle(2), Handle(10));
-        books.enter(Entry::Commit { gpu: 0, bytes: 4, client: OF, parent, handle });
-        let of_the_host = [Handle(11)];
-        // A place without an object is left out.
-        hold_all(&mut books, (OF, &places(&[10, 0, 11])), FILE, &of_the_host).unwrap();
-        assert_eq!(held(&books), [3, 5]);
-        assert_eq!(books.ledger.bytes_of(OF, Handle(11)), Some(0));
-        for handle in [10, 11].map(Handle) {
-            books.enter(Entry::Free { client: OF, handle });
-        }
-        assert_eq!(books.ledger.usage(0).unwrap().used_bytes, 4, "the file keeps it");
-        let index = 3;
-        books.enter(Entry::Release { hold: Hold::Export { file: FILE, index } });
-        assert_eq!(books.ledger.usage(0).unwrap().used_bytes, 0);
-    }
-
-    #[test]
-    fn nothing_is_held_where_one_of_them_is_unknown() {
-        let (mut books, _) = open_books(&new_journal());
-        let (parent, handle) = (Handle(2), Handle(10));
-        books.enter(Entry::Commit { gpu: 0, bytes: 4, client: OF, parent, handle });
-        let done = hold_all(&mut books, (OF, &places(&[10, 12, 11])), FILE, &[Handle(11)]);
-        assert_eq!(done, Err(LedgerError::NoSuchObject { client: OF, handle: Handle(12) }));
-        assert!(held(&books).is_empty() && !books.ledger.contains(OF, Handle(11)));
-    }
 }

@@ -39,7 +39,7 @@ pub(crate) fn show_memory(
     };
     case.read_params(address, size)?;
     let list = fbinfo::list(&case.parts.state.release, control, &case.scratch.params);
-    let list = list.map_err(|refusal| case.refused(&refusal))?;
+    let list = case.allow(list)?;
     if let fbinfo::List::Elsewhere { address, entries } = list {
         case.scratch.list.reset_list(entries * fbinfo::ENTRY_BYTES);
         case.read_piece(address, (0, case.scratch.list.len()))?;

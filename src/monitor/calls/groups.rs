@@ -1,22 +1,18 @@
 //! Calls that make channel groups and channels: what they make is entered, and its number is limited.
 
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{next_handles, refuse_without_gpu, undo_former_attempt};
+use crate::monitor::calls::charge::{next_handles, undo_former_attempt};
 use crate::monitor::calls::gpu_lookup::{
     find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
 };
+use crate::monitor::decide::{self, Denial};
 use crate::monitor::journal::{Reach, Record};
-use crate::monitor::state::{Books, MOST_GROUPS, OnLane, computes};
-use crate::rm::Answer;
+use crate::monitor::state::{Books, OnLane, computes};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
-use crate::rm::number::NV_ERR_INSUFFICIENT_RESOURCES;
 
 /// A class above this number that ends in [`ANY_CHANNEL`] is a channel's.
 const HIGHEST_OBJECT: u32 = 0xff;
-
-/// The most channels of a container on a GPU that compute outside groups: each has the driver's slice.
-const MOST_OUTSIDE_GROUPS: usize = 4;
 
 /// Makes room for a group that is to be made: undoes the former worker's attempt at this call, and at the limit forgets
 /// groups that are gone. Returns the GPU, or refuses the call.
@@ -29,7 +25,7 @@ pub(crate) fn make_room_for_group(
     undo_former_attempt(case, lane, group);
     match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, group.client, group.parent)) {
         Some(gpu) => room_on(case, gpu),
-        None => Err(refuse_without_gpu(case, group)),
+        None => Err(case.deny(&Denial::NoGpu { client: group.client, parent: group.parent })),
     }
 }
 
@@ -87,24 +83,12 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
     read.and_then(Result::ok).map_or(0, |()| u32::from_le_bytes(engine))
 }
 
-/// Refuses one more channel that computes outside groups, where the container's slices are set and it has
-/// [`MOST_OUTSIDE_GROUPS`] already: no slice can be set for such a channel.
+/// Refuses a channel that computes outside groups where the container has too many of these.
 pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
-    let parts = case.parts;
-    let is_bounded = parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
-    for attempt in 0..2 {
-        if attempt > 0 {
-            parts.slices.forget_gone_groups(gpu);
-        }
-        if !is_bounded || parts.state.books().outside_groups(gpu).len() < MOST_OUTSIDE_GROUPS {
-            return Ok(());
-        }
-    }
-    case.log(&format!(
-        "a channel more than {MOST_OUTSIDE_GROUPS} that compute outside groups is refused: \
-         its time can't be divided"
-    ));
-    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
+    let is_bounded = case.parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
+    decide_twice(case, gpu, |books| {
+        decide::room_outside_groups(is_bounded, books.outside_groups(gpu).len())
+    })
 }
 
 /// Enters a channel that is scheduled by itself and that nobody was seen to make: it counts as one outside a group.
@@ -126,19 +110,15 @@ fn enter_computing_channel(
 ) -> Result<(), EarlyReply> {
     let Object { client, parent, handle } = object;
     let process = case.target()?.process;
-    let has_room = {
+    let decision = {
         let mut books = case.books();
-        let has_room = books.channels.has_room();
-        if handle != 0 && has_room {
+        let decision = decide::room_for_channel(&books.channels);
+        if handle != 0 && decision.is_ok() {
             books.write(Record::Channel { gpu, client, parent, handle, process });
         }
-        has_room
+        decision
     };
-    if has_room {
-        return Ok(());
-    }
-    case.log("a channel more than can be known is refused");
-    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
+    case.allow(decision)
 }
 
 /// Enters a group that was made, for `engine` where it is known.
@@ -183,27 +163,24 @@ fn with_room_on(
     gpu: usize,
     enter: impl Fn(&mut Books),
 ) -> Result<(), EarlyReply> {
-    let parts = case.parts;
-    let most = parts.state.settings.channel_groups;
-    for attempt in 0..2 {
-        if attempt > 0 {
-            parts.slices.forget_gone_groups(gpu);
-        }
-        let mut books = parts.state.books();
-        let count = books.groups.count(gpu);
-        if count < usize::try_from(most).unwrap_or(usize::MAX) && books.groups.has_room() {
-            enter(&mut books);
-            return Ok(());
-        }
+    let most = case.parts.state.settings.channel_groups;
+    decide_twice(case, gpu, |books| {
+        decide::room_for_group(&books.groups, gpu, most).map(|()| enter(books))
+    })
+}
+
+/// Decides. Where there is no room, forgets the groups of a GPU that are gone, and decides again.
+fn decide_twice(
+    case: &mut Case<'_>,
+    gpu: usize,
+    decide: impl Fn(&mut Books) -> Result<(), Denial>,
+) -> Result<(), EarlyReply> {
+    let mut decision = decide(&mut case.books());
+    if decision.is_err() {
+        case.parts.slices.forget_gone_groups(gpu);
+        decision = decide(&mut case.books());
     }
-    let has_room = case.books().groups.has_room();
-    case.log(&match has_room {
-        true => format!(
-            "a channel group more than {most} on a GPU: [isolation] channel_groups is their bound"
-        ),
-        false => format!("a channel group more than {} of a container", MOST_GROUPS),
-    });
-    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
+    case.allow(decision)
 }
 
 fn group(gpu: usize, object: Object, certain: bool, reach: Option<Reach>) -> Record {

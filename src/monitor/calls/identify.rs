@@ -5,6 +5,7 @@ use nix::errno::Errno;
 use crate::ledger::Client;
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
+use crate::monitor::decide::Denial;
 use crate::monitor::node::Device;
 
 /// Finds out which driver file a descriptor is, and notes the calling process. `ENOTTY` for any other file.
@@ -39,7 +40,7 @@ pub(crate) fn spare_runtime(case: &Case<'_>) -> Result<(), EarlyReply> {
 }
 
 /// Notes the calling process in the books, where it isn't known yet.
-pub(crate) fn note_caller(case: &Case<'_>) -> Result<(), EarlyReply> {
+pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let process = case.target()?.process;
     if case.books().processes.contains(&process) {
         return Ok(());
@@ -51,8 +52,7 @@ pub(crate) fn note_caller(case: &Case<'_>) -> Result<(), EarlyReply> {
         case.parts.audit.wake();
         return Ok(());
     }
-    case.log("more processes than can be kept account of");
-    Err(Errno::ENOMEM.into())
+    Err(case.deny(&Denial::ProcessesFull))
 }
 
 /// Notes that the calling process uses a client.

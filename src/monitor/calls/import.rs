@@ -1,22 +1,21 @@
 //! Imports: makes objects that name the memory which another program exported to a file. [`import`] looks for the file
 //! among the kept ones, chooses the handles that the caller left open, has the objects made, and enters them.
 
+use std::sync::Arc;
+
 use crate::ledger::{Client, Entry, Handle, Hold};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::{next_handles, unmake};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::make_control::make_control;
+use crate::monitor::decide::{Denial, plan_import};
 use crate::monitor::driver::Denied;
-use crate::monitor::journal::{CallObject, nth_handle};
 use crate::monitor::node::Device;
-use crate::monitor::state::{BOUNDS, OnLane};
+use crate::monitor::state::OnLane;
+use crate::rm::Layout;
 use crate::rm::call::Object;
 use crate::rm::export::{self, Does, Places};
-#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::{Answer, Layout};
-use std::sync::Arc;
 
 /// An export or an import that is to be made.
 #[derive(Debug, Clone, Copy)]
@@ -30,14 +29,10 @@ pub(crate) struct FileControl {
 }
 
 pub(crate) fn refuse_file(case: &mut Case<'_>, why: Denied) -> EarlyReply {
-    let (what, status) = match why {
-        Denied::Unknown => {
-            ("an import of what this container didn't export", NV_ERR_INVALID_PARAMETER)
-        }
-        Denied::Full => ("more exports than can be kept account of", NV_ERR_INSUFFICIENT_RESOURCES),
-    };
-    case.log(what);
-    case.answer(Answer::Status(status))
+    case.deny(&match why {
+        Denied::Unknown => Denial::ForeignImport,
+        Denied::Full => Denial::Full("exports"),
+    })
 }
 
 /// Has the driver make objects that name the memory in `places` of a file, and enters the objects. Returns whether the
@@ -55,34 +50,14 @@ pub(crate) fn import(
     let parent = places.parent;
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };
     note_user(case, client)?;
-    let books = case.books();
-    let room = BOUNDS.objects.saturating_sub(books.ledger.size().objects);
-    // For an empty place no object is made.
-    let wanted = places.objects.iter().copied().enumerate().zip(places.first..);
-    let wanted = wanted.filter_map(|((at, object), place)| {
-        Some((at, object, books.ledger.memory_held_by(hold(place))?))
-    });
-    let wanted: Vec<(usize, u32, (usize, u64))> = wanted.collect();
-    // All memory in a file is of one GPU.
-    let gpu = wanted.iter().rev().find(|(.., (_, bytes))| *bytes > 0).map(|(.., (gpu, _))| *gpu);
-    drop(books);
-    if wanted.len() > room {
-        case.log("more objects than can be kept account of");
-        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
-    }
-    let unchosen = wanted.iter().filter(|(_, object, _)| *object == 0).count();
+    let plan = plan_import(&case.books().ledger, exported.number, places);
+    let plan = case.allow(plan)?;
     let before = case.slot.call_object();
     let first = match case.asked_before && before.handle != 0 {
         true => before.handle,
-        false => next_handles(case, u32::try_from(unchosen).unwrap_or(u32::MAX)),
+        false => next_handles(case, plan.open_handles()),
     };
-    let mut free_handles = (0..).map(|number| nth_handle(first, number));
-    let mut objects = vec![0; places.objects.len()];
-    for (at, object, _) in wanted {
-        if let Some(place) = objects.get_mut(at) {
-            *place = if object == 0 { free_handles.next().unwrap_or_default() } else { object };
-        }
-    }
+    let mut objects = plan.handles(first);
     let asked = objects.iter().copied().filter(|object| *object != 0);
     let known = {
         let books = case.books();
@@ -93,16 +68,9 @@ pub(crate) fn import(
         asked.for_each(|object| unmake(case, lane, client, parent, object));
     }
     export::set_objects(layout, &mut case.scratch.params, &objects);
-    // Where the caller chose all handles of a list, only the first object can be undone.
-    let chosen_by_caller = objects.iter().copied().find(|at| *at != 0).filter(|_| unchosen == 0);
     let was_there = if case.asked_before { before.was_there } else { known };
-    let more = u32::try_from(unchosen).unwrap_or(0).saturating_sub(1);
-    case.slot.set_executing(CallObject {
-        client,
-        handle: chosen_by_caller.unwrap_or(first),
-        more,
-        was_there,
-    });
+    case.slot.set_executing(plan.call_object(client, first, was_there));
+    let gpu = plan.gpu;
     let shown = shown_below(case, lane, client, parent, gpu);
     let done = make_control(case, params);
     let done_well = matches!(done, Ok(true));

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::policy::Continued;
 use crate::monitor::calls::uvm_file::{call_uvm, keep_file};
+use crate::monitor::decide::{Continued, Denial};
 use crate::monitor::journal::Maker;
 use crate::monitor::state::Initialization;
 use crate::monitor::uvm::{image_hash, is_randomized, was_initialized};
-use crate::rm::number::{NV_ERR_BUSY_RETRY, NV_ERR_NO_MEMORY, NV_ERR_NOT_SUPPORTED};
+use crate::rm::number::NV_ERR_BUSY_RETRY;
 use crate::rm::{Answer, uvm};
 
 /// How long a call waits while the same other initialization is underway.
@@ -35,13 +35,11 @@ pub(crate) fn initialize(
         return initialize_again(case);
     }
     let Some(image) = image_hash(process).filter(|_| is_randomized(process)) else {
-        case.log("a program that can't be told from the next: its addresses aren't random");
-        return Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)));
+        return Err(case.deny(&Denial::NotRandom));
     };
     let place = case.device()?.place;
     if !case.books().note_node(place) {
-        case.log("more nodes of nvidia-uvm than can be kept account of");
-        return Err(case.answer(Answer::Status(NV_ERR_NO_MEMORY)));
+        return Err(case.deny(&Denial::UvmNodesFull));
     }
     case.target()?.write(&[Some((address, &case.scratch.bytes))])?;
     let turn = wait_for_init_turn(case)?;
@@ -95,8 +93,7 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
             since = (underway, Instant::now());
         }
         if since.1.elapsed() >= PATIENCE {
-            case.log("a file of nvidia-uvm, while another's initialization isn't over");
-            return Err(case.answer(Answer::Status(NV_ERR_BUSY_RETRY)));
+            return Err(case.deny(&Denial::UvmBusy));
         }
         std::thread::sleep(LOOK);
     }

@@ -8,13 +8,12 @@
 use nix::errno::Errno;
 
 use crate::gate::settings::{Managed, NodeKind};
-use crate::ledger::{Client, Entry, Handle, Hold, LedgerError, Process};
+use crate::ledger::Process;
 use crate::monitor::caller::Reply;
-use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call, tell_over_quota};
+use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call};
 use crate::monitor::calls::identify::{identify, note_caller};
-use crate::monitor::calls::policy::Continued;
-use crate::monitor::journal::Count;
-use crate::monitor::state::{BOUNDS, Space};
+use crate::monitor::decide::{Continued, Denial, managed_entries};
+use crate::monitor::state::Space;
 use crate::monitor::uvm::{PAGE_BYTES, Ranges};
 use crate::rm::uvm::Range;
 
@@ -42,8 +41,7 @@ pub(crate) fn serve_map(
     // Where the caller is gone, the address space may be another process's.
     case.still_waits()?;
     if watched.is_err() {
-        case.log("a mapping of a process that can't be watched");
-        return Err(Errno::ENOMEM.into());
+        return Err(case.deny(&Denial::Unwatched));
     }
     note_caller(case)?;
     if is_uvm {
@@ -66,66 +64,38 @@ fn charge_map(
         return Err(Errno::EINVAL.into());
     }
     let place = case.device()?.place;
-    let refused = Err(Errno::ENOMEM.into());
     if !case.books().note_node(place) {
-        return refused;
+        return Err(Errno::ENOMEM.into());
     }
     if is_file_range(case, Range { base, length: bytes })? {
         return Ok(());
     }
-    if case.parts.state.settings.managed == Managed::Refuse {
-        case.log("managed memory: managed_memory = \"refuse\" is configured");
-        // CUDA reports EPERM as CUDA_ERROR_NOT_PERMITTED. No errno makes it report CUDA_ERROR_OUT_OF_MEMORY: ENOMEM is
-        // an unknown error to CUDA.
-        return Err(Errno::EPERM.into());
+    charge_managed(case, process, (base, bytes)).map_err(|denial| {
+        case.deny(&denial);
+        Reply::Errno(denial.errno_of_map())
+    })
+}
+
+/// Charges managed memory of a process, which has none at these addresses any more.
+fn charge_managed(
+    case: &Case<'_>,
+    process: Process,
+    (base, bytes): (u64, u64),
+) -> Result<(), Denial> {
+    let parts = case.parts;
+    if parts.state.settings.managed == Managed::Refuse {
+        return Err(Denial::Managed);
     }
-    if !case.parts.mappings.release_overlapping(process, (base, bytes)) {
-        case.log("managed memory where the process, or one that has its memory, has some");
-        return refused;
+    if !parts.mappings.release_overlapping(process, (base, bytes)) {
+        return Err(Denial::ManagedTwice);
     }
     let mut books = case.books();
-    let gpus = case.parts.state.settings.gpus.len();
-    if books.ledger.size().holds + gpus > BOUNDS.holds {
-        drop(books);
-        case.log("more managed memory than can be kept account of");
-        return refused;
-    }
-    let mut reservations = Vec::new();
-    let mut over = None;
-    for gpu in 0..gpus {
-        match books.ledger.reserve(gpu, bytes) {
-            Ok(reservation) => reservations.push(reservation),
-            Err(LedgerError::OverQuota { usage, .. }) => {
-                over = Some((gpu, usage));
-                break;
-            }
-            Err(_) => break,
-        }
-    }
-    let space = Space::Managed(process);
-    let enough = reservations.len() == gpus && books.add_range(space, base, bytes);
-    reservations.into_iter().for_each(|reservation| books.ledger.cancel(reservation));
-    if !enough {
-        drop(books);
-        match over {
-            Some((gpu, usage)) => {
-                tell_over_quota(case, (gpu, bytes), usage);
-                case.effects.counted = Count::OverQuota;
-            }
-            None => case.log("more managed memory than can be kept account of"),
-        }
-        return refused;
-    }
-    case.parts.mappings.spaces.note_asked(process, base);
-    // A hold keeps the memory of an object: each hold gets an object of a client that nobody has, which is freed at
-    // once. The GPU's number is in the base's lowest bits, which are 0 in a page's address.
-    for gpu in 0..gpus {
-        let (client, parent, handle) = (Client(u32::MAX), Handle(u32::MAX), Handle(0));
-        let hold = Hold::Mapping { space: space.number(), base: base | gpu as u64 };
-        books.enter(Entry::Commit { gpu, bytes, client, parent, handle });
-        books.enter(Entry::Hold { hold, client, handle });
-        books.enter(Entry::Free { client, handle });
-    }
+    let (space, gpus) = (Space::Managed(process), parts.state.settings.gpus.len());
+    let range = (space, base, bytes);
+    let entries = managed_entries(&books.ledger, &books.ranges, range, gpus)?;
+    books.add_range(space, base, bytes);
+    parts.mappings.spaces.note_asked(process, base);
+    entries.into_iter().for_each(|entry| books.enter(entry));
     Ok(())
 }
 

@@ -20,7 +20,6 @@ mod left_calls;
 mod make_control;
 mod mmap;
 mod parts;
-mod policy;
 mod serve;
 mod share_controls;
 mod threads;
@@ -35,7 +34,6 @@ pub(crate) use case::Case;
 #[cfg(test)]
 pub(crate) use left_calls::take_over_slot;
 pub(crate) use parts::Parts;
-pub use policy::{Verdict, judge, judge_uvm};
 #[cfg(test)]
 pub(crate) use serve::serve;
 pub(crate) use threads::{CallService, CallThreads};

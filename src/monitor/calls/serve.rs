@@ -2,12 +2,13 @@
 //! 1. A thread of [`threads`](crate::monitor::calls::threads) receives the notification into a slot of the journal.
 //! 2. [`serve`] decodes the system call from its registers. `prctl` and `personality` are answered at once.
 //! 3. [`ioctl`] lets requests continue that are none of the driver's. [`read_escape`] copies the struct of a call to
-//!    `nvidiactl` or `nvidiaN`, and has [`policy`](crate::monitor::calls::policy) judge the call by these bytes.
+//!    `nvidiactl` or `nvidiaN`, and has [`decide`](crate::monitor::decide) judge the call by these bytes.
 //! 4. [`identify`] duplicates the descriptor, finds out which driver file it is, and notes the calling process.
 //! 5. [`answer_escape`] refuses, continues or executes the call, as it was judged. [`serve_uvm`] copies and judges
 //!    calls to `nvidia-uvm` itself. [`serve_map`] charges managed memory, and continues the mapping.
 //! 6. To be executed, a call waits for its thread's earlier calls, and for the lane where it makes, names or frees
-//!    objects. The slot notes the call, the driver is called on the copies, and the books get the result.
+//!    objects. [`decide`](crate::monitor::decide) says by the books what is charged or entered, or why the call is
+//!    refused. The slot notes the call, the driver is called on the copies, and the books get the result.
 //! 7. [`finish`] leaves the lane, and while the caller waits, writes the results to the caller's memory and replies.
 //!    Where the caller doesn't wait, or doesn't take the reply, the results are kept
 //!    ([`retry`](crate::monitor::calls::case::retry)).
@@ -169,7 +170,7 @@ fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u32) -> Result<()
     }
     let command = Command::of_ioctl(request);
     match rm::decode(&case.parts.state.release, command, &vec![0; command.size()]) {
-        Err(refusal) => Err(case.refused(&refusal)),
+        Err(refusal) => Err(case.deny(&refusal.into())),
         Ok(_) => Err(case.answer(Answer::Errno(refuse::EINVAL))),
     }
 }

@@ -18,19 +18,17 @@ use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::retry::wait_for_turn;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::initialize::{initialize, is_initialized};
-use crate::monitor::calls::policy::{self, Verdict};
-use crate::monitor::calls::uvm_file::{
-    call_uvm, change_on_lane, control_file, gpu_of, refuse_orphaned,
-};
+use crate::monitor::calls::uvm_file::{call_uvm, change_on_lane, control_file, gpu_of};
 use crate::monitor::calls::uvm_maps::{map_memory, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
     NO_GPU, end_mappings, free_range, make_range, remove_gone_ranges, span, unmap,
 };
+use crate::monitor::decide::{self, Denial, Verdict};
 use crate::monitor::node::Device;
 use crate::monitor::uvm::{UvmFile, has_flags};
 use crate::rm::number::{
-    NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
-    NV_ERR_NOT_SUPPORTED, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,
+    NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED,
+    NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,
     UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
 };
 use crate::rm::uvm::{self, Call};
@@ -50,17 +48,15 @@ pub(crate) fn serve_uvm(
     argument: u64,
 ) -> Result<Reply, EarlyReply> {
     let release = &case.parts.state.release;
-    let size = uvm::params_size(release, number);
-    let size = size.map_err(|refusal| case.refused(&refusal))?;
+    let size = case.allow(uvm::params_size(release, number))?;
     case.read_struct(argument, size)?;
-    let decoded = uvm::decode(release, number, &case.scratch.bytes);
-    let decoded = decoded.map_err(|refusal| case.refused(&refusal))?;
+    let decoded = case.allow(uvm::decode(release, number, &case.scratch.bytes))?;
     case.still_waits()?;
     if size > 0 {
         case.write_back(0, argument, Copy::Struct);
     }
     case.effects.status_layout = decoded.layout.map(|head| (head, done_statuses(&decoded.call)));
-    match policy::judge_uvm(&decoded.call) {
+    match decide::judge_uvm(&decoded.call) {
         Verdict::Refuse(answer) => return Err(case.answer(answer)),
         Verdict::Continue(passed) => {
             return match (decoded.call, decoded.layout) {
@@ -111,7 +107,7 @@ pub(crate) fn serve_uvm(
             unregister_gpu(case, uuid)
         }
         Call::Free { base, length } => free_range(case, base, length),
-        // None of these is the monitor's to make (`policy::judge_uvm`).
+        // None of these is the monitor's to make (`decide::judge_uvm`).
         Call::Initialize { .. } | Call::Other => {
             Err(case.answer(Answer::Status(NV_ERR_NOT_SUPPORTED)))
         }
@@ -132,7 +128,7 @@ fn register_gpu(
     if !is_alone {
         enforce_flags(case)?;
     } else if !case.parts.uvm.makers.bind_to_maker(file) {
-        return Err(refuse_orphaned(case));
+        return Err(case.deny(&Denial::UvmOrphaned));
     }
     let number_of = control.map_or(-1, Device::descriptor);
     case.patch(Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
@@ -150,7 +146,7 @@ fn register_gpu(
     case.parts.mappings.spaces.look_at_all();
     if is_alone && case.status() == NV_OK && case.parts.uvm.makers.is_orphaned(file) {
         case.parts.uvm.unregister_gpus(case.device()?);
-        return Err(refuse_orphaned(case));
+        return Err(case.deny(&Denial::UvmOrphaned));
     }
     Ok(case.executed(None))
 }
@@ -158,17 +154,14 @@ fn register_gpu(
 /// Refuses a GPU to a file that lacks [`ONE_PROCESS_FLAGS`], unless the file has [`SHARED_FLAGS`] and managed memory is
 /// refused anyway. Kills the calling process where the file has other flags than these two.
 fn enforce_flags(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    let is_shared = has_flags(&case.parts.state.release, case.device()?, SHARED_FLAGS);
-    if is_shared && case.parts.state.settings.managed == Managed::Refuse {
-        return Ok(());
+    let parts = case.parts;
+    let is_shared = has_flags(&parts.state.release, case.device()?, SHARED_FLAGS);
+    let refuses_managed = parts.state.settings.managed == Managed::Refuse;
+    let decision = decide::uvm_flags(is_shared, refuses_managed);
+    if decision == Err(Denial::UvmWithHmm) {
+        parts.processes.kill(case.target()?.process, Event::killed_past_the_monitor());
     }
-    if is_shared {
-        case.log("a file of nvidia-uvm for several processes, where managed memory is charged");
-    } else {
-        case.log("nvidia-uvm was initialized with HMM all the same");
-        case.parts.processes.kill(case.target()?.process, Event::killed_past_the_monitor());
-    }
-    Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
+    case.allow(decision)
 }
 
 /// Unregisters a GPU, which ends all its mappings. A GPU that isn't registered has none.

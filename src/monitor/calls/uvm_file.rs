@@ -7,15 +7,13 @@ use nix::errno::Errno;
 use crate::gate::settings::NodeKind;
 use crate::monitor::calls::case::retry::begin_on_lane_in_turn;
 use crate::monitor::calls::case::{Case, EarlyReply};
+use crate::monitor::decide::Denial;
 use crate::monitor::journal::CallObject;
 use crate::monitor::log::Topic;
 use crate::monitor::node::Device;
 use crate::monitor::state::OnLane;
 use crate::monitor::uvm::UvmFile;
-use crate::rm::number::{
-    NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
-};
-use crate::rm::{Answer, low_word};
+use crate::rm::low_word;
 
 /// The `nvidiactl` file that a descriptor of the caller's is; `None` for another file. The caller of this function is
 /// not on the lane yet: the duplicate of another file may take long to close.
@@ -42,12 +40,6 @@ pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     Ok(())
 }
 
-/// Refuses a call on an orphaned file: its maker is over or unknown, and the file ends with the maker.
-pub(crate) fn refuse_orphaned(case: &mut Case<'_>) -> EarlyReply {
-    case.log("a file of nvidia-uvm whose maker is over, or unknown");
-    case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT))
-}
-
 /// Takes the lane for a call to UVM, and notes in the slot that the driver is asked, for no object.
 pub(crate) fn take_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
     let lane = begin_on_lane_in_turn(case)?;
@@ -72,21 +64,14 @@ pub(crate) fn change_on_lane<T>(
 
 /// Refuses a call on a file that gets no GPU any more.
 pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), EarlyReply> {
-    if !file.is_denied_gpus() {
-        return Ok(());
-    }
-    case.log("a file of nvidia-uvm that had managed memory, or whose maker is over");
-    Err(case.answer(Answer::Status(NV_ERR_INVALID_DEVICE)))
+    if file.is_denied_gpus() { Err(case.deny(&Denial::UvmDenied)) } else { Ok(()) }
 }
 
 /// Keeps the call's file from now on, and returns it. Refuses the call where too many files are kept.
 pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, EarlyReply> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
-    if let Some(file) = case.parts.uvm.keep(case.device()?, seen) {
-        return Ok(file);
-    }
-    case.log("more files of nvidia-uvm than can be kept account of");
-    Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)))
+    let kept = case.parts.uvm.keep(case.device()?, seen);
+    case.allow(kept.ok_or(Denial::Full("files of nvidia-uvm")))
 }
 
 /// The number of the container's GPU with this UUID.

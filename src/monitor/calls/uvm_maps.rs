@@ -2,17 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::ledger::{ChargeId, Client, Entry, Handle, Span, Tree};
+use crate::ledger::{ChargeId, Client, Handle, Span, Tree};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::uvm_file::{call_uvm, gpu_of};
+use crate::monitor::decide::{Denial, mapped_memory, plan_map};
 use crate::monitor::node::{Device, Failure, Rm};
-use crate::monitor::state::{BOUNDS, OnLane};
-use crate::rm::number::{
-    NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE,
-    NV_ERR_NOT_SUPPORTED, NV_OK,
-};
+use crate::monitor::state::OnLane;
+use crate::rm::number::{NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK};
 use crate::rm::uvm::{self, Source};
 use crate::rm::{Answer, Meaning};
 
@@ -39,37 +37,17 @@ pub(crate) fn map_memory(
     note_user(case, memory.client)?;
     let mut books = case.books();
     let charge = books.ledger.charge_of(object.0, object.1);
-    if charge.is_some() && books.ledger.size().holds + trees.len() > BOUNDS.holds {
-        drop(books);
-        case.log("more mappings than can be kept account of");
-        return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
-    }
-    let mut new_pieces = Vec::new();
-    for tree in trees.iter().copied() {
-        let Some(charge) = charge else { break };
-        if !books.ledger.is_mapped(tree, span.first, charge) {
-            new_pieces.push((tree, charge));
-        }
-        books.enter(Entry::Map { tree, span, charge });
-    }
+    let plan = plan_map(&books.ledger, trees, span, charge);
+    plan.iter().flat_map(|plan| &plan.before).for_each(|entry| books.enter(*entry));
     drop(books);
+    let plan = case.allow(plan)?;
     let status = match control {
         Some(control) => map_from_own_client(case, lane, (memory, control), charge),
         None => Ok(NV_ERR_INVALID_ARGUMENT),
     };
+    let after = if matches!(status, Ok(NV_OK)) { plan.mapped } else { plan.not_mapped };
     let mut books = case.books();
-    if status == Ok(NV_OK) {
-        for tree in trees.iter().copied() {
-            match charge {
-                Some(charge) => books.enter(Entry::MapAlone { tree, span, charge }),
-                None => books.unmap(tree, span),
-            }
-        }
-    } else {
-        for (tree, charge) in new_pieces {
-            books.enter(Entry::UnmapPiece { tree, first: span.first, charge });
-        }
-    }
+    after.into_iter().for_each(|entry| books.enter(entry));
     drop(books);
     case.parts.stakes.free_stakes(lane);
     case.patch(Meaning::Status, status?.into());
@@ -97,24 +75,16 @@ fn map_from_own_client(
         Err(Failure::Errno(errno)) => return Err(errno.into()),
     };
     let own_rm = Rm { release: &case.parts.state.release, device: &own.control };
-    let has_bytes = case.books().ledger.bytes_of(object.0, object.1).is_some_and(|bytes| bytes > 0);
-    // Memory without charged bytes, such as the host's, is mapped unless the driver says that it is a GPU's.
-    let has_bytes = has_bytes && charge.is_some();
-    let charged = case.books().ledger.memory_of(object.0, object.1);
-    let is_more = |(_, bytes)| own_rm.is_larger_than(own.client, duplicate, bytes);
-    if has_bytes && charged.is_none_or(is_more)
-        || !has_bytes && own_rm.is_gpu_memory(own.client, duplicate)
-    {
+    let bytes = case.books().ledger.bytes_of(object.0, object.1);
+    let is_larger = |bytes| own_rm.is_larger_than(own.client, duplicate, bytes);
+    let is_of_gpu = || own_rm.is_gpu_memory(own.client, duplicate);
+    let decision = mapped_memory(bytes, charge, is_larger, is_of_gpu);
+    if decision.is_err() {
         own.free_duplicate(duplicate);
-        case.log("memory to be mapped that was taken past the monitor");
-        return Ok(NV_ERR_NOT_SUPPORTED);
     }
-    let charge = charge.filter(|_| has_bytes);
+    let charge = case.allow(decision)?;
     let stake = charge.map(|charge| case.parts.stakes.stake_mappings(&own, charge, duplicate));
-    let Some(handle) = stake.unwrap_or(Some(duplicate)) else {
-        case.log("more mappings than can be kept account of");
-        return Ok(NV_ERR_INSUFFICIENT_RESOURCES);
-    };
+    let handle = case.allow(stake.unwrap_or(Some(duplicate)).ok_or(Denial::Full("mappings")))?;
     let descriptor = u64::from(own.control.descriptor().cast_unsigned());
     case.patch(Meaning::Descriptor, descriptor);
     case.patch(Meaning::Client, own.client.into());

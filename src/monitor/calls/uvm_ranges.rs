@@ -8,9 +8,10 @@ use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::uvm_file::{
     call_uvm, change_on_lane, gpu_of, refuse_denied, take_lane_for_uvm,
 };
+use crate::monitor::decide::Denial;
 use crate::monitor::state::{OnLane, Space};
 use crate::monitor::uvm::{PAGE_BYTES, Ranges, UvmFile};
-use crate::rm::number::{NV_ERR_INSUFFICIENT_RESOURCES, NV_ERR_INVALID_ADDRESS, NV_OK};
+use crate::rm::number::{NV_ERR_INVALID_ADDRESS, NV_OK};
 use crate::rm::uvm::Range;
 use crate::rm::{Answer, Meaning};
 
@@ -35,8 +36,7 @@ pub(crate) fn make_range(
         let space = Space::File(file);
         let room = case.parts.uvm.has_room_for_range();
         if !room || !case.books().ranges.has_room_for(space, range.base, range.length) {
-            case.log("more ranges than can be kept account of");
-            return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
+            return Err(case.deny(&Denial::Full("ranges")));
         }
         let known = case.books().ranges.range(space, range.base);
         let known = known == Some((range.base, range.length));

@@ -3,11 +3,12 @@
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{NewObject, make_charged, refuse_without_gpu};
+use crate::monitor::calls::charge::{NewObject, make_charged};
 use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::gpu_lookup::{find_gpu, find_gpu_on_lane};
 use crate::monitor::calls::identify::note_user;
+use crate::monitor::decide;
 use crate::rm::call::{Object, VidHeap};
 use crate::rm::memory::{self, Use, class_use};
 use crate::rm::number::NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED;
@@ -46,14 +47,11 @@ fn allocate_on_heap(
     note_user(case, object.client)?;
     let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
     let takes = class_use(class).does == Use::Takes;
-    if takes && gpu.is_none() {
-        return Err(refuse_without_gpu(case, object));
-    }
+    let charge = case.allow(decide::charge(takes.then_some(size_bytes), gpu, object))?;
     let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
     let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
     case.scratch.patch(part, Meaning::Flags, provided);
     let making = NewObject { object, part: Some(part) };
-    let charge = gpu.filter(|_| takes).map(|gpu| (gpu, size_bytes));
     let made = make_charged(case, &mut lane, making, charge, |case| {
         memory::given_bytes(part, &case.scratch.bytes)
     });

@@ -16,11 +16,11 @@ mod space_ranges;
 #[cfg(test)]
 pub(crate) use books::tests::open_books;
 pub(crate) use books::{BOUNDS, Books, NO_CLIENT};
-pub(crate) use channels::ChannelName;
+pub(crate) use channels::{ChannelName, Channels};
 pub(crate) use container_state::{ContainerState, OpenBooks};
 pub(crate) use due::Due;
-pub(crate) use groups::{DueSlice, MOST_GROUPS, computes};
+pub(crate) use groups::{DueSlice, Groups, MOST_GROUPS, computes};
 pub(crate) use lane::{Lane, OnLane};
 pub(crate) use makers::{Initialization, MOST_FILES};
 pub(crate) use occasion::{Depth, Occasion};
-pub(crate) use space_ranges::{Mapped, Space};
+pub(crate) use space_ranges::{Mapped, Space, SpaceRanges};

@@ -1,0 +1,174 @@
+//! Decides on memory: how much is asked for, on which GPU it is charged, and whether the quota has room.
+
+use crate::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
+use crate::monitor::decide::denial::Denial;
+use crate::rm::call::Object;
+use crate::rm::memory::{self, Memory, Use, class_use};
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use crate::rm::number::*;
+use crate::rm::{Key, Meaning, Release};
+
+/// The bytes of a page: memory is charged in whole pages.
+const PAGE_BYTES: u64 = 4096;
+
+/// The memory that an object of a class takes, as its parameters say; `None` where such objects take none.
+///
+/// # Errors
+///
+/// Where the class takes memory, and its parameters are missing or can't be read.
+pub(crate) fn memory_asked(
+    release: &Release,
+    class: u32,
+    params: Option<&[u8]>,
+) -> Result<Option<Memory>, Denial> {
+    match (class_use(class).does, params) {
+        (Use::Takes, None) => Err(Denial::AsDriver(NV_ERR_INVALID_ARGUMENT)),
+        (Use::Takes, Some(params)) => Ok(Some(memory::decode(release, class, params)?)),
+        _ => Ok(None),
+    }
+}
+
+/// What is charged for an object: the GPU at this place in the container's order, and how many bytes, in whole pages.
+///
+/// # Errors
+///
+/// Where memory is asked for below an object that is of no GPU of the container.
+pub(crate) fn charge(
+    asked_bytes: Option<u64>,
+    gpu: Option<usize>,
+    object: Object,
+) -> Result<Option<(usize, u64)>, Denial> {
+    let Some(bytes) = asked_bytes else { return Ok(None) };
+    let Object { client, parent, .. } = object;
+    let gpu = gpu.ok_or(Denial::NoGpu { client, parent })?;
+    Ok(Some((gpu, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX))))
+}
+
+/// Reserves `bytes` on a GPU.
+///
+/// # Errors
+///
+/// Where the quota has no room for them, or the ledger none for one more object.
+pub(crate) fn reserve(ledger: &mut Ledger, gpu: usize, bytes: u64) -> Result<Reservation, Denial> {
+    ledger.reserve(gpu, bytes).map_err(|error| match error {
+        LedgerError::OverQuota { asked_bytes, usage } => {
+            Denial::OverQuota { gpu, asked_bytes, usage }
+        }
+        error => Denial::Ledger(error),
+    })
+}
+
+/// Decides whether what the driver gave stays: the driver rounds up, maybe beyond the quota.
+///
+/// # Errors
+///
+/// Where more of the GPU's memory is in use than the quota allows.
+pub(crate) fn within_quota(ledger: &Ledger, gpu: usize, given_bytes: u64) -> Result<(), Denial> {
+    let usage = ledger.usage(gpu).unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
+    if ledger.usage(gpu).is_some() && usage.used_bytes <= usage.limit_bytes {
+        return Ok(());
+    }
+    Err(Denial::OverQuota { gpu, asked_bytes: given_bytes, usage })
+}
+
+/// Decides whether a surface of semaphores may be made: it must not lie in memory of a GPU, which the surface would keep
+/// in nobody's figure.
+///
+/// # Errors
+///
+/// Where it would. The driver refuses this, too: the memory has to be the host's (`semsurfConstruct_IMPL`,
+/// sem_surf.c, from 535.43.02 to 595.45.04).
+pub(crate) fn semaphore_surface(
+    release: &Release,
+    ledger: &Ledger,
+    client: u32,
+    params: &[u8],
+) -> Result<(), Denial> {
+    let layout = release.layouts(Key::Class(NV_SEMAPHORE_SURFACE)).first();
+    let view = layout.and_then(|layout| layout.view(params));
+    let named = [Meaning::SourceHandle, Meaning::Handle];
+    let mut handles = named.into_iter().filter_map(|of| view.and_then(|view| view.u32(of)));
+    let is_of_gpu =
+        |handle| ledger.bytes_of(Client(client), Handle(handle)).is_some_and(|bytes| bytes > 0);
+    match handles.any(is_of_gpu) {
+        true => Err(Denial::AsDriver(NV_ERR_INVALID_PARAMETER)),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::{Bounds, Entry};
+
+    const BOUNDS: Bounds = Bounds { objects: 2, holds: 2, stakes: 2 };
+    const OBJECT: Object = Object { client: 1, parent: 2, handle: 3 };
+
+    fn release() -> Release {
+        Release::of("535.161.08".parse().unwrap()).unwrap()
+    }
+
+    /// Enters memory of `bytes` as the object `handle`.
+    fn commit(ledger: &mut Ledger, handle: u32, bytes: u64) {
+        let (client, parent, handle) = (Client(1), Handle(2), Handle(handle));
+        ledger.replay(Entry::Commit { gpu: 0, bytes, client, parent, handle });
+    }
+
+    #[test]
+    fn memory_is_asked_for_by_parameters_alone() {
+        let asked = memory_asked(&release(), NV01_MEMORY_LOCAL_USER, None);
+        assert_eq!(asked, Err(Denial::AsDriver(NV_ERR_INVALID_ARGUMENT)));
+        let size = memory::params_size(&release(), NV01_MEMORY_LOCAL_USER, None);
+        let size = size.unwrap().unwrap();
+        let asked = memory_asked(&release(), NV01_MEMORY_LOCAL_USER, Some(&vec![0; size]));
+        assert_eq!(asked.unwrap().map(|memory| memory.size_bytes), Some(0));
+        let short = memory_asked(&release(), NV01_MEMORY_LOCAL_USER, Some(&[]));
+        assert!(matches!(short, Err(Denial::Tables(_))), "{short:?}");
+        assert_eq!(memory_asked(&release(), NV20_SUBDEVICE_0, None), Ok(None));
+    }
+
+    #[test]
+    fn whole_pages_are_charged_on_the_gpu_of_the_object_above() {
+        assert_eq!(charge(Some(4097), Some(1), OBJECT), Ok(Some((1, 8192))));
+        assert_eq!(charge(Some(u64::MAX), Some(1), OBJECT), Ok(Some((1, u64::MAX))));
+        assert_eq!(charge(None, None, OBJECT), Ok(None));
+        let no_gpu = Denial::NoGpu { client: 1, parent: 2 };
+        assert_eq!(charge(Some(1), None, OBJECT), Err(no_gpu));
+    }
+
+    #[test]
+    fn the_last_byte_of_the_quota_is_given_once() {
+        let mut ledger = Ledger::new(&[10], BOUNDS);
+        let reservation = reserve(&mut ledger, 0, 10).unwrap();
+        let usage = Usage { limit_bytes: 10, used_bytes: 10 };
+        let over = Denial::OverQuota { gpu: 0, asked_bytes: 1, usage };
+        assert_eq!(reserve(&mut ledger, 0, 1), Err(over));
+        ledger.cancel(reservation);
+        commit(&mut ledger, 3, 12);
+        let usage = Usage { limit_bytes: 10, used_bytes: 12 };
+        let over = Denial::OverQuota { gpu: 0, asked_bytes: 12, usage };
+        assert_eq!(within_quota(&ledger, 0, 12), Err(over), "the driver rounded up");
+        ledger.free(Client(1), Handle(3));
+        assert_eq!(within_quota(&ledger, 0, 0), Ok(()));
+        assert!(within_quota(&ledger, 1, 0).is_err(), "the container has one GPU");
+    }
+
+    #[test]
+    fn a_ledger_without_room_has_no_memory() {
+        let mut ledger = Ledger::new(&[10], BOUNDS);
+        (0..2).for_each(|handle| commit(&mut ledger, handle, 1));
+        assert_eq!(reserve(&mut ledger, 0, 1), Err(Denial::Ledger(LedgerError::Full)));
+    }
+
+    #[test]
+    fn a_surface_of_semaphores_lies_in_memory_of_the_host() {
+        let mut ledger = Ledger::new(&[10], BOUNDS);
+        commit(&mut ledger, 0, 1);
+        let bytes = memory::params_size(&release(), NV_SEMAPHORE_SURFACE, None).unwrap().unwrap();
+        // All handles in these parameters are 0.
+        let over_gpu = semaphore_surface(&release(), &ledger, 1, &vec![0; bytes]);
+        assert_eq!(over_gpu, Err(Denial::AsDriver(NV_ERR_INVALID_PARAMETER)));
+        commit(&mut ledger, 0, 0);
+        assert_eq!(semaphore_surface(&release(), &ledger, 1, &vec![0; bytes]), Ok(()));
+    }
+}

@@ -1,0 +1,220 @@
+//! Decides on other names of memory: duplicates, places in a file that memory is exported to, and objects that are
+//! imported from a file.
+
+use crate::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError};
+use crate::monitor::decide::denial::Denial;
+use crate::monitor::journal::{CallObject, nth_handle};
+use crate::monitor::state::BOUNDS;
+use crate::rm::export::Places;
+
+/// Decides on a duplicate.
+///
+/// # Errors
+///
+/// Where no more objects can be known.
+pub(crate) fn room_for_name(ledger: &Ledger) -> Result<(), Denial> {
+    match ledger.size().objects < BOUNDS.objects {
+        true => Ok(()),
+        false => Err(Denial::Full("objects or mappings")),
+    }
+}
+
+/// The objects in `places` that aren't known to be memory of a GPU: each has to be memory of the host to be exported.
+pub(crate) fn unknown_objects(ledger: &Ledger, client: Client, places: &Places) -> Vec<Handle> {
+    let named = places.named().map(|(_, object)| Handle(object));
+    let is_unknown =
+        |object: &Handle| ledger.bytes_of(client, *object).is_none_or(|bytes| bytes == 0);
+    let mut unknown: Vec<Handle> = named.filter(is_unknown).collect();
+    unknown.sort_unstable();
+    unknown.dedup();
+    unknown
+}
+
+/// What is entered before objects are exported to the places of a file: first the objects that are memory of the host
+/// and aren't known, then what each place holds.
+///
+/// # Errors
+///
+/// Where an object isn't known any more, or there is no room.
+pub(crate) fn export_entries(
+    ledger: &Ledger,
+    (client, places): (Client, &Places),
+    file: u64,
+    of_the_host: &[Handle],
+) -> Result<Vec<Entry>, Denial> {
+    let size = ledger.size();
+    let is_new = |handle: &&Handle| ledger.bytes_of(client, **handle).is_none();
+    let new: Vec<Handle> = of_the_host.iter().filter(is_new).copied().collect();
+    let holds = places.named().count();
+    if size.objects + new.len() > BOUNDS.objects || size.holds + holds > BOUNDS.holds {
+        return Err(Denial::Export(LedgerError::Full));
+    }
+    let parent = Handle(places.parent);
+    let parent = if ledger.contains(client, parent) { parent } else { Handle(client.0) };
+    let unknown = places
+        .named()
+        .map(|(_, object)| Handle(object))
+        .find(|handle| ledger.bytes_of(client, *handle).is_none() && !of_the_host.contains(handle));
+    if let Some(handle) = unknown {
+        return Err(Denial::Export(LedgerError::NoSuchObject { client, handle }));
+    }
+    let commit = |handle| Entry::Commit { gpu: 0, bytes: 0, client, parent, handle };
+    let hold = |(index, object)| Entry::Hold {
+        hold: Hold::Export { file, index },
+        client,
+        handle: Handle(object),
+    };
+    Ok(new.into_iter().map(commit).chain(places.named().map(hold)).collect())
+}
+
+/// The objects that an import makes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ImportPlan {
+    /// The GPU whose memory is in the places.
+    pub(crate) gpu: Option<usize>,
+    /// For each place the handle that the caller chose, or 0 where the monitor chooses; `None` where nothing is in the
+    /// place, and no object is made.
+    wanted: Vec<Option<u32>>,
+}
+
+/// Plans an import from the places of a file.
+///
+/// # Errors
+///
+/// Where there is no room for so many objects.
+pub(crate) fn plan_import(
+    ledger: &Ledger,
+    file: u64,
+    places: &Places,
+) -> Result<ImportPlan, Denial> {
+    let held = |index| ledger.memory_held_by(Hold::Export { file, index });
+    let found: Vec<_> =
+        (places.first..).zip(&places.objects).map(|(at, of)| (held(at), *of)).collect();
+    // All memory in a file is of one GPU.
+    let of_gpu = found.iter().rev().find_map(|(memory, _)| memory.filter(|(_, bytes)| *bytes > 0));
+    let gpu = of_gpu.map(|(gpu, _)| gpu);
+    let wanted: Vec<Option<u32>> =
+        found.into_iter().map(|(memory, object)| memory.map(|_| object)).collect();
+    match wanted.iter().flatten().count() > BOUNDS.objects.saturating_sub(ledger.size().objects) {
+        true => Err(Denial::Full("objects")),
+        false => Ok(ImportPlan { gpu, wanted }),
+    }
+}
+
+impl ImportPlan {
+    /// How many handles the monitor chooses.
+    pub(crate) fn open_handles(&self) -> u32 {
+        let open = self.wanted.iter().flatten().filter(|object| **object == 0).count();
+        u32::try_from(open).unwrap_or(u32::MAX)
+    }
+
+    /// The handle for each place; 0 where no object is made. The monitor chooses handles from `first` on.
+    pub(crate) fn handles(&self, first: u32) -> Vec<u32> {
+        let mut chosen = (0..).map(|number| nth_handle(first, number));
+        let mut handle = |object: &Option<u32>| match object {
+            Some(0) => chosen.next().unwrap_or_default(),
+            object => object.unwrap_or_default(),
+        };
+        self.wanted.iter().map(&mut handle).collect()
+    }
+
+    /// What a worker notes before it asks the driver. Where the caller chose all handles, only the first object can be
+    /// undone.
+    pub(crate) fn call_object(&self, client: u32, first: u32, was_there: bool) -> CallObject {
+        let open = self.open_handles();
+        let chosen_by_caller = self.wanted.iter().flatten().find(|_| open == 0).copied();
+        let handle = chosen_by_caller.unwrap_or(first);
+        CallObject { client, handle, more: open.saturating_sub(1), was_there }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF: Client = Client(1);
+    const FILE: u64 = 7;
+
+    fn places(objects: &[u32]) -> Places {
+        Places { parent: 2, first: 3, objects: objects.to_vec() }
+    }
+
+    /// A ledger with memory of 4 bytes as object 10.
+    fn ledger() -> Ledger {
+        let mut ledger = Ledger::new(&[9], BOUNDS);
+        let (parent, handle) = (Handle(2), Handle(10));
+        ledger.replay(Entry::Commit { gpu: 0, bytes: 4, client: OF, parent, handle });
+        ledger
+    }
+
+    fn export(ledger: &mut Ledger, objects: &[u32], of_the_host: &[Handle]) -> Result<(), Denial> {
+        let entries = export_entries(ledger, (OF, &places(objects)), FILE, of_the_host)?;
+        entries.into_iter().for_each(|entry| ledger.replay(entry));
+        Ok(())
+    }
+
+    #[test]
+    fn what_is_exported_is_held_in_its_place_and_memory_of_the_host_weighs_nothing() {
+        let mut ledger = ledger();
+        assert_eq!(unknown_objects(&ledger, OF, &places(&[10, 0, 11, 11])), [Handle(11)]);
+        // A place without an object is left out.
+        export(&mut ledger, &[10, 0, 11], &[Handle(11)]).unwrap();
+        assert_eq!(ledger.exported(FILE).collect::<Vec<_>>(), [3, 5]);
+        assert_eq!(ledger.bytes_of(OF, Handle(11)), Some(0));
+        for handle in [10, 11].map(Handle) {
+            ledger.replay(Entry::Free { client: OF, handle });
+        }
+        assert_eq!(ledger.usage(0).unwrap().used_bytes, 4, "the file keeps it");
+        ledger.replay(Entry::Release { hold: Hold::Export { file: FILE, index: 3 } });
+        assert_eq!(ledger.usage(0).unwrap().used_bytes, 0);
+    }
+
+    #[test]
+    fn nothing_is_held_where_one_of_them_is_unknown() {
+        let mut ledger = ledger();
+        let done = export(&mut ledger, &[10, 12, 11], &[Handle(11)]);
+        let unknown = LedgerError::NoSuchObject { client: OF, handle: Handle(12) };
+        assert_eq!(done, Err(Denial::Export(unknown)));
+        assert!(ledger.exported(FILE).next().is_none() && !ledger.contains(OF, Handle(11)));
+    }
+
+    #[test]
+    fn an_import_makes_an_object_for_each_place_that_holds_memory() {
+        let mut ledger = ledger();
+        export(&mut ledger, &[10, 0, 10], &[]).unwrap();
+        let plan = plan_import(&ledger, FILE, &places(&[0, 0, 0, 0])).unwrap();
+        assert_eq!((plan.gpu, plan.open_handles()), (Some(0), 2));
+        let first = nth_handle(5, 0);
+        assert_eq!(plan.handles(5), [first, 0, nth_handle(5, 1), 0]);
+        let asked = plan.call_object(1, first, false);
+        assert_eq!(asked.handles().collect::<Vec<_>>(), [first, nth_handle(first, 1)]);
+        let empty = Places { first: 9, ..places(&[0, 6]) };
+        let plan = plan_import(&ledger, FILE, &empty).unwrap();
+        assert_eq!((plan.gpu, plan.handles(5)), (None, vec![0, 0]));
+    }
+
+    #[test]
+    fn of_handles_that_the_caller_chose_the_first_can_be_undone() {
+        let mut ledger = ledger();
+        export(&mut ledger, &[10, 10], &[]).unwrap();
+        let plan = plan_import(&ledger, FILE, &places(&[21, 22])).unwrap();
+        assert_eq!((plan.open_handles(), plan.handles(5)), (0, vec![21, 22]));
+        let asked = plan.call_object(1, 99, true);
+        assert_eq!(asked, CallObject { client: 1, handle: 21, more: 0, was_there: true });
+    }
+
+    #[test]
+    fn no_name_is_made_that_the_books_have_no_room_for() {
+        let mut ledger = ledger();
+        export(&mut ledger, &[10], &[]).unwrap();
+        assert_eq!(room_for_name(&ledger), Ok(()));
+        for handle in 0..u32::try_from(BOUNDS.objects).unwrap() {
+            ledger.note(OF, Handle(2), Handle(100 + handle));
+        }
+        assert_eq!(room_for_name(&ledger), Err(Denial::Full("objects or mappings")));
+        let plan = plan_import(&ledger, FILE, &places(&[0]));
+        assert_eq!(plan, Err(Denial::Full("objects")));
+        let full = Err(Denial::Export(LedgerError::Full));
+        assert_eq!(export(&mut ledger, &[11], &[Handle(11)]), full);
+    }
+}
