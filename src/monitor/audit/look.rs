@@ -17,7 +17,7 @@ use crate::monitor::audit::history::{AuditHistory, Audited};
 use crate::monitor::audit::holdings::{DeadPids, Holdings};
 use crate::monitor::audit::judge::{Finding, judge};
 use crate::monitor::audit::kept_exports::KeptExports;
-use crate::monitor::audit::mappings::Mappings;
+use crate::monitor::audit::managed_ranges::ManagedRanges;
 use crate::monitor::audit::memory_owners::{least_charged, processes_to_kill};
 use crate::monitor::audit::prune::{remove_gone_names, remove_gone_objects};
 use crate::monitor::caller::AuditWait;
@@ -55,7 +55,7 @@ pub(crate) struct Audit {
     processes: Arc<Processes>,
     lane: Arc<Lane>,
     uvm: Arc<Uvm>,
-    mappings: Arc<Mappings>,
+    managed: Arc<ManagedRanges>,
     exports: Arc<KeptExports>,
     slices: Arc<Slices>,
     pub(crate) audit_wait: Arc<AuditWait>,
@@ -67,14 +67,14 @@ impl Audit {
     pub(crate) fn new(
         stakes: Arc<Stakes>,
         lane: Arc<Lane>,
-        mappings: Arc<Mappings>,
+        (uvm, managed): (Arc<Uvm>, Arc<ManagedRanges>),
         exports: Arc<KeptExports>,
         slices: Arc<Slices>,
         processes: Arc<Processes>,
         audit_wait: Arc<AuditWait>,
     ) -> Self {
         let (state, driver) = (Arc::clone(&stakes.state), Arc::clone(&stakes.driver));
-        let (uvm, history) = (Arc::clone(&mappings.uvm), AuditHistory::default());
+        let history = AuditHistory::default();
         let escapes = EscapeSearch::new(Arc::clone(&driver), Arc::clone(&processes));
         Audit {
             state,
@@ -83,7 +83,7 @@ impl Audit {
             processes,
             lane,
             uvm,
-            mappings,
+            managed,
             exports,
             slices,
             audit_wait,
@@ -259,7 +259,7 @@ impl Audit {
     ) {
         // Files of a process that comes while this goes on are not among these.
         let files = self.uvm.files.all();
-        let with_mapped_memory = self.mappings.dead_with_mapped_memory(dead);
+        let with_mapped_memory = self.managed.dead_with_mapped_memory(dead);
         let mut books = self.state.books();
         let mut has_forgotten = false;
         for process in dead {
@@ -271,7 +271,7 @@ impl Audit {
             let is_kept = |number| files.iter().any(|file| file.number == number);
             let has_files = books.makers.bound_to(*process).any(is_kept);
             if has_files {
-                self.mappings.spaces.look_at_all();
+                self.uvm.spaces.look_at_all();
             }
             if holds || has_files || with_mapped_memory.contains(process) {
                 continue;
@@ -283,7 +283,7 @@ impl Audit {
             }
             books.enter(Entry::RemoveProcess { process: *process });
             self.slices.shares.wake();
-            self.mappings.spaces.look_at_all();
+            self.uvm.spaces.look_at_all();
             self.processes.origins.note_dead(*process);
             has_forgotten = true;
         }

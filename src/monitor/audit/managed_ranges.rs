@@ -5,11 +5,27 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::ledger::{Entry, Hold, Process};
-use crate::monitor::audit::mappings::{Mappings, overlap};
-use crate::monitor::state::{Mapped, Space};
-use crate::monitor::uvm::{MAPPING_DELAY, PAGE_BYTES, Ranges, UvmFile};
+use crate::monitor::audit::mapped_memory::{MappedMemory, overlap};
+use crate::monitor::state::{ContainerState, Mapped, Space};
+use crate::monitor::uvm::{MAPPING_DELAY, PAGE_BYTES, Ranges, Uvm, UvmFile};
 
-impl Mappings {
+/// The charged ranges of managed memory, and whether they are mapped.
+#[derive(Debug)]
+pub(crate) struct ManagedRanges {
+    state: Arc<ContainerState>,
+    uvm: Arc<Uvm>,
+    mapped: Arc<MappedMemory>,
+}
+
+impl ManagedRanges {
+    pub(crate) fn new(
+        state: Arc<ContainerState>,
+        uvm: Arc<Uvm>,
+        mapped: Arc<MappedMemory>,
+    ) -> Self {
+        ManagedRanges { state, uvm, mapped }
+    }
+
     /// Releases the managed ranges that no process has mapped any more.
     pub(crate) fn release_unmapped(&self) {
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
@@ -17,14 +33,14 @@ impl Mappings {
             let ranges = self.state.books().ranges.of(Space::Managed(process));
             self.release_if_unmapped(process, &ranges);
         }
-        self.spaces.asked_ranges.lock().retain(|_, at| at.elapsed() < 2 * MAPPING_DELAY);
+        self.uvm.spaces.asked_ranges.lock().retain(|_, at| at.elapsed() < 2 * MAPPING_DELAY);
     }
 
     /// Releases those of a process's managed ranges `ranges` that no process has mapped, unless they were asked for
     /// less than [`MAPPING_DELAY`] ago.
     fn release_if_unmapped(&self, process: Process, ranges: &[(u64, u64)]) {
         for (base, length) in ranges.iter().copied() {
-            let at = self.spaces.asked_for_at(process, base);
+            let at = self.uvm.spaces.asked_for_at(process, base);
             let is_on_its_way = at.is_some_and(|at| at.elapsed() < MAPPING_DELAY);
             if is_on_its_way || self.is_mapped_by_any(process, (base, length)) {
                 continue;
@@ -35,7 +51,7 @@ impl Mappings {
             }
             let mut books = self.state.books();
             // The range may have been asked for again meanwhile.
-            if self.spaces.asked_for_at(process, base) != at {
+            if self.uvm.spaces.asked_for_at(process, base) != at {
                 continue;
             }
             let space = Space::Managed(process);
@@ -60,7 +76,7 @@ impl Mappings {
         let others = overlapping();
         // The process has unmapped these ranges, or it would not ask for their addresses again.
         for (at, _) in &others {
-            self.spaces.asked_ranges.lock().remove(&(process, *at));
+            self.uvm.spaces.asked_ranges.lock().remove(&(process, *at));
         }
         self.release_if_unmapped(process, &others);
         others.is_empty() || overlapping().is_empty()
@@ -70,13 +86,14 @@ impl Mappings {
     /// space or inherited the mapping. The address spaces of other processes count as they were at the last look.
     fn is_mapped_by_any(&self, process: Process, (base, length): (u64, u64)) -> bool {
         let range = (base, base.saturating_add(length));
-        let others = self.spaces.all().into_iter().filter(|of| of.process != process);
-        self.has_mapped(process, range)
+        let others = self.uvm.spaces.all().into_iter().filter(|of| of.process != process);
+        self.mapped.has_mapped(process, range)
             || others.into_iter().any(|space| {
-                let now = || self.mapped_in(space.process, &space.read_maps().unwrap_or_default());
+                let now =
+                    || self.mapped.mapped_in(space.process, &space.read_maps().unwrap_or_default());
                 let mut last = space.last_mappings().unwrap_or_else(now);
                 last.retain(|mapped| overlap(*mapped, range));
-                let uncharged = self.uncharged(space.process, &last, Instant::now());
+                let uncharged = self.mapped.uncharged(space.process, &last, Instant::now());
                 uncharged.iter().any(|mapped| self.may_be_managed(*mapped))
             })
     }
@@ -104,7 +121,7 @@ impl Mappings {
             return BTreeSet::new();
         }
         // The kernel may not list a dead process's own mappings any more.
-        self.watch_uncharged_processes();
+        self.mapped.watch_uncharged_processes();
         let is_mapped = |process: &Process| {
             ranges_of(process).into_iter().any(|range| self.is_mapped_by_any(*process, range))
         };

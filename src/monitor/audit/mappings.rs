@@ -1,7 +1,7 @@
 //! Checks what the container's processes have mapped of `nvidia-uvm`.
 //!
 //! When a mapping call continues, another thread can replace the descriptor, and the mapping is of another file than
-//! the monitor looked at. So the mappings are read from the kernel ([`crate::monitor::uvm::AddressSpaces`]). Where
+//! the monitor looked at. So the mappings are read from the kernel ([`AddressSpace`]). Where
 //! the kernel does not list an address space any more, all processes are searched for mappings.
 //!
 //! The kernel doesn't say which file a mapping is of. But memory is on a GPU only by files that have GPUs, and these
@@ -9,45 +9,43 @@
 //! charged. A file that has such memory loses its GPUs, and with them the memory, whichever process has it mapped.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::ledger::Process;
+use crate::monitor::audit::managed_ranges::ManagedRanges;
+use crate::monitor::audit::mapped_memory::{MOST_MAPPINGS, MappedMemory, overlap};
 use crate::monitor::caller::has_file;
-use crate::monitor::node::{kind_at, place_at};
 use crate::monitor::processes::Processes;
 use crate::monitor::state::{ContainerState, Lane, Mapped, Space};
-use crate::monitor::uvm::{
-    AddressSpace, AddressSpaces, Listed, MOST_QUESTIONS, Ranges, Uvm, UvmFile, current_maps,
-    possibly_managed,
-};
-use crate::process::{ProcessId, told};
+use crate::monitor::uvm::{AddressSpace, MOST_QUESTIONS, Ranges, Uvm, UvmFile, current_maps};
+use crate::process::told;
 use crate::rm::uvm::Range;
 
 /// How often the address spaces are looked at whose processes asked for nothing since. A thread that was kept from
 /// running may map late, and the charges change.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The most mappings of an address space that could be UVM's. No program has as many.
-const MOST_MAPPINGS: usize = 4096;
-
-/// The container's mappings of UVM's memory.
+/// Looks at the container's mappings.
 #[derive(Debug)]
 pub(crate) struct Mappings {
-    pub(crate) state: Arc<ContainerState>,
+    state: Arc<ContainerState>,
     processes: Arc<Processes>,
     lane: Arc<Lane>,
-    pub(crate) uvm: Arc<Uvm>,
-    pub(crate) spaces: AddressSpaces,
+    uvm: Arc<Uvm>,
+    mapped: Arc<MappedMemory>,
+    pub(crate) managed: Arc<ManagedRanges>,
 }
 
 impl Mappings {
     pub(crate) fn new(processes: Arc<Processes>, lane: Arc<Lane>, uvm: Arc<Uvm>) -> Self {
         let state = Arc::clone(&processes.state);
-        Mappings { state, processes, lane, uvm, spaces: AddressSpaces::default() }
+        let mapped = Arc::new(MappedMemory::new(Arc::clone(&processes), Arc::clone(&uvm)));
+        let (state_of, uvm_of) = (Arc::clone(&state), Arc::clone(&uvm));
+        let managed = Arc::new(ManagedRanges::new(state_of, uvm_of, Arc::clone(&mapped)));
+        Mappings { state, processes, lane, uvm, mapped, managed }
     }
 
     /// Looks at mappings whenever the bell rings. This thread alone waits where the driver or the container holds up
@@ -56,17 +54,17 @@ impl Mappings {
         // The former worker watched these processes.
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         for process in processes {
-            let watch = |tid| self.spaces.watch(process, tid).ok();
+            let watch = |tid| self.uvm.spaces.watch(process, tid).ok();
             let _ = told(process.pid().cast_signed(), watch);
         }
         loop {
-            self.spaces.wait();
+            self.uvm.spaces.wait();
             self.audit_mappings();
         }
     }
 
     fn audit_mappings(&self) {
-        let is_due = self.spaces.take_due(PAUSE);
+        let is_due = self.uvm.spaces.take_due(PAUSE);
         if is_due {
             self.uvm.end_orphaned_files();
         }
@@ -82,16 +80,16 @@ impl Mappings {
                 .iter()
                 .for_each(|file| Ranges::of(&self.state.release, &file.device).end_zombies());
         }
-        for space in self.spaces.all() {
+        for space in self.uvm.spaces.all() {
             self.look_at(&space, &files);
             self.look_at_fresh(&files);
         }
-        self.release_unmapped();
+        self.managed.release_unmapped();
         self.state.books().ranges.forget_removed(begun);
     }
 
     fn look_at_fresh(&self, files: &[Arc<UvmFile>]) {
-        self.spaces.fresh().iter().for_each(|space| self.look_at(space, files));
+        self.uvm.spaces.fresh().iter().for_each(|space| self.look_at(space, files));
     }
 
     /// Looks at the mappings of an address space, and forgets an address space that no process has any more.
@@ -107,20 +105,20 @@ impl Mappings {
         // The kernel may still list this address space of a process that has ended, while other processes share another
         // address space that the process had.
         if text.is_err() || space.take_process_ended() {
-            self.watch_uncharged_processes();
+            self.mapped.watch_uncharged_processes();
         }
         if is_gone {
-            self.spaces.forget(space);
+            self.uvm.spaces.forget(space);
         }
         let text = text.unwrap_or_default();
         let now = now.filter(|now| *now != text).unwrap_or_default();
         if is_gone && !now.is_empty() {
-            self.spaces.reopen(space.process);
+            self.uvm.spaces.reopen(space.process);
         }
         // The process may have another address space since it asked, and have left this one to other processes.
-        let mut mappings = self.mapped_in(space.process, &text);
-        mappings.extend(self.mapped_in(space.process, &now));
-        let uncharged = self.uncharged(space.process, &mappings, since);
+        let mut mappings = self.mapped.mapped_in(space.process, &text);
+        mappings.extend(self.mapped.mapped_in(space.process, &now));
+        let uncharged = self.mapped.uncharged(space.process, &mappings, since);
         space.set_mappings(mappings);
         if uncharged.len() > MOST_MAPPINGS || !self.unexplained(&uncharged, since).is_empty() {
             self.end_unless_gone(space);
@@ -131,33 +129,6 @@ impl Mappings {
             return self.processes.kill(space.process, Event::killed_past_the_monitor());
         }
         addresses.into_iter().for_each(|at| self.judge_address(at, files));
-    }
-
-    /// Watches each process of the container that has mappings which the process isn't charged for.
-    pub(crate) fn watch_uncharged_processes(&self) {
-        for pid in self.processes.container_pids().into_iter().map(u32::cast_signed) {
-            let Some(process) = ProcessId::of(pid).map(Process::from) else { continue };
-            let since = Instant::now();
-            let mappings = self.mapped_in(process, &current_maps(process).unwrap_or_default());
-            let is_known = !self.spaces.of_process(process).is_empty();
-            if !is_known && !self.uncharged(process, &mappings, since).is_empty() {
-                let _ = self.spaces.watch(process, pid);
-            }
-        }
-    }
-
-    /// Those of `mappings` that are no charged managed memory of the process, and were none since `since`, when the
-    /// kernel's list began to be read.
-    pub(crate) fn uncharged(
-        &self,
-        process: Process,
-        mappings: &[Mapped],
-        since: Instant,
-    ) -> Vec<Mapped> {
-        let books = self.state.books();
-        let is_charged =
-            |mapped: &Mapped| books.ranges.covered_since(Space::Managed(process), *mapped, since);
-        mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
     }
 
     /// Those of `uncharged` that lie in no file's range, and that no other process is charged for: another process may
@@ -180,9 +151,12 @@ impl Mappings {
     fn end_unless_gone(&self, space: &AddressSpace) {
         let since = Instant::now();
         let texts = [space.read_maps().ok(), current_maps(space.process)];
-        let now: Vec<Mapped> =
-            texts.iter().flatten().flat_map(|text| self.mapped_in(space.process, text)).collect();
-        let uncharged = self.uncharged(space.process, &now, since);
+        let now: Vec<Mapped> = texts
+            .iter()
+            .flatten()
+            .flat_map(|text| self.mapped.mapped_in(space.process, text))
+            .collect();
+        let uncharged = self.mapped.uncharged(space.process, &now, since);
         if uncharged.len() > MOST_MAPPINGS || !self.unexplained(&uncharged, since).is_empty() {
             tracing::debug!(mappings = now.len(), "managed memory past the monitor");
             self.processes.kill(space.process, Event::killed_past_the_monitor());
@@ -205,7 +179,7 @@ impl Mappings {
             books.processes.iter().copied().filter(is_charged).collect()
         };
         // A process can be charged for a range without having it mapped.
-        let has_it = |of: &Process| self.has_mapped(*of, (at, at + 1));
+        let has_it = |of: &Process| self.mapped.has_mapped(*of, (at, at + 1));
         let charged: Vec<Process> = charged.into_iter().filter(has_it).collect();
         if found.len() <= charged.len() {
             return;
@@ -225,16 +199,6 @@ impl Mappings {
         }
     }
 
-    /// Whether a process has a mapping that overlaps `wanted`, in its address space of now, or in one that it had
-    /// when it asked for mappings.
-    pub(crate) fn has_mapped(&self, process: Process, wanted: Mapped) -> bool {
-        let then =
-            self.spaces.of_process(process).into_iter().filter_map(|space| space.read_maps().ok());
-        then.chain(current_maps(process)).any(|text| {
-            self.mapped_in(process, &text).iter().any(|mapped| overlap(*mapped, wanted))
-        })
-    }
-
     /// Takes the GPUs from a file that has managed memory past the monitor; it gets no GPU again. Kills each process
     /// that has the file and an uncharged mapping at the address `at`.
     fn withdraw_gpus(&self, file: &UvmFile, at: u64) {
@@ -251,48 +215,17 @@ impl Mappings {
                 "a file of nvidia-uvm has managed memory past the monitor: it loses its GPUs"
             );
         }
-        for space in self.spaces.all() {
+        for space in self.uvm.spaces.all() {
             let last = space.last_mappings().unwrap_or_default();
             let there: Vec<Mapped> =
                 last.into_iter().filter(|mapped| overlap(*mapped, (at, at + 1))).collect();
             let open = self.processes.open_files_of(space.process.pid(), NodeKind::Uvm);
             let mut open = open.into_iter().flatten();
-            if !self.uncharged(space.process, &there, Instant::now()).is_empty()
+            if !self.mapped.uncharged(space.process, &there, Instant::now()).is_empty()
                 && open.any(|place| has_file(place, &file.device) == Some(true))
             {
                 self.processes.kill(space.process, Event::killed_past_the_monitor());
             }
         }
     }
-
-    /// The mappings in the kernel's list that could be managed memory of UVM's nodes.
-    pub(crate) fn mapped_in(&self, process: Process, list: &str) -> Vec<Mapped> {
-        // Where a process has so many mappings, the rest count as UVM's unasked.
-        let is_uvm = |(number, of): &(usize, Listed<'_>)| {
-            *number >= MOST_MAPPINGS || self.is_uvm(process, *of)
-        };
-        let found = possibly_managed(list).enumerate().filter(is_uvm);
-        found.map(|(_, of)| of.mapped).collect()
-    }
-
-    /// Whether a mapping's file is a node of UVM's: by the device and inode in the list, or by those of the file
-    /// itself, whose file system may show other numbers.
-    fn is_uvm(&self, process: Process, of: Listed<'_>) -> bool {
-        if of.place.is_some_and(|place| self.state.books().is_node(place)) {
-            return true;
-        }
-        let of_file = |tid| {
-            let path = PathBuf::from(format!("/proc/{tid}/map_files/{}", of.range));
-            match kind_at(&self.state.settings.nodes, &path) {
-                Some(kind) => Some(kind == NodeKind::Uvm),
-                None => place_at(&path).map(|place| self.state.books().is_node(place)),
-            }
-        };
-        told(process.pid().cast_signed(), of_file).unwrap_or(false)
-    }
-}
-
-/// Whether two mappings have an address in common.
-pub(crate) fn overlap((from, to): Mapped, (first, end): Mapped) -> bool {
-    from < end && to > first
 }

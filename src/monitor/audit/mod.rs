@@ -9,6 +9,7 @@ mod judge;
 mod kept_exports;
 mod look;
 mod managed_ranges;
+mod mapped_memory;
 mod mappings;
 mod memory_owners;
 mod prune;

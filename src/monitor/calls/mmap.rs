@@ -37,7 +37,7 @@ pub(crate) fn serve_map(
     let target = case.target()?;
     let (process, tid) = (target.process, target.tid);
     // The address space is watched before anything is charged, so that the charge isn't released in between.
-    let watched = case.parts.mappings.spaces.watch(process, tid);
+    let watched = case.parts.uvm.spaces.watch(process, tid);
     // Where the caller is gone, the address space may be another process's.
     case.still_waits()?;
     if watched.is_err() {
@@ -86,7 +86,7 @@ fn charge_managed(
     if parts.state.settings.managed == Managed::Refuse {
         return Err(Denial::Managed);
     }
-    if !parts.mappings.release_overlapping(process, (base, bytes)) {
+    if !parts.mappings.managed.release_overlapping(process, (base, bytes)) {
         return Err(Denial::ManagedTwice);
     }
     let mut books = case.books();
@@ -94,7 +94,7 @@ fn charge_managed(
     let range = (space, base, bytes);
     let entries = managed_entries(&books.ledger, &books.ranges, range, gpus)?;
     books.add_range(space, base, bytes);
-    parts.mappings.spaces.note_asked(process, base);
+    parts.uvm.spaces.note_asked(process, base);
     entries.into_iter().for_each(|entry| books.enter(entry));
     Ok(())
 }

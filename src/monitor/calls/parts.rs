@@ -84,7 +84,7 @@ impl Parts {
         let audit = Audit::new(
             Arc::clone(&stakes),
             Arc::clone(&lane),
-            Arc::clone(&mappings),
+            (Arc::clone(&uvm), Arc::clone(&mappings.managed)),
             Arc::clone(&exports),
             Arc::clone(&slices),
             Arc::clone(&processes),

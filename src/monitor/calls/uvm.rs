@@ -143,7 +143,7 @@ fn register_gpu(
         case.patch(Meaning::Status, NV_OK.into());
     }
     // Mapped memory that was on no GPU may be on this GPU from now on.
-    case.parts.mappings.spaces.look_at_all();
+    case.parts.uvm.spaces.look_at_all();
     if is_alone && case.status() == NV_OK && case.parts.uvm.makers.is_orphaned(file) {
         case.parts.uvm.unregister_gpus(case.device()?);
         return Err(case.deny(&Denial::UvmOrphaned));

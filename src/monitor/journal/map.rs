@@ -20,6 +20,7 @@ pub(crate) use log::Log;
 pub(crate) use slot::{CallReservation, Slot};
 
 use crate::calls::{Calls, DURATIONS_US, Durations};
+use crate::monitor::journal::call_id::Trace;
 use crate::monitor::journal::layout::{
     FORMAT, HEAD_BYTES, JOURNAL_BYTES, SLOT_BYTES, SLOTS, TRACE_PLACES,
 };
@@ -205,6 +206,24 @@ impl JournalMap {
     /// How many events were left out, for the next event to tell. The count begins anew.
     pub(crate) fn take_left_out(&self, what: LeftOut) -> u64 {
         self.head().left_out[what as usize].swap(0, Ordering::Relaxed)
+    }
+
+    /// Stores a trace. Returns its place, or `None` where no place is free. One thread at a time may do this.
+    pub(crate) fn keep_trace(&self, trace: &Trace) -> Option<usize> {
+        let all = &self.head().traces;
+        let (place, stored) = (0..).zip(all).find(|(_, stored)| stored.load().is_none())?;
+        stored.store(trace);
+        Some(place)
+    }
+
+    /// Removes the trace at this place.
+    pub(crate) fn forget_trace(&self, place: usize) {
+        self.head().traces[place].clear();
+    }
+
+    /// All traces, with their places.
+    pub(crate) fn traces(&self) -> impl Iterator<Item = (usize, Trace)> {
+        (0..).zip(&self.head().traces).filter_map(|(place, stored)| Some((place, stored.load()?)))
     }
 
     pub(crate) fn calls(&self) -> Calls {

@@ -68,17 +68,15 @@ pub(crate) enum CallerGets {
     Nothing,
 }
 
-impl Worker {
-    /// Serves a call in the slot by this thread.
-    fn serve_in(&self, slot: usize, notice: seccomp_notif) {
-        let slot = self.parts.state.journal.slot(slot);
-        if slot.number() == DYING_SLOT {
-            take_over_slot(slot);
-        }
-        slot.receive_of_model(LISTENER, notice);
-        let listener = self.listeners.get(LISTENER).expect("it was handed over");
-        serve(&mut Case::new(&self.parts, &mut Scratch::default(), slot, &listener, notice, false));
+/// Has a worker serve a call in the slot by this thread.
+fn serve_in(worker: &Worker, slot: usize, notice: seccomp_notif) {
+    let slot = worker.parts.state.journal.slot(slot);
+    if slot.number() == DYING_SLOT {
+        take_over_slot(slot);
     }
+    slot.receive_of_model(LISTENER, notice);
+    let listener = worker.listeners.get(LISTENER).expect("it was handed over");
+    serve(&mut Case::new(&worker.parts, &mut Scratch::default(), slot, &listener, notice, false));
 }
 
 /// A call as a program makes it.

@@ -17,7 +17,7 @@ use super::driver::forget_death;
 use super::start::{settings, worker};
 use super::{
     Call, CallerGets, DYING_SLOT, Death, Fate, LISTENER, ModelDriver, ModelFile, OWN_SLOT, Program,
-    QUOTA, TOTAL, set_death,
+    QUOTA, TOTAL, serve_in, set_death,
 };
 use crate::gate::passing::{self, Wait};
 use crate::gate::settings::Settings;
@@ -194,15 +194,15 @@ impl World {
                 }
             }
             Fate::AnswerIsLost => {
-                self.worker().serve_in(OWN_SLOT, notice);
+                serve_in(&self.worker(), OWN_SLOT, notice);
                 if !matches!(self.callers.remove(id), Some(Caller::Answered(0, 0))) {
                     return CallerGets::Nothing;
                 }
                 id = self.new_id();
                 self.callers.add(id, Caller::Waits);
-                self.worker().serve_in(OWN_SLOT, seccomp_notif { id, ..notice });
+                serve_in(&self.worker(), OWN_SLOT, seccomp_notif { id, ..notice });
             }
-            _ => self.worker().serve_in(OWN_SLOT, notice),
+            _ => serve_in(&self.worker(), OWN_SLOT, notice),
         }
         self.hear();
         let answer = match self.callers.remove(id) {
@@ -225,7 +225,7 @@ impl World {
         let (says, died) = channel();
         std::thread::spawn(move || {
             set_death(nth, death, says);
-            worker.serve_in(DYING_SLOT, notice);
+            serve_in(worker, DYING_SLOT, notice);
             forget_death();
         });
         // The thread can't be joined: the kernel ends it, and tells nobody else.

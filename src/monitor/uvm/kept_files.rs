@@ -19,6 +19,7 @@ use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::node::Device;
 use crate::monitor::processes::Processes;
 use crate::monitor::state::{ContainerState, Lane, MOST_FILES, Occasion};
+use crate::monitor::uvm::address_spaces::AddressSpaces;
 use crate::monitor::uvm::file_calls::unregister_gpu;
 use crate::monitor::uvm::file_makers::FileMakers;
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, UvmFiles, position};
@@ -38,7 +39,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// search.
 const LOOKS: usize = 2;
 
-/// The files of nvidia-uvm that the worker and the keeper have open.
+/// The files of nvidia-uvm that the worker and the keeper have open, and the address spaces with mappings of them.
 #[derive(Debug)]
 pub(crate) struct Uvm {
     state: Arc<ContainerState>,
@@ -47,6 +48,7 @@ pub(crate) struct Uvm {
     keeper: Arc<KeeperSocket>,
     pub(crate) files: Arc<UvmFiles>,
     pub(crate) makers: FileMakers,
+    pub(crate) spaces: AddressSpaces,
 }
 
 impl Uvm {
@@ -58,7 +60,7 @@ impl Uvm {
         let state = Arc::clone(&processes.state);
         let files = Arc::new(UvmFiles::default());
         let makers = FileMakers::new(Arc::clone(&state), Arc::clone(&files));
-        Uvm { state, processes, lane, keeper, files, makers }
+        Uvm { state, processes, lane, keeper, files, makers, spaces: AddressSpaces::default() }
     }
 
     /// Keeps the file that `device` is, and returns it. The thread and descriptor of `seen` have the file. `None` where

@@ -9,7 +9,7 @@ mod ranges;
 mod vma_list;
 
 pub(crate) use address_spaces::{
-    AddressSpace, AddressSpaces, MAPPING_DELAY, current_maps, image_hash, is_randomized,
+    AddressSpace, MAPPING_DELAY, current_maps, image_hash, is_randomized,
 };
 pub(crate) use file_calls::{has_flags, was_initialized};
 #[cfg(test)]

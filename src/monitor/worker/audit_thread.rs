@@ -2,6 +2,8 @@
 //!
 //! The audit has a thread of its own, so that calls that hang don't keep it from looking.
 
+use std::io;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::monitor::caller::{WaitEnd, Watched};
@@ -9,7 +11,9 @@ use crate::monitor::calls::Parts;
 use crate::monitor::log::When;
 use crate::monitor::resident::{give_back_heap, give_back_startup_code};
 use crate::monitor::state::{Due, Occasion};
-use crate::monitor::worker::Worker;
+use crate::monitor::thread::spawn;
+use crate::monitor::worker::container_end::ContainerEnd;
+use crate::monitor::worker::worker_end::WorkerEnd;
 use crate::process::ProcessId;
 
 /// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
@@ -25,12 +29,32 @@ const LAST_LOOK: Duration = Duration::from_millis(25);
 /// starts.
 const GIVE_BACK: Duration = Duration::from_secs(10);
 
-impl Worker {
+/// The audit's thread.
+#[derive(Debug)]
+pub(crate) struct AuditThread {
+    parts: Arc<Parts>,
+    container_end: Arc<ContainerEnd>,
+}
+
+impl AuditThread {
+    /// Starts the thread. Where the audit can't go on, it ends the worker.
+    pub(crate) fn start(
+        parts: Arc<Parts>,
+        container_end: Arc<ContainerEnd>,
+        worker_end: Arc<WorkerEnd>,
+    ) -> io::Result<()> {
+        let thread = AuditThread { parts, container_end };
+        spawn("audit", move || {
+            if let Err(error) = thread.audit_forever() {
+                worker_end.finish(Err(error.into()));
+            }
+        })
+    }
+
     /// Audits until an error ends it.
-    pub(crate) fn audit_forever(&self) -> nix::Result<()> {
-        let Parts {
-            state, driver, callers, processes, stakes, exports, uvm, mappings, audit, ..
-        } = &*self.parts;
+    fn audit_forever(&self) -> nix::Result<()> {
+        let Parts { state, driver, callers, processes, stakes, exports, uvm, audit, .. } =
+            &*self.parts;
         let mut watched = Watched::new();
         let mut mapped = Instant::now();
         let mut given_back = Instant::now();
@@ -49,7 +73,7 @@ impl Worker {
                 audit.escapes.end_escapes();
             }
             state.log.tell_left_out(When::Due);
-            self.finish_container_end();
+            self.container_end.end_what_is_left();
             exports.sweep_exports();
             uvm.sweep(occasion);
             stakes.free_stakes_soon();
@@ -67,9 +91,9 @@ impl Worker {
                 given_back = Instant::now();
             }
             let are_due =
-                mapped.elapsed() > MAPPINGS || woken == WaitEnd::Late || mappings.spaces.has_new();
-            if are_due && (mappings.spaces.has_any() || !uvm.files.all().is_empty()) {
-                mappings.spaces.ring();
+                mapped.elapsed() > MAPPINGS || woken == WaitEnd::Late || uvm.spaces.has_new();
+            if are_due && (uvm.spaces.has_any() || !uvm.files.all().is_empty()) {
+                uvm.spaces.ring();
                 mapped = Instant::now();
             }
         }
@@ -115,7 +139,7 @@ impl Worker {
             || exports.all.has_any()
             || state.log.has_left_out()
             || has_files;
-        let ending = self.is_ending();
+        let ending = self.container_end.is_ending();
         if !watched && !ending && callers.unclaimed.is_empty() {
             // Otherwise the next process would find something scheduled already, and wake no thread.
             books.due = Due::default();

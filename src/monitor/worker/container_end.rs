@@ -10,9 +10,13 @@ use std::time::{Duration, Instant};
 
 use crate::gate::wire::Notice;
 use crate::monitor::audit::Evidence;
+use crate::monitor::caller::Listeners;
+use crate::monitor::calls::Parts;
+use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::lock::Lock;
 use crate::monitor::log::When;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::Worker;
+use crate::monitor::worker::worker_end::WorkerEnd;
 
 /// How often descriptors are searched, and how long nothing may be found before the keeper is told.
 const LAST_SEARCH: Duration = Duration::from_millis(100);
@@ -21,7 +25,30 @@ const CLEAR: Duration = Duration::from_millis(400);
 /// How long the keeper is kept waiting at most.
 const MOST_WAIT: Duration = Duration::from_secs(10);
 
-impl Worker {
+/// Notices the end of the container, and ends what is left.
+#[derive(Debug)]
+pub(crate) struct ContainerEnd {
+    parts: Arc<Parts>,
+    listeners: Arc<Listeners>,
+    keeper: Arc<KeeperSocket>,
+    worker_end: Arc<WorkerEnd>,
+    /// Listeners whose last process has ended, of which the keeper isn't told yet.
+    ended_listeners: Lock<Vec<u64>>,
+    /// Since when a search finds nothing that a container has whose listeners have all ended.
+    clear_since: Lock<Option<Instant>>,
+}
+
+impl ContainerEnd {
+    pub(crate) fn new(
+        parts: Arc<Parts>,
+        listeners: Arc<Listeners>,
+        keeper: Arc<KeeperSocket>,
+        worker_end: Arc<WorkerEnd>,
+    ) -> Self {
+        let (ended_listeners, clear_since) = (Lock::default(), Lock::default());
+        ContainerEnd { parts, listeners, keeper, worker_end, ended_listeners, clear_since }
+    }
+
     /// Whether a listener has ended that the keeper isn't told of yet.
     pub(crate) fn is_ending(&self) -> bool {
         !self.ended_listeners.lock().is_empty()
@@ -44,16 +71,16 @@ impl Worker {
         self.ended_listeners.lock().push(number);
         self.parts.audit.audit_wait.ring();
         // The auditor may hang in the driver for ever.
-        let worker = Arc::clone(self);
+        let end = Arc::clone(self);
         let limited = spawn("end", move || {
             std::thread::sleep(MOST_WAIT);
-            if worker.is_ending() {
+            if end.is_ending() {
                 tracing::error!(
-                    container = worker.parts.state.settings.short_id,
+                    container = end.parts.state.settings.short_id,
                     limit_s = MOST_WAIT.as_secs(),
                     "the container is gone, and the driver still has memory of it: nobody was found who uses it"
                 );
-                worker.tell_all_gone();
+                end.tell_all_gone();
             }
         });
         if limited.is_err() {
@@ -66,13 +93,13 @@ impl Worker {
         let mut ended = self.ended_listeners.lock();
         for number in std::mem::take(&mut *ended) {
             if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
-                self.finish(Err(error));
+                self.worker_end.finish(Err(error));
             }
         }
     }
 
     /// Ends what is left of a container that has ended, and tells the keeper when nothing is left.
-    pub(crate) fn finish_container_end(&self) {
+    pub(crate) fn end_what_is_left(&self) {
         let origins = &self.parts.processes.origins;
         if !self.is_ending() {
             return;

@@ -25,6 +25,7 @@ mod audit_thread;
 mod container_end;
 mod control_socket;
 mod privilege;
+mod worker_end;
 
 pub use crate::monitor::caller::check_sizes;
 pub use crate::monitor::driver::{Amount, Unanswered, examine, try_slice};
@@ -45,10 +46,12 @@ use crate::monitor::calls::{CallService, CallThreads, Parts};
 use crate::monitor::driver::FormerClients;
 use crate::monitor::journal::{KeptFile, share_heap};
 use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
-use crate::monitor::lock::Lock;
 use crate::monitor::resident;
 use crate::monitor::state::ContainerState;
 use crate::monitor::thread::spawn;
+use audit_thread::AuditThread;
+use container_end::ContainerEnd;
+use worker_end::WorkerEnd;
 
 /// How long calls may take to finish when the worker ends.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -69,12 +72,8 @@ pub(crate) struct Worker {
     keeper: Arc<KeeperSocket>,
     pub(crate) former_clients: FormerClients,
     connections: Arc<()>,
-    /// The result with which the worker ends, once it does.
-    end_result: Lock<Option<io::Result<()>>>,
-    /// Listeners whose last process has ended, of which the keeper isn't told yet.
-    ended_listeners: Lock<Vec<u64>>,
-    /// Since when a search finds nothing that a container has whose listeners have all ended.
-    clear_since: Lock<Option<Instant>>,
+    end: Arc<WorkerEnd>,
+    container_end: Arc<ContainerEnd>,
 }
 
 /// Answers calls until the keeper ends the worker.
@@ -91,7 +90,7 @@ pub fn main() -> io::Result<()> {
     crate::log::init_of(&settings.log, &settings.id);
     crate::monitor::caller::check_sizes()?;
     privilege::drop_privileges()?;
-    let worker = Arc::new(Worker::new(settings, keeper, &journal)?);
+    let worker = Worker::new(settings, keeper, &journal)?;
     drop(journal);
     if worker.take_over()? {
         return Ok(());
@@ -99,12 +98,8 @@ pub fn main() -> io::Result<()> {
     let parts = &worker.parts;
     parts.exports.forget_never_exported();
     worker.former_clients.take_over(&parts.driver);
-    let auditing = Arc::clone(&worker);
-    spawn("audit", move || {
-        if let Err(error) = auditing.audit_forever() {
-            auditing.finish(Err(error.into()));
-        }
-    })?;
+    let (container_end, end) = (Arc::clone(&worker.container_end), Arc::clone(&worker.end));
+    AuditThread::start(Arc::clone(parts), container_end, end)?;
     worker.calls.queue_left_calls();
     parts.state.journal.count_worker();
     control_socket::note_status(parts, &worker.calls);
@@ -126,6 +121,13 @@ impl Worker {
         let state = ContainerState::open(settings, journal)?;
         let parts = Arc::new(Parts::new(state, &keeper)?);
         let listeners = Arc::new(Listeners::new()?);
+        let end = Arc::new(WorkerEnd::new(Arc::clone(&keeper)));
+        let container_end = Arc::new(ContainerEnd::new(
+            Arc::clone(&parts),
+            Arc::clone(&listeners),
+            Arc::clone(&keeper),
+            Arc::clone(&end),
+        ));
         Ok(Worker {
             calls: Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(&listeners))),
             parts,
@@ -133,16 +135,9 @@ impl Worker {
             keeper,
             former_clients: FormerClients::default(),
             connections: Arc::new(()),
-            end_result: Lock::new(None),
-            ended_listeners: Lock::default(),
-            clear_since: Lock::default(),
+            end,
+            container_end,
         })
-    }
-
-    /// Has the first thread end the worker. Of several reasons the first one counts.
-    pub(crate) fn finish(&self, why: io::Result<()>) {
-        self.end_result.lock().get_or_insert(why);
-        self.keeper.shut_down_reading();
     }
 
     /// Takes what the keeper hands over, until the keeper says begin. `true` where the keeper ends the worker
@@ -182,23 +177,23 @@ impl Worker {
             }
             KeeperMessage::Begin | KeeperMessage::Nothing => {}
             KeeperMessage::Drain => self.drain(),
-            KeeperMessage::Gone => self.finish(Ok(())),
+            KeeperMessage::Gone => self.end.finish(Ok(())),
         }
     }
 
     /// Receives no more calls, and ends the worker when all calls are answered.
     fn drain(&self) {
         self.calls.drain();
-        self.finish(Ok(()));
+        self.end.finish(Ok(()));
     }
 
-    fn listen_until_the_end(self: &Arc<Self>) -> io::Result<()> {
+    fn listen_until_the_end(&self) -> io::Result<()> {
         if self.calls.was_called() {
             self.tell_called();
             self.calls.start_missing_threads();
         }
         let result = loop {
-            if let Some(result) = self.end_result.lock().take() {
+            if let Some(result) = self.end.take_result() {
                 break result;
             }
             self.listen();
@@ -212,7 +207,7 @@ impl Worker {
     }
 
     /// Waits for a message of the keeper's, the end of a listener's last process, or the container's first call.
-    fn listen(self: &Arc<Self>) {
+    fn listen(&self) {
         let listeners = self.listeners.all();
         // Poll always tells of a hang-up. Once the call threads are there, they receive the calls.
         let (calls, patience) = match self.calls.call_threads() {
@@ -231,7 +226,7 @@ impl Worker {
         if asked.first().is_some_and(|keeper| !said(keeper).is_empty()) {
             match self.keeper.receive() {
                 Ok(message) => self.handle(message),
-                Err(error) => self.finish(Err(error)),
+                Err(error) => self.end.finish(Err(error)),
             }
         }
         let said: Vec<PollFlags> = asked.iter().skip(1).map(said).collect();
@@ -253,10 +248,10 @@ impl Worker {
     }
 
     /// Removes a listener whose last process has ended.
-    fn end_listener(self: &Arc<Self>, number: u64) {
+    fn end_listener(&self, number: u64) {
         self.listeners.remove(number);
-        if let Err(error) = self.note_listener_ended(number) {
-            self.finish(Err(error));
+        if let Err(error) = self.container_end.note_listener_ended(number) {
+            self.end.finish(Err(error));
         }
     }
 }

@@ -14,26 +14,25 @@ use crate::monitor::journal::layout::{
 /// How many written bytes of the log leave the worker's memory at once.
 const BLOCK_BYTES: usize = 64 << 10;
 
-impl JournalMap {
-    /// Drops a written block of the log from the worker's memory: until the next worker begins, nobody reads it, and
-    /// only the keeper needs to hold it.
-    fn drop_block(&self, offset: usize) {
-        let address = self.address(offset, BLOCK_BYTES);
-        // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
-        // pages. The mapping is shared with a file, which keeps what was written.
-        unsafe { libc::madvise(address.cast(), BLOCK_BYTES, libc::MADV_DONTNEED) };
-    }
+/// Drops a written block of the log from the worker's memory: until the next worker begins, nobody reads it, and only
+/// the keeper needs to hold it.
+fn drop_block(memory: &JournalMap, offset: usize) {
+    let address = memory.address(offset, BLOCK_BYTES);
+    // SAFETY: the block lies in the mapping (checked by `address`) and begins and ends at
+    // pages. The mapping is shared with a file, which keeps what was written.
+    unsafe { libc::madvise(address.cast(), BLOCK_BYTES, libc::MADV_DONTNEED) };
+}
 
-    /// How many bytes of records a half has; `half` is where the half begins.
-    fn log_bytes(&self, half: usize) -> &AtomicU64 {
-        // SAFETY: the count lies in the mapping (checked by `address`), at the beginning of a half, which is a page. It
-        // is accessed as an atomic only.
-        unsafe { AtomicU64::from_ptr(self.address(half, COUNT_BYTES).cast()) }
-    }
+/// How many bytes of records a half has; `half` is where the half begins.
+fn log_bytes(memory: &JournalMap, half: usize) -> &AtomicU64 {
+    // SAFETY: the count lies in the mapping (checked by `address`), at the beginning of a half, which is a page. It is
+    // accessed as an atomic only.
+    unsafe { AtomicU64::from_ptr(memory.address(half, COUNT_BYTES).cast()) }
+}
 
-    fn half(&self, number: u32) -> usize {
-        LOG_OFFSET + if number & 1 == 0 { 0 } else { HALF_BYTES }
-    }
+/// Where a half begins.
+fn offset_of_half(number: u32) -> usize {
+    LOG_OFFSET + if number & 1 == 0 { 0 } else { HALF_BYTES }
 }
 
 /// The log. One thread at a time writes it.
@@ -48,15 +47,15 @@ pub(crate) struct Log {
 impl Log {
     /// Opens the log that the journal has.
     pub(crate) fn open(memory: &'static JournalMap) -> Self {
-        let half = memory.half(memory.head().active_half.load(Ordering::Acquire));
-        let used = usize::try_from(memory.log_bytes(half).load(Ordering::Acquire)).unwrap_or(0);
+        let half = offset_of_half(memory.head().active_half.load(Ordering::Acquire));
+        let used = usize::try_from(log_bytes(memory, half).load(Ordering::Acquire)).unwrap_or(0);
         let used = used.min(HALF_BYTES - COUNT_BYTES);
         Log { memory, used, kept: used, was_full: false }
     }
 
     /// All records of the log, in order.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
-        let half = self.memory.half(self.memory.head().active_half.load(Ordering::Acquire));
+        let half = offset_of_half(self.memory.head().active_half.load(Ordering::Acquire));
         let address = self.memory.address(half + COUNT_BYTES, self.used);
         // SAFETY: the place lies in the mapping (checked by `address`), which is never unmapped: it
         // is `'static`. Nobody writes below the count while this log is borrowed.
@@ -70,7 +69,7 @@ impl Log {
     }
 
     fn put(&mut self, half: u32, record: Record) {
-        let half = self.memory.half(half);
+        let half = offset_of_half(half);
         let room = HALF_BYTES - COUNT_BYTES - self.used;
         let address = self.memory.address(half + COUNT_BYTES + self.used, room);
         // SAFETY: the place lies in the mapping (checked by `address`), beyond the count, where only the owner of the
@@ -85,9 +84,9 @@ impl Log {
         };
         let before = self.used / BLOCK_BYTES;
         self.used += bytes;
-        self.memory.log_bytes(half).store(self.used as u64, Ordering::Release);
+        log_bytes(self.memory, half).store(self.used as u64, Ordering::Release);
         if self.used / BLOCK_BYTES > before {
-            self.memory.drop_block(half + before * BLOCK_BYTES);
+            drop_block(self.memory, half + before * BLOCK_BYTES);
         }
     }
 
@@ -101,11 +100,11 @@ impl Log {
         let active = self.memory.head().active_half.load(Ordering::Relaxed);
         let next = (active & 1) ^ 1;
         self.used = 0;
-        self.memory.log_bytes(self.memory.half(next)).store(0, Ordering::Release);
+        log_bytes(self.memory, offset_of_half(next)).store(0, Ordering::Release);
         records.for_each(|record| self.put(next, record));
         self.memory.head().active_half.store(next, Ordering::Release);
         self.kept = self.used;
-        let _ = free_half(self.memory, self.memory.half(active));
+        let _ = free_half(self.memory, offset_of_half(active));
     }
 }
 

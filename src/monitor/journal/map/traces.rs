@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::JournalMap;
 use crate::ledger::Process;
 use crate::monitor::journal::call_id::{CallObject, Trace};
 use crate::process::ProcessId;
@@ -10,34 +9,27 @@ use crate::process::ProcessId;
 /// The words of a trace. The first is 0 where there is no trace.
 type Longs = [u64; 6];
 
-/// A trace as the journal has it.
-pub(super) type StoredTrace = [AtomicU64; 6];
+/// A place for a trace in the journal.
+#[repr(transparent)]
+#[derive(Debug)]
+pub(super) struct StoredTrace([AtomicU64; 6]);
 
-impl JournalMap {
-    /// Stores a trace. Returns its place, or `None` where no place is free. One thread at a time may do this.
-    pub(crate) fn keep_trace(&self, trace: &Trace) -> Option<usize> {
-        let all = &self.head().traces;
-        let (place, stored) = (0..).zip(all).find(|(_, stored)| load(stored).is_none())?;
-        // The first word comes last: whenever the worker ends, the place has a whole trace or none.
-        for (stored, long) in stored.iter().zip(longs(trace)).rev() {
+impl StoredTrace {
+    /// Stores a trace. The first word comes last: whenever the worker ends, the place has a whole trace or none.
+    pub(super) fn store(&self, trace: &Trace) {
+        for (stored, long) in self.0.iter().zip(longs(trace)).rev() {
             stored.store(long, Ordering::Release);
         }
-        Some(place)
     }
 
-    /// Removes the trace at this place.
-    pub(crate) fn forget_trace(&self, place: usize) {
-        self.head().traces[place][0].store(0, Ordering::Release);
+    pub(super) fn load(&self) -> Option<Trace> {
+        trace(self.0.each_ref().map(|long| long.load(Ordering::Acquire)))
     }
 
-    /// All traces, with their places.
-    pub(crate) fn traces(&self) -> impl Iterator<Item = (usize, Trace)> {
-        (0..).zip(&self.head().traces).filter_map(|(place, stored)| Some((place, load(stored)?)))
+    pub(super) fn clear(&self) {
+        let [first, ..] = &self.0;
+        first.store(0, Ordering::Release);
     }
-}
-
-fn load(stored: &StoredTrace) -> Option<Trace> {
-    trace(stored.each_ref().map(|long| long.load(Ordering::Acquire)))
 }
 
 /// Makes one word of 64 bits from two of 32 bits.
