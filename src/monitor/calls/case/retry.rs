@@ -49,13 +49,17 @@ pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Early
     begin_on_lane_in_turn(case)
 }
 
-/// Waits for the earlier calls of the same thread.
+/// Waits for the earlier calls of the same thread, where signals interrupt calls: otherwise a thread that has left a
+/// call to the monitor is dead, and makes no other call.
 ///
 /// A call joins its thread's queue before it asks whether its caller still waits. So a later call waits
 /// for an earlier one, or the earlier one finds that its caller is gone.
 pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let thread = case.target()?.thread;
     case.slot.set_thread(thread);
+    if !case.parts.state.settings.interruptible {
+        return case.still_waits();
+    }
     let (turns, slot) = (&case.parts.callers.thread_order, case.slot.number());
     turns.queue(slot, thread);
     case.retry.is_queued = true;
