@@ -107,6 +107,8 @@ const IMPURE: &[&str] = &[
     "procfs::",
     "tracing::",
     "tempfile::",
+    "ContainerState",
+    "JournalMap",
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

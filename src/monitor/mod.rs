@@ -7,7 +7,7 @@
 mod audit;
 mod bell;
 mod caller;
-pub mod calls;
+mod calls;
 mod compute;
 pub mod decide;
 mod driver;

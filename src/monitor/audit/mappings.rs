@@ -1,8 +1,8 @@
 //! Checks what the container's processes have mapped of `nvidia-uvm`.
 //!
 //! When a mapping call continues, another thread can replace the descriptor, and the mapping is of another file than
-//! the monitor looked at. So the mappings are read from the kernel ([`AddressSpace`]). Where
-//! the kernel does not list an address space any more, all processes are searched for mappings.
+//! the monitor looked at. So the mappings are read from the kernel ([`AddressSpace`]). Where the kernel does not list
+//! an address space any more, all processes are searched for mappings.
 //!
 //! The kernel doesn't say which file a mapping is of. But memory is on a GPU only by files that have GPUs, and these
 //! files are kept. Each kept file is asked whether it has managed memory at the addresses that are mapped and not

@@ -13,7 +13,7 @@ use crate::monitor::calls::charge::{NewObject, make_charged};
 use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
 use crate::monitor::calls::groups::{enter_group, make_room_for_group};
 use crate::monitor::calls::identify::note_user;
-use crate::monitor::decide::{charge, memory_asked, semaphore_surface};
+use crate::monitor::decide::{charge_for, memory_asked, semaphore_surface, shown_memory};
 use crate::monitor::node::Buffer;
 use crate::monitor::state::OnLane;
 use crate::rm::Meaning;
@@ -28,7 +28,7 @@ const RIGHTS_BYTES: usize = 4;
 pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, EarlyReply> {
     let Alloc { object, class, .. } = *alloc;
     let release = &case.parts.state.release;
-    let size = case.allow(memory::params_size(release, class, alloc.params_size))?;
+    let size = case.or_deny(memory::params_size(release, class, alloc.params_size))?;
     let size = size.filter(|_| alloc.params != 0);
     if let Some(size) = size {
         case.read_params(alloc.params, size)?;
@@ -42,13 +42,13 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
     note_user(case, object.client)?;
 
     let params = size.map(|_| &case.scratch.params[..]);
-    let asked = case.allow(memory_asked(release, class, params))?;
+    let asked = case.or_deny(memory_asked(release, class, params))?;
     let gpu = asked.and_then(|_| find_gpu_on_lane(case, &lane, object.client, object.parent));
-    let charge = case.allow(charge(asked.map(|memory| memory.size_bytes), gpu, object))?;
+    let charge = case.or_deny(charge_for(asked.map(|memory| memory.size_bytes), gpu, object))?;
     if class == NV_SEMAPHORE_SURFACE {
         let params = &case.scratch.params;
         let decision = semaphore_surface(release, &case.books().ledger, object.client, params);
-        case.allow(decision)?;
+        case.or_deny(decision)?;
     }
     let group = match class {
         KEPLER_CHANNEL_GROUP_A => Some(make_room_for_group(case, &lane, object)?),
@@ -91,10 +91,9 @@ pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Rep
     case.patch(Meaning::Params, address);
     case.patch(Meaning::Descriptor, descriptor);
     let made = made?;
-    let shown = gpu.and_then(|gpu| case.books().ledger.usage(gpu));
+    let shown = shown_memory(gpu.and_then(|gpu| case.books().ledger.usage(gpu)));
     if let (Some(_), Some(limit)) = (made, case.scratch.field(case.head(), Meaning::Limit)) {
-        let most = shown.map_or(0, |usage| usage.limit_bytes.saturating_sub(1));
-        case.patch(Meaning::Limit, limit.min(most));
+        case.patch(Meaning::Limit, limit.min(shown.total_bytes.saturating_sub(1)));
     }
     Ok(case.executed(made))
 }

@@ -214,8 +214,8 @@ impl<'a> Case<'a> {
         Reply::Errno(errno)
     }
 
-    /// Refuses a call where it was decided so.
-    pub(crate) fn allow<T>(
+    /// What was decided; refuses the call where it was denied.
+    pub(crate) fn or_deny<T>(
         &mut self,
         decision: Result<T, impl Into<Denial>>,
     ) -> Result<T, EarlyReply> {

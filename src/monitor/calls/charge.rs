@@ -52,14 +52,14 @@ fn reserve(
         case.parts.audit.reconcile(lane, case.came);
         decision = try_once(case);
     }
-    case.allow(decision)
+    case.or_deny(decision)
 }
 
 /// Makes an object, and charges its memory where it takes some: checks that the memory fits the quota, asks the driver,
 /// and enters what the driver gave. No other function grants an allocation of the resource manager's.
 ///
-/// `memory` is the GPU and the bytes that are to be charged ([`decide::charge`]). `given` reads from the copies how many bytes the driver gave.
-/// `None` where the driver made no object, and the call's struct says why.
+/// `memory` is what is to be charged ([`decide::charge_for`]). `given` reads from the copies how many bytes the driver
+/// gave. `None` where the driver made no object, and the call's struct says why.
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
@@ -97,7 +97,7 @@ pub(crate) fn make_charged(
     let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
     books.enter(entry);
     case.slot.set_reservation(None);
-    let is_within = |books: &Books| decide::within_quota(&books.ledger, gpu, given_bytes).is_ok();
+    let is_within = |books: &Books| decide::is_within_quota(&books.ledger, gpu);
     let mut is_granted = is_within(&books);
     let serial = books.ledger.serial_of(client, Handle(handle));
     drop(books);
@@ -168,16 +168,10 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
     Ok(Some(made.unwrap_or(handle)).filter(|_| case.status() == NV_OK))
 }
 
-/// The handle of the object that a worker before may have made for this call; `None` where it can have made none.
-fn former_handle(case: &Case<'_>, object: Object) -> Option<u32> {
-    let before = case.slot.call_object();
-    let handle = if object.handle == 0 { before.handle } else { object.handle };
-    (case.asked_before && !before.was_there && handle != 0).then_some(handle)
-}
-
 /// Frees the object that a worker before may have made for this call, and even entered: the call begins anew.
 pub(crate) fn undo_former_attempt(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
-    if let Some(handle) = former_handle(case, object) {
+    let noted = case.slot.call_object();
+    if let Some(handle) = decide::former_handle(case.asked_before, noted, object) {
         unmake(case, lane, object.client, object.parent, handle);
         case.parts.slices.forget_freed(object.client, handle);
     }

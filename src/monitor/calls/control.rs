@@ -27,7 +27,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
     else {
         return Err(Errno::EINVAL.into());
     };
-    let known = case.allow(check(&case.parts.state.release, control, flags))?;
+    let known = case.or_deny(check(&case.parts.state.release, control, flags))?;
     if let Known::Pretended(_) = known {
         return Err(pretended(case));
     }

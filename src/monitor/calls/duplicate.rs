@@ -50,7 +50,7 @@ fn make_name(
     // `shown_below` may have entered an object, too, so the objects are counted after it.
     let shown = shown_below(case, lane, object.client, object.parent, gpu);
     let decision = room_for_name(&case.books().ledger);
-    case.allow(decision)?;
+    case.or_deny(decision)?;
     let made = make(case, new_object)?;
     let Some(made) = made else { return Ok(None) };
     let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));

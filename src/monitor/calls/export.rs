@@ -20,7 +20,7 @@ use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::import::{FileControl, import, refuse_file};
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
-use crate::monitor::decide::{Denial, export_entries, unknown_objects};
+use crate::monitor::decide::{Denial, export_entries, may_export, unknown_objects};
 use crate::monitor::driver::Exported;
 use crate::monitor::journal::CallObject;
 use crate::monitor::node::{Device, Failure};
@@ -84,21 +84,15 @@ fn export(
     let found = parts.exports.all.find_or_keep(file, Some(parts.state.journal.next_export()));
     let (exported, is_new) = found.map_err(|why| refuse_file(case, why))?;
     // Whether this call began the file: the worker before had told the keeper of it already.
-    let from_former_attempt = case.asked_before && !case.slot.call_object().was_there;
-    // A single object goes into a file once. A list may go into a file that this container's earlier exports began.
-    let already_in_use = match control.does {
-        Does::Export => !is_new && !from_former_attempt,
-        _ => is_new && is_in_use(case, control.client, file),
-    };
-    let done = match already_in_use {
-        true => Err(case.answer(Answer::Status(NV_ERR_STATE_IN_USE))),
-        false => {
-            if !case.asked_before {
-                case.slot.set_executing(CallObject::one(control.client, 0, !is_new));
-            }
-            export_to(case, control, places, &exported, is_new)
+    let is_from_former = case.asked_before && !case.slot.call_object().was_there;
+    let is_in_use = || is_in_use(case, control.client, file);
+    let decision = may_export(control.does, (is_new, is_from_former), is_in_use);
+    let done = case.or_deny(decision).and_then(|()| {
+        if !case.asked_before {
+            case.slot.set_executing(CallObject::one(control.client, 0, !is_new));
         }
-    };
+        export_to(case, control, places, &exported, is_new)
+    });
     if is_new && !matches!(done, Ok(true)) && parts.exports.clear(&exported, |_| true) {
         parts.exports.forget_export(exported.number);
     }
@@ -140,7 +134,7 @@ fn export_to(
             export_entries(&books.ledger, (client, places), exported.number, &of_the_host);
         entries.map(|entries| entries.into_iter().for_each(|entry| books.enter(entry)))
     };
-    case.allow(decision)?;
+    case.or_deny(decision)?;
     let done = put_objects(case, control, places, exported);
     if !matches!(done, Ok(true)) {
         parts.exports.forget_places(exported.number, |place| places.has(place));

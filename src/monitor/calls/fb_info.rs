@@ -3,18 +3,18 @@
 //! The driver's figures of the whole GPU never go to the caller. Where the call's GPU, and so the quota, isn't known,
 //! the call shows 0 bytes.
 
-use crate::ledger::Usage;
 use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::gpu_lookup::find_gpu;
 use crate::monitor::calls::make_control::make_control;
+use crate::monitor::decide::shown_memory;
 use crate::rm::number::NV_ERR_INVALID_PARAM_STRUCT;
 use crate::rm::{Answer, Layout, Meaning, fbinfo};
 
 /// Puts the quota, and the free bytes of it, into the totals of an `NVOS32` and of `part`.
 pub(crate) fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu: Option<usize>) {
-    let usage = gpu.and_then(|gpu| case.books().ledger.usage(gpu));
-    let (total, free) = usage.map_or((0, 0), |usage| (usage.limit_bytes, usage.free_bytes()));
+    let shown = shown_memory(gpu.and_then(|gpu| case.books().ledger.usage(gpu)));
+    let (total, free) = (shown.total_bytes, shown.free_bytes);
     // The GPU's own figures don't go to the caller, whatever the driver left in these fields.
     for part in [Some(case.head()), part].into_iter().flatten() {
         let largest = case.scratch.field(part, Meaning::LargestFree).unwrap_or(0).min(free);
@@ -39,7 +39,7 @@ pub(crate) fn show_memory(
     };
     case.read_params(address, size)?;
     let list = fbinfo::list(&case.parts.state.release, control, &case.scratch.params);
-    let list = case.allow(list)?;
+    let list = case.or_deny(list)?;
     if let fbinfo::List::Elsewhere { address, entries } = list {
         case.scratch.list.reset_list(entries * fbinfo::ENTRY_BYTES);
         case.read_piece(address, (0, case.scratch.list.len()))?;
@@ -65,10 +65,7 @@ pub(crate) fn show_memory(
 /// Puts the quota in the place of the GPU's memory, into the list that goes back.
 fn show_quota(case: &mut Case<'_>, (client, object): (u32, u32), list: fbinfo::List) {
     let usage = find_gpu(case, client, object).and_then(|gpu| case.books().ledger.usage(gpu));
-    let shown = fbinfo::Shown {
-        total_bytes: usage.map_or(0, |usage| usage.limit_bytes),
-        free_bytes: usage.map_or(0, Usage::free_bytes),
-    };
+    let shown = shown_memory(usage);
     let (bytes, offset, entries) = match list {
         fbinfo::List::Inline { offset, entries } => (&mut case.scratch.params, offset, entries),
         fbinfo::List::Elsewhere { entries, .. } => (&mut case.scratch.list, 0, entries),

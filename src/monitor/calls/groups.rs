@@ -7,7 +7,7 @@ use crate::monitor::calls::gpu_lookup::{
 };
 use crate::monitor::decide::{self, Denial};
 use crate::monitor::journal::{Reach, Record};
-use crate::monitor::state::{Books, OnLane, computes};
+use crate::monitor::state::{OnLane, OpenBooks, computes};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 
@@ -85,10 +85,12 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
 
 /// Refuses a channel that computes outside groups where the container has too many of these.
 pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
-    let is_bounded = case.parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
-    decide_twice(case, gpu, |books| {
-        decide::room_outside_groups(is_bounded, books.outside_groups(gpu).len())
-    })
+    // Where slices are set, no slice can be set for such a channel.
+    let are_slices_set = case.parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
+    if !are_slices_set {
+        return Ok(());
+    }
+    decide_twice(case, gpu, |books| decide::room_outside_groups(books.outside_groups(gpu).len()))
 }
 
 /// Enters a channel that is scheduled by itself and that nobody was seen to make: it counts as one outside a group.
@@ -118,7 +120,7 @@ fn enter_computing_channel(
         }
         decision
     };
-    case.allow(decision)
+    case.or_deny(decision)
 }
 
 /// Enters a group that was made, for `engine` where it is known.
@@ -161,7 +163,7 @@ fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, EarlyReply> {
 fn with_room_on(
     case: &mut Case<'_>,
     gpu: usize,
-    enter: impl Fn(&mut Books),
+    enter: impl Fn(&mut OpenBooks<'_>),
 ) -> Result<(), EarlyReply> {
     let most = case.parts.state.settings.channel_groups;
     decide_twice(case, gpu, |books| {
@@ -173,14 +175,14 @@ fn with_room_on(
 fn decide_twice(
     case: &mut Case<'_>,
     gpu: usize,
-    decide: impl Fn(&mut Books) -> Result<(), Denial>,
+    decide: impl Fn(&mut OpenBooks<'_>) -> Result<(), Denial>,
 ) -> Result<(), EarlyReply> {
     let mut decision = decide(&mut case.books());
     if decision.is_err() {
         case.parts.slices.forget_gone_groups(gpu);
         decision = decide(&mut case.books());
     }
-    case.allow(decision)
+    case.or_deny(decision)
 }
 
 fn group(gpu: usize, object: Object, certain: bool, reach: Option<Reach>) -> Record {

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::ledger::{Client, Entry, Handle, Hold};
+use crate::ledger::{Client, Handle, Hold};
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::{next_handles, unmake};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::make_control::make_control;
-use crate::monitor::decide::{Denial, plan_import};
+use crate::monitor::decide::{Denial, Imported, imported, plan_import};
 use crate::monitor::driver::Denied;
 use crate::monitor::node::Device;
 use crate::monitor::state::OnLane;
@@ -51,13 +51,13 @@ pub(crate) fn import(
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };
     note_user(case, client)?;
     let plan = plan_import(&case.books().ledger, exported.number, places);
-    let plan = case.allow(plan)?;
+    let plan = case.or_deny(plan)?;
     let before = case.slot.call_object();
     let first = match case.asked_before && before.handle != 0 {
         true => before.handle,
-        false => next_handles(case, plan.open_handles()),
+        false => next_handles(case, plan.unchosen_handles()),
     };
-    let mut objects = plan.handles(first);
+    let objects = plan.handles(first);
     let asked = objects.iter().copied().filter(|object| *object != 0);
     let known = {
         let books = case.books();
@@ -78,25 +78,19 @@ pub(crate) fn import(
         .take(if done_well { places.objects.len() } else { 0 })
         .map(|place| (place, case.parts.stakes.stake_behind_export(hold(place), (shown, gpu))))
         .collect();
-    let mut made = Vec::new();
-    let mut books = case.books();
-    if matches!(done, Ok(true)) {
-        let after = export::places(layout, &case.scratch.params);
-        objects = after.map(|after| after.objects).unwrap_or_default();
-        for (at, (object, place)) in objects.iter_mut().zip(places.first..).enumerate() {
-            if !export::is_imported(layout, &case.scratch.params, at) {
-                *object = places.objects.get(at).copied().unwrap_or_default();
-                continue;
-            }
-            let (client, parent) = (Client(client), Handle(parent));
-            let handle = Handle(*object);
-            let hold = hold(place);
-            books.enter(Entry::Import { hold, client, parent, handle, shown });
-            made.push(Object { client: client.0, parent: parent.0, handle: handle.0 });
+    let result = match done_well {
+        true => {
+            let params = &case.scratch.params;
+            let handles = export::places(layout, params).map(|after| after.objects);
+            let is_imported = |at| export::is_imported(layout, params, at);
+            let of = (exported.number, client, shown);
+            imported(of, places, handles.unwrap_or_default(), is_imported)
         }
-    } else {
-        objects.clone_from(&places.objects);
-    }
+        false => Imported { handles: places.objects.clone(), ..Imported::default() },
+    };
+    let Imported { entries, made, handles: objects } = result;
+    let mut books = case.books();
+    entries.into_iter().for_each(|entry| books.enter(entry));
     drop(books);
     for (place, stake) in stakes {
         let at = (place - places.first) as usize;

@@ -12,7 +12,7 @@ use crate::ledger::Process;
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call};
 use crate::monitor::calls::identify::{identify, note_caller};
-use crate::monitor::decide::{Continued, Denial, managed_entries};
+use crate::monitor::decide::{Continued, Denial, managed_records};
 use crate::monitor::state::Space;
 use crate::monitor::uvm::{PAGE_BYTES, Ranges};
 use crate::rm::uvm::Range;
@@ -92,10 +92,9 @@ fn charge_managed(
     let mut books = case.books();
     let (space, gpus) = (Space::Managed(process), parts.state.settings.gpus.len());
     let range = (space, base, bytes);
-    let entries = managed_entries(&books.ledger, &books.ranges, range, gpus)?;
-    books.add_range(space, base, bytes);
+    let records = managed_records(&books.ledger, &books.ranges, range, gpus)?;
     parts.uvm.spaces.note_asked(process, base);
-    entries.into_iter().for_each(|entry| books.enter(entry));
+    records.into_iter().for_each(|record| books.write(record));
     Ok(())
 }
 

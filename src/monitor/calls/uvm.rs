@@ -21,9 +21,9 @@ use crate::monitor::calls::initialize::{initialize, is_initialized};
 use crate::monitor::calls::uvm_file::{call_uvm, change_on_lane, control_file, gpu_of};
 use crate::monitor::calls::uvm_maps::{map_memory, mapping_gpus};
 use crate::monitor::calls::uvm_ranges::{
-    NO_GPU, end_mappings, free_range, make_range, remove_gone_ranges, span, unmap,
+    end_mappings, free_range, make_range, remove_gone_ranges, span, unmap,
 };
-use crate::monitor::decide::{self, Denial, Verdict};
+use crate::monitor::decide::{self, Denial, NO_GPU, Verdict};
 use crate::monitor::node::Device;
 use crate::monitor::uvm::{UvmFile, has_flags};
 use crate::rm::number::{
@@ -48,9 +48,9 @@ pub(crate) fn serve_uvm(
     argument: u64,
 ) -> Result<Reply, EarlyReply> {
     let release = &case.parts.state.release;
-    let size = case.allow(uvm::params_size(release, number))?;
+    let size = case.or_deny(uvm::params_size(release, number))?;
     case.read_struct(argument, size)?;
-    let decoded = case.allow(uvm::decode(release, number, &case.scratch.bytes))?;
+    let decoded = case.or_deny(uvm::decode(release, number, &case.scratch.bytes))?;
     case.still_waits()?;
     if size > 0 {
         case.write_back(0, argument, Copy::Struct);
@@ -161,7 +161,7 @@ fn enforce_flags(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     if decision == Err(Denial::UvmWithHmm) {
         parts.processes.kill(case.target()?.process, Event::killed_past_the_monitor());
     }
-    case.allow(decision)
+    case.or_deny(decision)
 }
 
 /// Unregisters a GPU, which ends all its mappings. A GPU that isn't registered has none.

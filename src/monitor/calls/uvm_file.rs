@@ -71,7 +71,7 @@ pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), E
 pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, EarlyReply> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
     let kept = case.parts.uvm.keep(case.device()?, seen);
-    case.allow(kept.ok_or(Denial::Full("files of nvidia-uvm")))
+    case.or_deny(kept.ok_or(Denial::Full("files of nvidia-uvm")))
 }
 
 /// The number of the container's GPU with this UUID.

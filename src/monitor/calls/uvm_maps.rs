@@ -7,7 +7,7 @@ use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::uvm_file::{call_uvm, gpu_of};
-use crate::monitor::decide::{Denial, mapped_memory, plan_map};
+use crate::monitor::decide::{Denial, chargeable_mapping, plan_map};
 use crate::monitor::node::{Device, Failure, Rm};
 use crate::monitor::state::OnLane;
 use crate::rm::number::{NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK};
@@ -40,7 +40,7 @@ pub(crate) fn map_memory(
     let plan = plan_map(&books.ledger, trees, span, charge);
     plan.iter().flat_map(|plan| &plan.before).for_each(|entry| books.enter(*entry));
     drop(books);
-    let plan = case.allow(plan)?;
+    let plan = case.or_deny(plan)?;
     let status = match control {
         Some(control) => map_from_own_client(case, lane, (memory, control), charge),
         None => Ok(NV_ERR_INVALID_ARGUMENT),
@@ -78,13 +78,13 @@ fn map_from_own_client(
     let bytes = case.books().ledger.bytes_of(object.0, object.1);
     let is_larger = |bytes| own_rm.is_larger_than(own.client, duplicate, bytes);
     let is_of_gpu = || own_rm.is_gpu_memory(own.client, duplicate);
-    let decision = mapped_memory(bytes, charge, is_larger, is_of_gpu);
+    let decision = chargeable_mapping(bytes, charge, is_larger, is_of_gpu);
     if decision.is_err() {
         own.free_duplicate(duplicate);
     }
-    let charge = case.allow(decision)?;
+    let charge = case.or_deny(decision)?;
     let stake = charge.map(|charge| case.parts.stakes.stake_mappings(&own, charge, duplicate));
-    let handle = case.allow(stake.unwrap_or(Some(duplicate)).ok_or(Denial::Full("mappings")))?;
+    let handle = case.or_deny(stake.unwrap_or(Some(duplicate)).ok_or(Denial::Full("mappings")))?;
     let descriptor = u64::from(own.control.descriptor().cast_unsigned());
     case.patch(Meaning::Descriptor, descriptor);
     case.patch(Meaning::Client, own.client.into());

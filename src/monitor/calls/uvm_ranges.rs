@@ -1,22 +1,17 @@
 //! Calls that make and free ranges of files of nvidia-uvm.
 
-use std::collections::BTreeSet;
-
 use crate::ledger::{Span, Tree};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::uvm_file::{
     call_uvm, change_on_lane, gpu_of, refuse_denied, take_lane_for_uvm,
 };
-use crate::monitor::decide::Denial;
+use crate::monitor::decide::{Denial, freed_spans, was_range_freed};
 use crate::monitor::state::{OnLane, Space};
 use crate::monitor::uvm::{PAGE_BYTES, Ranges, UvmFile};
 use crate::rm::number::{NV_ERR_INVALID_ADDRESS, NV_OK};
 use crate::rm::uvm::Range;
 use crate::rm::{Answer, Meaning};
-
-/// Stands in the place of a GPU in a [`Tree`], for what the file alone keeps.
-pub(crate) const NO_GPU: u16 = u16::MAX;
 
 /// The pages of a range; `None` where they aren't whole, so that the driver refuses the range
 /// (`uvm_api_range_invalid_4k`).
@@ -143,51 +138,16 @@ fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
         let pieces = books.ledger.pieces(file).map(|(tree, span, _)| (tree, span));
         pieces.filter(|(_, span)| span.last >= base).collect()
     };
-    let own = Tree { file, gpu: NO_GPU };
-    let of_range = pieces.iter().find(|(tree, span)| *tree == own && span.first == base);
-    if let Some((tree, span)) = of_range {
-        return case.books().unmap(*tree, *span);
-    }
-    // The driver frees no range of another length.
-    let known = length.map(|length| Span::of(base, length));
-    let ended = known.unwrap_or_else(|| ended_from(case, base, &pieces));
-    if let Some(ended) = ended {
-        let trees: BTreeSet<Tree> = pieces.iter().map(|(tree, _)| *tree).collect();
-        let mut books = case.books();
-        for tree in trees.into_iter().filter(|tree| *tree != own) {
-            books.unmap(tree, ended);
-        }
-    }
+    let freed = freed_spans(file, &pieces, (base, length), |at| is_in_range(case, at));
+    let mut books = case.books();
+    freed.into_iter().for_each(|(tree, span)| books.unmap(tree, span));
 }
 
 /// Whether the former worker had the driver free a range that the driver doesn't know: the books have the range with
 /// this length, or no range lies at `base` any more.
 fn was_freed(case: &Case<'_>, file: Option<u32>, base: u64, length: Option<u64>) -> bool {
     let made = file.and_then(|file| case.books().ranges.range(Space::File(file), base));
-    match made.filter(|(first, _)| *first == base) {
-        Some((_, bytes)) => length.is_none_or(|length| length == bytes),
-        None => is_in_range(case, base) == Some(false),
-    }
-}
-
-/// The addresses of a freed range that began at `base`, as far as the books have pieces in it. The first piece that is
-/// still in a range lies behind the freed range.
-fn ended_from(case: &Case<'_>, base: u64, pieces: &[(Tree, Span)]) -> Option<Span> {
-    let inside = pieces.iter().filter(|(tree, span)| tree.gpu != NO_GPU && span.first >= base);
-    let mut spans: Vec<Span> = inside.map(|(_, span)| *span).collect();
-    spans.sort_unstable_by_key(|span| (span.first, span.last));
-    let mut last: Option<u64> = None;
-    let mut probed = None;
-    for span in spans {
-        // A piece may go beyond its range where the driver refused that mapping.
-        if probed != Some(span.first) && is_in_range(case, span.first)? {
-            last = last.map(|last| last.min(span.first - 1));
-            break;
-        }
-        probed = Some(span.first);
-        last = last.max(Some(span.last));
-    }
-    last.map(|last| Span { first: base, last })
+    was_range_freed(made, (base, length), || is_in_range(case, base))
 }
 
 fn is_in_range(case: &Case<'_>, address: u64) -> Option<bool> {

@@ -47,7 +47,7 @@ fn allocate_on_heap(
     note_user(case, object.client)?;
     let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
     let takes = class_use(class).does == Use::Takes;
-    let charge = case.allow(decide::charge(takes.then_some(size_bytes), gpu, object))?;
+    let charge = case.or_deny(decide::charge_for(takes.then_some(size_bytes), gpu, object))?;
     let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
     let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
     case.scratch.patch(part, Meaning::Flags, provided);

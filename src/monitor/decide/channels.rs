@@ -30,23 +30,24 @@ pub(crate) fn room_for_channel(channels: &Channels) -> Result<(), Denial> {
     if channels.has_room() { Ok(()) } else { Err(Denial::ChannelsFull) }
 }
 
-/// Decides on a channel that computes outside groups, where the GPU has `count` of these. `is_bounded`: whether slices
-/// are set on the GPU, and none can be set for such a channel.
+/// Decides on a channel that computes outside groups, where the container has `count` of these on a GPU with slices.
 ///
 /// # Errors
 ///
 /// Where there are [`MOST_OUTSIDE_GROUPS`] already.
-pub(crate) fn room_outside_groups(is_bounded: bool, count: usize) -> Result<(), Denial> {
-    match is_bounded && count >= MOST_OUTSIDE_GROUPS {
-        true => Err(Denial::OutsideGroupsFull { most: MOST_OUTSIDE_GROUPS }),
-        false => Ok(()),
+pub(crate) fn room_outside_groups(count: usize) -> Result<(), Denial> {
+    match count < MOST_OUTSIDE_GROUPS {
+        true => Ok(()),
+        false => Err(Denial::OutsideGroupsFull { most: MOST_OUTSIDE_GROUPS }),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::Process;
     use crate::monitor::journal::Record;
+    use crate::monitor::state::MOST_CHANNELS;
 
     fn enter(groups: &mut Groups, gpu: usize, handle: u32) {
         let (client, parent) = (1, 2);
@@ -67,9 +68,19 @@ mod tests {
     }
 
     #[test]
-    fn channels_outside_groups_are_bounded_where_slices_are_set() {
-        assert_eq!(room_outside_groups(true, MOST_OUTSIDE_GROUPS - 1), Ok(()));
-        assert!(room_outside_groups(true, MOST_OUTSIDE_GROUPS).is_err());
-        assert_eq!(room_outside_groups(false, usize::MAX), Ok(()));
+    fn four_channels_compute_outside_groups() {
+        assert_eq!(room_outside_groups(3), Ok(()));
+        assert_eq!(room_outside_groups(4), Err(Denial::OutsideGroupsFull { most: 4 }));
+    }
+
+    #[test]
+    fn a_channel_that_cannot_be_known_is_refused() {
+        let mut channels = Channels::default();
+        let (gpu, client, parent, process) = (0, 1, 2, Process(3));
+        for handle in 0..MOST_CHANNELS {
+            assert_eq!(room_for_channel(&channels), Ok(()), "{handle}");
+            channels.replay(Record::Channel { gpu, client, parent, handle, process });
+        }
+        assert_eq!(room_for_channel(&channels), Err(Denial::ChannelsFull));
     }
 }

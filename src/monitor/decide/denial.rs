@@ -1,7 +1,7 @@
 //! Why a call is refused: the words for the log, and the answer for the caller.
 //!
-//! The answer is the driver's own for something that is near, so that programs understand it. A call that the tables
-//! don't know, or don't allow, has a [`Refusal`], which says the same of the driver's tables.
+//! The driver itself gives this answer for a similar reason, so that programs understand it. Where the tables of
+//! [`rm`](crate::rm) don't know a call, or don't allow it, they give the reason: a [`Refusal`].
 
 use thiserror::Error;
 
@@ -21,7 +21,7 @@ pub(crate) enum Denial {
     #[error("status {0:#x}, as the driver does")]
     AsDriver(u32),
     /// The call asks for `asked_bytes` on the GPU at place `gpu` in the container's order, when `usage` was in use.
-    #[error("{asked_bytes} bytes on GPU number {gpu}, {} of {} left", usage.free_bytes(), usage.limit_bytes)]
+    #[error("{asked_bytes} bytes on GPU number {gpu}, {} left", usage.free_bytes())]
     OverQuota { gpu: usize, asked_bytes: u64, usage: Usage },
     /// The ledger can't enter what is asked for.
     #[error(transparent)]
@@ -32,12 +32,12 @@ pub(crate) enum Denial {
     ParentGone,
     #[error("control {control:#x} of a client that isn't the caller's")]
     ForeignClient { control: u32 },
-    /// The monitor knows as many of these as it can.
+    /// The books have as many of something as they can; the text says of what.
     #[error("more {0} than can be kept account of")]
     Full(&'static str),
     #[error("more processes than can be kept account of")]
     ProcessesFull,
-    /// Memory was taken past the monitor, and is now to be mapped, say.
+    /// Memory was taken past the monitor; the text says what is now to be done with it.
     #[error("memory to be {0} that was taken past the monitor")]
     PastMonitor(&'static str),
     #[error("an export: {0}")]
@@ -53,7 +53,8 @@ pub(crate) enum Denial {
     #[error("a channel more than can be known is refused")]
     ChannelsFull,
     #[error(
-        "a channel more than {most} that compute outside groups is refused: its time can't be divided"
+        "a channel more than {most} that compute outside groups is refused: its time can't be \
+         divided"
     )]
     OutsideGroupsFull { most: usize },
     #[error("managed memory: managed_memory = \"refuse\" is configured")]
@@ -138,15 +139,37 @@ mod tests {
         let over = Denial::OverQuota { gpu: 1, asked_bytes: 7, usage: USAGE };
         assert_eq!(over.answer(), Answer::Status(NV_ERR_NO_MEMORY));
         assert_eq!(over.errno_of_map(), ENOMEM);
-        assert_eq!(over.to_string(), "7 bytes on GPU number 1, 6 of 10 left");
+        assert_eq!(over.to_string(), "7 bytes on GPU number 1, 6 left");
     }
 
     #[test]
-    fn an_export_is_refused_for_its_room_or_for_what_it_names() {
-        let full = Denial::Export(LedgerError::Full);
-        assert_eq!(full.answer(), Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES));
-        let unknown = Denial::Export(LedgerError::NoSuchGpu { gpu: 3 });
-        assert_eq!(unknown.answer(), Answer::Status(NV_ERR_NOT_SUPPORTED));
+    fn each_reason_has_the_drivers_answer_for_a_similar_one() {
+        let (client, handle, parent, most) = (1, 2, 3, 4);
+        let unknown = LedgerError::NoSuchGpu { gpu: 3 };
+        for (denial, status) in [
+            (Denial::AsDriver(7), 7),
+            (Denial::Ledger(LedgerError::Full), NV_ERR_NO_MEMORY),
+            (Denial::NoGpu { client, parent }, NV_ERR_INVALID_OBJECT_PARENT),
+            (Denial::ParentGone, NV_ERR_OBJECT_NOT_FOUND),
+            (Denial::ForeignClient { control: 5 }, NV_ERR_INSUFFICIENT_PERMISSIONS),
+            (Denial::Full("exports"), NV_ERR_INSUFFICIENT_RESOURCES),
+            (Denial::Export(LedgerError::Full), NV_ERR_INSUFFICIENT_RESOURCES),
+            (Denial::Export(unknown), NV_ERR_NOT_SUPPORTED),
+            (Denial::PastMonitor("mapped"), NV_ERR_NOT_SUPPORTED),
+            (Denial::UnknownExport { handle }, NV_ERR_NOT_SUPPORTED),
+            (Denial::ForeignImport, NV_ERR_INVALID_PARAMETER),
+            (Denial::GroupsOfGpuFull { most }, NV_ERR_INSUFFICIENT_RESOURCES),
+            (Denial::ChannelsFull, NV_ERR_INSUFFICIENT_RESOURCES),
+            (Denial::NotRandom, NV_ERR_NOT_SUPPORTED),
+            (Denial::UvmNodesFull, NV_ERR_NO_MEMORY),
+            (Denial::UvmBusy, NV_ERR_BUSY_RETRY),
+            (Denial::UvmShared, NV_ERR_INVALID_ARGUMENT),
+            (Denial::UvmOrphaned, NV_ERR_INVALID_ARGUMENT),
+            (Denial::UvmDenied, NV_ERR_INVALID_DEVICE),
+        ] {
+            assert_eq!(denial.answer(), Answer::Status(status), "{denial}");
+        }
+        assert_eq!(Denial::ProcessesFull.answer(), Answer::Errno(ENOMEM));
     }
 
     #[test]

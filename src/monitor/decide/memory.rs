@@ -3,6 +3,7 @@
 use crate::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use crate::monitor::decide::denial::Denial;
 use crate::rm::call::Object;
+use crate::rm::fbinfo::Shown;
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
@@ -33,7 +34,7 @@ pub(crate) fn memory_asked(
 /// # Errors
 ///
 /// Where memory is asked for below an object that is of no GPU of the container.
-pub(crate) fn charge(
+pub(crate) fn charge_for(
     asked_bytes: Option<u64>,
     gpu: Option<usize>,
     object: Object,
@@ -44,7 +45,7 @@ pub(crate) fn charge(
     Ok(Some((gpu, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX))))
 }
 
-/// Reserves `bytes` on a GPU.
+/// Reserves `bytes` on a GPU in the ledger.
 ///
 /// # Errors
 ///
@@ -58,21 +59,22 @@ pub(crate) fn reserve(ledger: &mut Ledger, gpu: usize, bytes: u64) -> Result<Res
     })
 }
 
-/// Decides whether what the driver gave stays: the driver rounds up, maybe beyond the quota.
-///
-/// # Errors
-///
-/// Where more of the GPU's memory is in use than the quota allows.
-pub(crate) fn within_quota(ledger: &Ledger, gpu: usize, given_bytes: u64) -> Result<(), Denial> {
-    let usage = ledger.usage(gpu).unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
-    if ledger.usage(gpu).is_some() && usage.used_bytes <= usage.limit_bytes {
-        return Ok(());
-    }
-    Err(Denial::OverQuota { gpu, asked_bytes: given_bytes, usage })
+/// Whether no more of a GPU's memory is in use than the quota allows: the driver rounds up what it gives, maybe beyond
+/// the quota.
+pub(crate) fn is_within_quota(ledger: &Ledger, gpu: usize) -> bool {
+    ledger.usage(gpu).is_some_and(|usage| usage.used_bytes <= usage.limit_bytes)
 }
 
-/// Decides whether a surface of semaphores may be made: it must not lie in memory of a GPU, which the surface would keep
-/// in nobody's figure.
+/// The memory that a program is shown: the quota, and not what the GPU has. 0 bytes where the quota isn't known.
+pub(crate) fn shown_memory(usage: Option<Usage>) -> Shown {
+    Shown {
+        total_bytes: usage.map_or(0, |usage| usage.limit_bytes),
+        free_bytes: usage.map_or(0, Usage::free_bytes),
+    }
+}
+
+/// Decides whether a surface of semaphores may be made: it must not lie in memory of a GPU, because the surface would
+/// keep that memory, and no process's figure would show it.
 ///
 /// # Errors
 ///
@@ -129,11 +131,11 @@ mod tests {
 
     #[test]
     fn whole_pages_are_charged_on_the_gpu_of_the_object_above() {
-        assert_eq!(charge(Some(4097), Some(1), OBJECT), Ok(Some((1, 8192))));
-        assert_eq!(charge(Some(u64::MAX), Some(1), OBJECT), Ok(Some((1, u64::MAX))));
-        assert_eq!(charge(None, None, OBJECT), Ok(None));
+        assert_eq!(charge_for(Some(4097), Some(1), OBJECT), Ok(Some((1, 8192))));
+        assert_eq!(charge_for(Some(u64::MAX), Some(1), OBJECT), Ok(Some((1, u64::MAX))));
+        assert_eq!(charge_for(None, None, OBJECT), Ok(None));
         let no_gpu = Denial::NoGpu { client: 1, parent: 2 };
-        assert_eq!(charge(Some(1), None, OBJECT), Err(no_gpu));
+        assert_eq!(charge_for(Some(1), None, OBJECT), Err(no_gpu));
     }
 
     #[test]
@@ -145,12 +147,20 @@ mod tests {
         assert_eq!(reserve(&mut ledger, 0, 1), Err(over));
         ledger.cancel(reservation);
         commit(&mut ledger, 3, 12);
-        let usage = Usage { limit_bytes: 10, used_bytes: 12 };
-        let over = Denial::OverQuota { gpu: 0, asked_bytes: 12, usage };
-        assert_eq!(within_quota(&ledger, 0, 12), Err(over), "the driver rounded up");
+        assert!(!is_within_quota(&ledger, 0), "the driver rounded up");
         ledger.free(Client(1), Handle(3));
-        assert_eq!(within_quota(&ledger, 0, 0), Ok(()));
-        assert!(within_quota(&ledger, 1, 0).is_err(), "the container has one GPU");
+        assert!(is_within_quota(&ledger, 0));
+        assert!(!is_within_quota(&ledger, 1), "the container has one GPU");
+    }
+
+    #[test]
+    fn a_program_is_shown_its_quota() {
+        let shown = shown_memory(Some(Usage { limit_bytes: 10, used_bytes: 4 }));
+        assert_eq!((shown.total_bytes, shown.free_bytes), (10, 6));
+        let over = shown_memory(Some(Usage { limit_bytes: 3, used_bytes: 4 }));
+        assert_eq!((over.total_bytes, over.free_bytes), (3, 0));
+        let unknown = shown_memory(None);
+        assert_eq!((unknown.total_bytes, unknown.free_bytes), (0, 0));
     }
 
     #[test]

@@ -1,19 +1,25 @@
-//! Decides what becomes of a call. Pure: a decision is given the decoded call, what was found out about the call, the
-//! books and the container's rules. It returns a verdict, what is to be entered, or why the call is refused. How calls
-//! are read, made, entered and answered is not known here, but in [`calls`](crate::monitor::calls).
+//! Decides what becomes of a call: it is executed, refused, or continues, and what is entered for it.
 //!
-//! | decided by | what | file |
+//! A decision is a function of the decoded call, of what was found out about the call, of the books, and of the
+//! container's rules. It reads no file and no clock. A question to the driver that is needed only sometimes is given to
+//! it as a function. How calls are read, made, entered and answered is in [`calls`](crate::monitor::calls).
+//!
+//! | decides by | what | file |
 //! |---|---|---|
 //! | the bytes of the call alone | executed, refused, or continues | [`verdict`] |
 //! | the books and the rules | memory: how much is charged, on which GPU, and whether the quota has room | [`memory`] |
 //! | | channel groups and channels: whether there is room | [`channels`] |
 //! | | names of memory: duplicates, exports, imports | [`names`] |
 //! | | what nvidia-uvm maps, and managed memory | [`mappings`] |
+//! | what was noted before | calls that may have been made before | [`former`] |
 //!
-//! [`Denial`] has every reason to refuse a call, with the words for the log and the answer for the caller.
+//! A [`Denial`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
+//! would refuse a call, too, for its shape, the files of [`calls`](crate::monitor::calls) give the driver's answer
+//! themselves.
 
 mod channels;
 mod denial;
+mod former;
 mod mappings;
 mod memory;
 mod names;
@@ -21,8 +27,15 @@ mod verdict;
 
 pub(crate) use channels::{room_for_channel, room_for_group, room_outside_groups};
 pub(crate) use denial::Denial;
-pub(crate) use mappings::{managed_entries, mapped_memory, plan_map, uvm_flags};
-pub(crate) use memory::{charge, memory_asked, reserve, semaphore_surface, within_quota};
-pub(crate) use names::{export_entries, plan_import, room_for_name, unknown_objects};
+pub(crate) use former::{Earlier, former_handle, freed, was_range_freed};
+pub(crate) use mappings::{
+    NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
+};
+pub(crate) use memory::{
+    charge_for, is_within_quota, memory_asked, reserve, semaphore_surface, shown_memory,
+};
+pub(crate) use names::{
+    Imported, export_entries, imported, may_export, plan_import, room_for_name, unknown_objects,
+};
 pub(crate) use verdict::refusal;
 pub use verdict::{Continued, Verdict, judge, judge_uvm};

@@ -1,13 +1,15 @@
 //! Decides on other names of memory: duplicates, places in a file that memory is exported to, and objects that are
 //! imported from a file.
 
-use crate::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError};
+use crate::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError, Shown};
 use crate::monitor::decide::denial::Denial;
 use crate::monitor::journal::{CallObject, nth_handle};
 use crate::monitor::state::BOUNDS;
-use crate::rm::export::Places;
+use crate::rm::call::Object;
+use crate::rm::export::{Does, Places};
+use crate::rm::number::NV_ERR_STATE_IN_USE;
 
-/// Decides on a duplicate.
+/// Decides whether an object may get another name, by a duplicate.
 ///
 /// # Errors
 ///
@@ -15,7 +17,7 @@ use crate::rm::export::Places;
 pub(crate) fn room_for_name(ledger: &Ledger) -> Result<(), Denial> {
     match ledger.size().objects < BOUNDS.objects {
         true => Ok(()),
-        false => Err(Denial::Full("objects or mappings")),
+        false => Err(Denial::Full("objects")),
     }
 }
 
@@ -67,6 +69,25 @@ pub(crate) fn export_entries(
     Ok(new.into_iter().map(commit).chain(places.named().map(hold)).collect())
 }
 
+/// Decides whether a control may export to a file, by what the file has. A single object goes into a file once. A list
+/// may go into a file that earlier exports of this container began, so only of a new file the driver is asked whether
+/// it is in use (`is_in_use`). `is_from_former`: a worker before has begun the file for this call.
+///
+/// # Errors
+///
+/// Where the file is in use, as the driver refuses it.
+pub(crate) fn may_export(
+    does: Does,
+    (is_new, is_from_former): (bool, bool),
+    is_in_use: impl FnOnce() -> bool,
+) -> Result<(), Denial> {
+    let is_taken = match does {
+        Does::Export => !is_new && !is_from_former,
+        _ => is_new && is_in_use(),
+    };
+    if is_taken { Err(Denial::AsDriver(NV_ERR_STATE_IN_USE)) } else { Ok(()) }
+}
+
 /// The objects that an import makes.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ImportPlan {
@@ -103,9 +124,9 @@ pub(crate) fn plan_import(
 
 impl ImportPlan {
     /// How many handles the monitor chooses.
-    pub(crate) fn open_handles(&self) -> u32 {
-        let open = self.wanted.iter().flatten().filter(|object| **object == 0).count();
-        u32::try_from(open).unwrap_or(u32::MAX)
+    pub(crate) fn unchosen_handles(&self) -> u32 {
+        let unchosen = self.wanted.iter().flatten().filter(|object| **object == 0).count();
+        u32::try_from(unchosen).unwrap_or(u32::MAX)
     }
 
     /// The handle for each place; 0 where no object is made. The monitor chooses handles from `first` on.
@@ -121,11 +142,47 @@ impl ImportPlan {
     /// What a worker notes before it asks the driver. Where the caller chose all handles, only the first object can be
     /// undone.
     pub(crate) fn call_object(&self, client: u32, first: u32, was_there: bool) -> CallObject {
-        let open = self.open_handles();
-        let chosen_by_caller = self.wanted.iter().flatten().find(|_| open == 0).copied();
+        let unchosen = self.unchosen_handles();
+        let chosen_by_caller = self.wanted.iter().flatten().find(|_| unchosen == 0).copied();
         let handle = chosen_by_caller.unwrap_or(first);
-        CallObject { client, handle, more: open.saturating_sub(1), was_there }
+        CallObject { client, handle, more: unchosen.saturating_sub(1), was_there }
     }
+}
+
+/// What an import has made.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Imported {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) made: Vec<Object>,
+    /// The handles that the caller is told, by place.
+    pub(crate) handles: Vec<u32>,
+}
+
+/// What the driver has made for an import from `file` below an object of `client`. `handles` are those that the driver
+/// gave, by place. Where the driver made no object in a place (`is_imported`), the caller is told what it asked for.
+pub(crate) fn imported(
+    (file, client, shown): (u64, u32, Shown),
+    places: &Places,
+    mut handles: Vec<u32>,
+    is_imported: impl Fn(usize) -> bool,
+) -> Imported {
+    let (mut entries, mut made) = (Vec::new(), Vec::new());
+    let Places { parent, .. } = *places;
+    for (at, (handle, index)) in handles.iter_mut().zip(places.first..).enumerate() {
+        if !is_imported(at) {
+            *handle = places.objects.get(at).copied().unwrap_or_default();
+            continue;
+        }
+        entries.push(Entry::Import {
+            hold: Hold::Export { file, index },
+            client: Client(client),
+            parent: Handle(parent),
+            handle: Handle(*handle),
+            shown,
+        });
+        made.push(Object { client, parent, handle: *handle });
+    }
+    Imported { entries, made, handles }
 }
 
 #[cfg(test)]
@@ -161,6 +218,7 @@ mod tests {
         export(&mut ledger, &[10, 0, 11], &[Handle(11)]).unwrap();
         assert_eq!(ledger.exported(FILE).collect::<Vec<_>>(), [3, 5]);
         assert_eq!(ledger.bytes_of(OF, Handle(11)), Some(0));
+        assert_eq!(unknown_objects(&ledger, OF, &places(&[11])), [Handle(11)], "asked each time");
         for handle in [10, 11].map(Handle) {
             ledger.replay(Entry::Free { client: OF, handle });
         }
@@ -183,7 +241,7 @@ mod tests {
         let mut ledger = ledger();
         export(&mut ledger, &[10, 0, 10], &[]).unwrap();
         let plan = plan_import(&ledger, FILE, &places(&[0, 0, 0, 0])).unwrap();
-        assert_eq!((plan.gpu, plan.open_handles()), (Some(0), 2));
+        assert_eq!((plan.gpu, plan.unchosen_handles()), (Some(0), 2));
         let first = nth_handle(5, 0);
         assert_eq!(plan.handles(5), [first, 0, nth_handle(5, 1), 0]);
         let asked = plan.call_object(1, first, false);
@@ -194,11 +252,37 @@ mod tests {
     }
 
     #[test]
+    fn an_import_enters_what_the_driver_made_and_tells_the_caller_its_own_word_elsewhere() {
+        let mut ledger = ledger();
+        export(&mut ledger, &[10, 0, 10], &[]).unwrap();
+        let asked = places(&[21, 5, 0]);
+        let of = (FILE, 1, Shown::Here);
+        let result = imported(of, &asked, vec![21, 0, 33], |at| at != 1);
+        assert_eq!(result.handles, [21, 5, 33]);
+        let made: Vec<u32> = result.made.iter().map(|object| object.handle).collect();
+        assert_eq!(made, [21, 33]);
+        result.entries.into_iter().for_each(|entry| ledger.replay(entry));
+        assert_eq!([21, 5, 33].map(|at| ledger.bytes_of(OF, Handle(at))), [Some(4), None, Some(4)]);
+        assert_eq!(ledger.usage(0).unwrap().used_bytes, 4, "it is charged once");
+    }
+
+    #[test]
+    fn a_file_is_exported_to_once_and_a_list_goes_where_this_container_exports() {
+        let single = |is_new, is_from_former| {
+            may_export(Does::Export, (is_new, is_from_former), || true).is_ok()
+        };
+        assert!(single(true, false) && single(false, true) && !single(false, false));
+        let list =
+            |is_new, is_in_use| may_export(Does::ExportList, (is_new, false), || is_in_use).is_ok();
+        assert!(list(true, false) && list(false, true) && !list(true, true));
+    }
+
+    #[test]
     fn of_handles_that_the_caller_chose_the_first_can_be_undone() {
         let mut ledger = ledger();
         export(&mut ledger, &[10, 10], &[]).unwrap();
         let plan = plan_import(&ledger, FILE, &places(&[21, 22])).unwrap();
-        assert_eq!((plan.open_handles(), plan.handles(5)), (0, vec![21, 22]));
+        assert_eq!((plan.unchosen_handles(), plan.handles(5)), (0, vec![21, 22]));
         let asked = plan.call_object(1, 99, true);
         assert_eq!(asked, CallObject { client: 1, handle: 21, more: 0, was_there: true });
     }
@@ -211,7 +295,7 @@ mod tests {
         for handle in 0..u32::try_from(BOUNDS.objects).unwrap() {
             ledger.note(OF, Handle(2), Handle(100 + handle));
         }
-        assert_eq!(room_for_name(&ledger), Err(Denial::Full("objects or mappings")));
+        assert_eq!(room_for_name(&ledger), Err(Denial::Full("objects")));
         let plan = plan_import(&ledger, FILE, &places(&[0]));
         assert_eq!(plan, Err(Denial::Full("objects")));
         let full = Err(Denial::Export(LedgerError::Full));

@@ -16,6 +16,8 @@ mod space_ranges;
 #[cfg(test)]
 pub(crate) use books::tests::open_books;
 pub(crate) use books::{BOUNDS, Books, NO_CLIENT};
+#[cfg(test)]
+pub(crate) use channels::MOST_CHANNELS;
 pub(crate) use channels::{ChannelName, Channels};
 pub(crate) use container_state::{ContainerState, OpenBooks};
 pub(crate) use due::Due;
@@ -23,4 +25,6 @@ pub(crate) use groups::{DueSlice, Groups, MOST_GROUPS, computes};
 pub(crate) use lane::{Lane, OnLane};
 pub(crate) use makers::{Initialization, MOST_FILES};
 pub(crate) use occasion::{Depth, Occasion};
+#[cfg(test)]
+pub(crate) use space_ranges::MOST_RANGES;
 pub(crate) use space_ranges::{Mapped, Space, SpaceRanges};

@@ -37,7 +37,7 @@ pub(crate) struct AuditThread {
 }
 
 impl AuditThread {
-    /// Starts the thread. Where the audit can't go on, it ends the worker.
+    /// Starts the thread. Where the audit can't go on, the thread ends the worker.
     pub(crate) fn start(
         parts: Arc<Parts>,
         container_end: Arc<ContainerEnd>,

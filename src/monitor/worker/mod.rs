@@ -4,7 +4,7 @@
 //! [`journal`](crate::monitor::journal). The worker can be killed at any instruction: the next worker reads
 //! the journal, finishes the calls that the killed one had received, and goes on.
 //!
-//! [`policy`](crate::monitor::calls) decides what a call means. The threads:
+//! [`decide`](crate::monitor::decide) decides what becomes of a call. The threads:
 //!
 //! | name | does |
 //! |---|---|
