@@ -7,11 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 /// listening sockets and the socket over which its settings come; a worker gets the keeper's socket, the settings and
 /// the journal. An exec closes these descriptors.
 ///
-/// A program may call this once, before anything else.
-///
-/// # Errors
-///
-/// Where one of the three numbers is not open.
+/// A program may call this once, before anything else. Fails where one of the three numbers is not open.
 pub(crate) fn take_descriptors() -> Result<[OwnedFd; 3], nix::errno::Errno> {
     for number in 3..6 {
         close_at_exec(number)?;

@@ -327,12 +327,8 @@ impl StartedKeeper {
     }
 }
 
-/// Waits, in a keeper that has just started, for its settings. `None` where the launcher has closed the socket
-/// without sending any.
-///
-/// # Errors
-///
-/// Where the settings can't be received.
+/// Waits, in a keeper that has just started, for its settings. `None` where the launcher has closed the socket without
+/// sending any. Fails where the settings can't be received.
 pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<File>> {
     let mut buffer = [0; SETTINGS_SENT.len()];
     match passing::receive(settings_socket, &mut buffer, Wait::Always)? {
@@ -382,11 +378,8 @@ fn spawn_keeper(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
 /// before there is a second thread.
 ///
 /// The keeper forks here and not in its launcher. A launcher that starts the keeper as a grandchild is woken on the
-/// processor on which the keeper has just been put, and waits for that busy processor.
-///
-/// # Errors
-///
-/// Where the process can't be forked.
+/// processor on which the keeper has just been put, and waits for that busy processor. Fails where the process can't be
+/// forked.
 pub(crate) fn detach() -> io::Result<()> {
     // SAFETY: there is one thread, so no lock stays locked for ever in the child.
     match unsafe { fork() }? {

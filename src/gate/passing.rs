@@ -21,11 +21,7 @@ pub(crate) enum Wait {
     Always,
 }
 
-/// Sends `bytes`, with `descriptor` beside them.
-///
-/// # Errors
-///
-/// Where nothing was sent.
+/// Sends `bytes`, with `descriptor` beside them. Fails where nothing was sent.
 pub(crate) fn send(
     socket: impl AsFd,
     bytes: &[u8],
@@ -45,12 +41,8 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives at most as many bytes as `buffer` has, and the last descriptor beside them. 0 bytes mean that the other
-/// end is closed.
-///
-/// # Errors
-///
-/// Where nothing was received.
+/// Receives at most as many bytes as `buffer` has, and the last descriptor beside them. 0 bytes mean that the other end
+/// is closed. Fails where nothing was received.
 pub(crate) fn receive(
     socket: impl AsFd,
     buffer: &mut [u8],

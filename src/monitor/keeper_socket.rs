@@ -43,11 +43,7 @@ impl KeeperSocket {
         self.socket.as_fd()
     }
 
-    /// Waits for an order.
-    ///
-    /// # Errors
-    ///
-    /// Where the socket is broken.
+    /// Waits for an order. Fails where the socket is broken.
     pub(crate) fn receive(&self) -> io::Result<KeeperMessage> {
         let mut bytes = [0; MOST_BYTES];
         let (length, descriptor) = match passing::receive(&self.socket, &mut bytes, Wait::Always) {
@@ -79,20 +75,12 @@ impl KeeperSocket {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Read);
     }
 
-    /// Sends the keeper a notice.
-    ///
-    /// # Errors
-    ///
-    /// Where the notice can't be sent.
+    /// Sends the keeper a notice. Fails where the notice can't be sent.
     pub(crate) fn tell(&self, notice: Notice) -> io::Result<()> {
         self.tell_with(notice, None)
     }
 
-    /// Sends the keeper a notice with a descriptor.
-    ///
-    /// # Errors
-    ///
-    /// Where the notice can't be sent.
+    /// Sends the keeper a notice with a descriptor. Fails where the notice can't be sent.
     pub(crate) fn tell_with(
         &self,
         notice: Notice,

@@ -58,10 +58,7 @@ impl KeptExports {
     }
 
     /// Has the keeper keep a file, before memory is exported to the file: so no later worker lacks a file with memory.
-    ///
-    /// # Errors
-    ///
-    /// Where the keeper can't be told.
+    /// Fails where the keeper can't be told.
     pub(crate) fn hand_to_keeper(&self, exported: &Exported) -> io::Result<()> {
         let kept = KeptFile::Export(exported.number);
         self.keeper.tell_with(kept.keep(), Some(exported.file.as_fd()))

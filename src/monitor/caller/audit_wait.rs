@@ -64,11 +64,8 @@ impl AuditWait {
         }
     }
 
-    /// Watches a process. `watched` keeps its pidfd; to take the pidfd out of `watched` ends the watch.
-    ///
-    /// # Errors
-    ///
-    /// Where no epoll can be made.
+    /// Watches a process. `watched` keeps its pidfd; to take the pidfd out of `watched` ends the watch. Fails where no
+    /// epoll can be made.
     pub(crate) fn watch(
         &self,
         watched: &mut Watched,

@@ -56,11 +56,8 @@ impl Leader {
         self.roles.lock().spawned
     }
 
-    /// Has `start` start one more thread, with its number, where fewer than `most` were started.
-    ///
-    /// # Errors
-    ///
-    /// Where `start` fails. The next thread gets the same number then.
+    /// Has `start` start one more thread, with its number, where fewer than `most` were started. Fails where `start`
+    /// fails. The next thread gets the same number then.
     pub(crate) fn start_another(
         &self,
         most: usize,

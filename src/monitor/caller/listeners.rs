@@ -24,11 +24,7 @@ pub(crate) struct Listeners {
 }
 
 impl Listeners {
-    /// No listener yet.
-    ///
-    /// # Errors
-    ///
-    /// Where the signal that ends a wait can't be handled.
+    /// No listener yet. Fails where the signal that ends a wait can't be handled.
     pub(crate) fn new() -> io::Result<Self> {
         let (all, first) = (Lock::default(), AtomicUsize::new(0));
         Ok(Listeners { all, first, waiting: RecvWait::new()? })

@@ -216,11 +216,7 @@ impl WriteBack {
         self.0.iter().flatten().any(|(_, written)| *written == copy)
     }
 
-    /// Writes all copies to the caller's memory.
-    ///
-    /// # Errors
-    ///
-    /// Where the memory can't be written.
+    /// Writes all copies to the caller's memory. Fails where the memory can't be written.
     pub(crate) fn write(&self, target: &Target, scratch: &Scratch) -> Result<(), Errno> {
         let copies = |(address, copy)| (address, scratch.copy(copy));
         target.write(&self.0.map(|write| write.map(copies)))

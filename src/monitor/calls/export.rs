@@ -173,11 +173,8 @@ fn put_objects(
     Ok(status == NV_OK)
 }
 
-/// The objects that aren't known to be memory of a GPU: all of them are memory of the host.
-///
-/// # Errors
-///
-/// Where one of them isn't the host's, and so may be memory that nobody has counted.
+/// The objects that aren't known to be memory of a GPU: all of them are memory of the host. Fails where one of them
+/// isn't the host's, and so may be memory that nobody has counted.
 fn find_host_objects(
     case: &mut Case<'_>,
     control: FileControl,

@@ -45,11 +45,8 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Makes the parts of a worker. `state` is the container's.
-    ///
-    /// # Errors
-    ///
-    /// Where the host's mount namespace can't be found out ([`Targets::new`]).
+    /// Makes the parts of a worker. `state` is the container's. Fails where the host's mount namespace can't be found
+    /// out ([`Targets::new`]).
     pub(crate) fn new(state: ContainerState, keeper: &Arc<KeeperSocket>) -> io::Result<Self> {
         let (state, audit_wait) = (Arc::new(state), Arc::new(AuditWait::default()));
         let keeper = || Arc::clone(keeper);

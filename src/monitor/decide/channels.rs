@@ -6,11 +6,8 @@ use crate::monitor::state::{Channels, Groups, MOST_GROUPS};
 /// The most channels of a container on a GPU that compute outside groups: each has the driver's slice.
 const MOST_OUTSIDE_GROUPS: usize = 4;
 
-/// Decides on a group, or a name of one, on a GPU that may have `most` groups.
-///
-/// # Errors
-///
-/// Where the GPU, or the container, has no room for it.
+/// Decides on a group, or a name of one, on a GPU that may have `most` groups: it is refused where the GPU or the
+/// container has no room.
 pub(crate) fn room_for_group(groups: &Groups, gpu: usize, most: u32) -> Result<(), Denial> {
     if !groups.has_room() {
         return Err(Denial::GroupsFull { most: MOST_GROUPS });
@@ -21,20 +18,13 @@ pub(crate) fn room_for_group(groups: &Groups, gpu: usize, most: u32) -> Result<(
     }
 }
 
-/// Decides on a channel that computes.
-///
-/// # Errors
-///
-/// Where no more channels can be known.
+/// Decides on a channel that computes: it is refused where no more channels can be known.
 pub(crate) fn room_for_channel(channels: &Channels) -> Result<(), Denial> {
     if channels.has_room() { Ok(()) } else { Err(Denial::ChannelsFull) }
 }
 
-/// Decides on a channel that computes outside groups, where the container has `count` of these on a GPU with slices.
-///
-/// # Errors
-///
-/// Where there are [`MOST_OUTSIDE_GROUPS`] already.
+/// Decides on a channel that computes outside groups, where the container has `count` of these on a GPU with slices: it
+/// is refused from [`MOST_OUTSIDE_GROUPS`] on.
 pub(crate) fn room_outside_groups(count: usize) -> Result<(), Denial> {
     match count < MOST_OUTSIDE_GROUPS {
         true => Ok(()),

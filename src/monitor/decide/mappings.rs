@@ -23,11 +23,8 @@ pub(crate) struct MapPlan {
     pub(crate) not_mapped: Vec<Entry>,
 }
 
-/// Plans a mapping of memory with this charge; memory without charged bytes has none.
-///
-/// # Errors
-///
-/// Where no more mappings can be known.
+/// Plans a mapping of memory with this charge; memory without charged bytes has none. The mapping is refused where no
+/// more mappings can be known.
 pub(crate) fn plan_map(
     ledger: &Ledger,
     trees: &BTreeSet<Tree>,
@@ -51,13 +48,9 @@ pub(crate) fn plan_map(
     })
 }
 
-/// Decides whether an object's memory may be mapped, and returns the charge that the mapping keeps alive. `bytes` and
-/// `charge` are what the ledger has of the object. `is_larger` asks the driver whether the memory has more bytes than
-/// these, and `is_of_gpu` whether it is a GPU's.
-///
-/// # Errors
-///
-/// Where the memory is a GPU's and not charged in full.
+/// Decides whether an object's memory may be mapped, and returns the charge that the mapping keeps alive. Memory of a
+/// GPU that isn't charged in full is refused. `bytes` and `charge` are what the ledger has of the object. `is_larger`
+/// asks the driver whether the memory has more bytes than these, and `is_of_gpu` whether it is a GPU's.
 pub(crate) fn chargeable_mapping(
     bytes: Option<u64>,
     charge: Option<ChargeId>,
@@ -76,14 +69,10 @@ pub(crate) fn chargeable_mapping(
 }
 
 /// What is entered for managed memory of `bytes` at `base`: the range, and a charge on each of the container's `gpus`
-/// GPUs.
+/// GPUs. The memory is refused where a GPU's quota has no room, or the books have none.
 ///
 /// A hold keeps the memory of an object: each hold gets an object of a client that nobody has, which is freed at once.
 /// The GPU's number is in the base's lowest bits, which are 0 in a page's address.
-///
-/// # Errors
-///
-/// Where a GPU's quota has no room, or the books have none.
 pub(crate) fn managed_records(
     ledger: &Ledger,
     ranges: &SpaceRanges,
@@ -168,12 +157,8 @@ fn ended_from(
 }
 
 /// Decides on a file that is to get a GPU, and that wasn't initialized for one process. `is_shared`: whether its flags
-/// are those for several processes without HMM. No list shows managed memory of such a process once it has ended. So
-/// the file gets a GPU only where managed memory is refused.
-///
-/// # Errors
-///
-/// Where managed memory is charged, or the file has other flags, or the driver didn't tell.
+/// are those for several processes without HMM; `false` where the driver didn't tell. No list shows managed memory of
+/// such a process once it has ended. So the file gets a GPU only where managed memory is refused.
 pub(crate) fn uvm_flags(is_shared: bool, refuses_managed: bool) -> Result<(), Denial> {
     match (is_shared, refuses_managed) {
         (true, true) => Ok(()),

@@ -12,11 +12,8 @@ use crate::rm::{Key, Meaning, Release};
 /// The bytes of a page: memory is charged in whole pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// The memory that an object of a class takes, as its parameters say; `None` where such objects take none.
-///
-/// # Errors
-///
-/// Where the class takes memory, and its parameters are missing or can't be read.
+/// The memory that an object of a class takes, as its parameters say; `None` where such objects take none. The object
+/// is refused where its class takes memory, and the parameters are missing or can't be read.
 pub(crate) fn memory_asked(
     release: &Release,
     class: u32,
@@ -30,10 +27,7 @@ pub(crate) fn memory_asked(
 }
 
 /// What is charged for an object: the GPU at this place in the container's order, and how many bytes, in whole pages.
-///
-/// # Errors
-///
-/// Where memory is asked for below an object that is of no GPU of the container.
+/// Memory below an object that is of no GPU of the container is refused.
 pub(crate) fn charge_for(
     asked_bytes: Option<u64>,
     gpu: Option<usize>,
@@ -45,11 +39,8 @@ pub(crate) fn charge_for(
     Ok(Some((gpu, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX))))
 }
 
-/// Reserves `bytes` on a GPU in the ledger.
-///
-/// # Errors
-///
-/// Where the quota has no room for them, or the ledger none for one more object.
+/// Reserves `bytes` on a GPU in the ledger. They are refused where the quota has no room for them, or the ledger none
+/// for one more object.
 pub(crate) fn reserve(ledger: &mut Ledger, gpu: usize, bytes: u64) -> Result<Reservation, Denial> {
     ledger.reserve(gpu, bytes).map_err(|error| match error {
         LedgerError::OverQuota { asked_bytes, usage } => {
@@ -73,13 +64,9 @@ pub(crate) fn shown_memory(usage: Option<Usage>) -> Shown {
     }
 }
 
-/// Decides whether a surface of semaphores may be made: it must not lie in memory of a GPU, because the surface would
-/// keep that memory, and no process's figure would show it.
-///
-/// # Errors
-///
-/// Where it would. The driver refuses this, too: the memory has to be the host's (`semsurfConstruct_IMPL`,
-/// sem_surf.c, from 535.43.02 to 595.45.04).
+/// Decides on a surface of semaphores: it is refused in memory of a GPU, because the surface would keep that memory,
+/// and no process's figure would show it. The driver refuses this, too: the memory has to be the host's
+/// (`semsurfConstruct_IMPL`, sem_surf.c, from 535.43.02 to 595.45.04).
 pub(crate) fn semaphore_surface(
     release: &Release,
     ledger: &Ledger,

@@ -9,11 +9,7 @@ use crate::rm::call::Object;
 use crate::rm::export::{Does, Places};
 use crate::rm::number::NV_ERR_STATE_IN_USE;
 
-/// Decides whether an object may get another name, by a duplicate.
-///
-/// # Errors
-///
-/// Where no more objects can be known.
+/// Decides on another name of an object, by a duplicate: it is refused where no more objects can be known.
 pub(crate) fn room_for_name(ledger: &Ledger) -> Result<(), Denial> {
     match ledger.size().objects < BOUNDS.objects {
         true => Ok(()),
@@ -33,11 +29,8 @@ pub(crate) fn unknown_objects(ledger: &Ledger, client: Client, places: &Places) 
 }
 
 /// What is entered before objects are exported to the places of a file: first the objects that are memory of the host
-/// and aren't known, then what each place holds.
-///
-/// # Errors
-///
-/// Where an object isn't known any more, or there is no room.
+/// and aren't known, then what each place holds. The export is refused where an object isn't known any more, or there
+/// is no room.
 pub(crate) fn export_entries(
     ledger: &Ledger,
     (client, places): (Client, &Places),
@@ -69,13 +62,10 @@ pub(crate) fn export_entries(
     Ok(new.into_iter().map(commit).chain(places.named().map(hold)).collect())
 }
 
-/// Decides whether a control may export to a file, by what the file has. A single object goes into a file once. A list
-/// may go into a file that earlier exports of this container began, so only of a new file the driver is asked whether
-/// it is in use (`is_in_use`). `is_from_former`: a worker before has begun the file for this call.
-///
-/// # Errors
-///
-/// Where the file is in use, as the driver refuses it.
+/// Decides whether a control may export to a file; the driver, too, refuses a file that is in use. A single object goes
+/// into a file once. A list may go into a file that earlier exports of this container began, so only of a new file the
+/// driver is asked whether it is in use (`is_in_use`). `is_from_former`: a worker before has begun the file for this
+/// call.
 pub(crate) fn may_export(
     does: Does,
     (is_new, is_from_former): (bool, bool),
@@ -98,11 +88,7 @@ pub(crate) struct ImportPlan {
     wanted: Vec<Option<u32>>,
 }
 
-/// Plans an import from the places of a file.
-///
-/// # Errors
-///
-/// Where there is no room for so many objects.
+/// Plans an import from the places of a file. It is refused where there is no room for so many objects.
 pub(crate) fn plan_import(
     ledger: &Ledger,
     file: u64,

@@ -54,11 +54,8 @@ pub(crate) struct MonitorClient {
 }
 
 impl MonitorClient {
-    /// Opens a client, with a device and a subdevice for each GPU of `uuids` that the driver shows.
-    ///
-    /// # Errors
-    ///
-    /// Where the control node can't be opened, or the driver makes no client.
+    /// Opens a client, with a device and a subdevice for each GPU of `uuids` that the driver shows. Fails where the
+    /// control node can't be opened, or the driver makes no client.
     pub(crate) fn open(
         nodes: &[Node],
         release: &Release,

@@ -90,12 +90,8 @@ pub(crate) struct JournalMap {
 }
 
 impl JournalMap {
-    /// Maps the journal.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be mapped, is shorter than [`JOURNAL_BYTES`], or has another format. A journal of another format
-    /// is of a worker of another version, whose program goes on with the journal.
+    /// Maps the journal. Fails where it can't be mapped, is shorter than [`JOURNAL_BYTES`], or has another format. A
+    /// journal of another format is of a worker of another version, whose program goes on with the journal.
     pub(crate) fn map(file: &File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(file)?;
         if map.len() < JOURNAL_BYTES {

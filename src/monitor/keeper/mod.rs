@@ -159,11 +159,8 @@ fn leave_pod_cgroups() -> Vec<String> {
 const DESCRIPTORS: u64 = 18 << 10;
 
 /// Raises the limit of open files of the keeper and its workers to [`DESCRIPTORS`], or as far as the host permits:
-/// engines start programs with a low default limit, or a lower one.
-///
-/// # Errors
-///
-/// Where the limit stays below [`DESCRIPTORS`]: the error, and the limit.
+/// engines start programs with a low default limit, or a lower one. Fails where the limit stays below [`DESCRIPTORS`]:
+/// the error, and the limit.
 fn raise_descriptor_limit() -> Result<(), (rustix::io::Errno, u64)> {
     let limit = getrlimit(Resource::Nofile);
     // `None` is no limit.

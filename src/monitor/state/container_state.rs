@@ -67,11 +67,8 @@ impl Drop for OpenBooks<'_> {
 }
 
 impl ContainerState {
-    /// Makes the state from the settings and the journal.
-    ///
-    /// # Errors
-    ///
-    /// Where the settings name an impossible driver or GPU, or the journal can't be mapped.
+    /// Makes the state from the settings and the journal. Fails where the settings name an impossible driver or GPU, or
+    /// the journal can't be mapped.
     pub(crate) fn open(settings: Settings, journal: &File) -> io::Result<Self> {
         let version = settings.driver.parse().map_err(io::Error::other)?;
         let release = Release::of(version).map_err(io::Error::other)?;

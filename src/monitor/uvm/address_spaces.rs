@@ -112,11 +112,8 @@ impl AddressSpace {
         is_due && (state.is_new || state.asked.elapsed() < MAPPING_DELAY)
     }
 
-    /// The kernel's list of its mappings; empty where no process has the address space any more.
-    ///
-    /// # Errors
-    ///
-    /// Where the kernel doesn't list them: the thread has ended through which the list was opened.
+    /// The kernel's list of its mappings; empty where no process has the address space any more. Fails where the kernel
+    /// doesn't list them: the thread has ended through which the list was opened.
     pub(crate) fn read_maps(&self) -> io::Result<String> {
         let mut maps = self.maps.lock();
         let mut text = Vec::new();
@@ -222,11 +219,8 @@ impl AddressSpaces {
         self.ring();
     }
 
-    /// Watches the address space in which a thread is about to map something.
-    ///
-    /// # Errors
-    ///
-    /// Where the list can't be opened, or too many address spaces are watched.
+    /// Watches the address space in which a thread is about to map something. Fails where the list can't be opened, or
+    /// too many address spaces are watched.
     pub(crate) fn watch(&self, process: Process, tid: i32) -> io::Result<()> {
         let now = image_hash(process);
         let all = self.all.lock();

@@ -17,11 +17,8 @@ const KEPT: [Capability; 4] = [
     Capability::CAP_CHECKPOINT_RESTORE,
 ];
 
-/// Gives up all privileges that answering doesn't need, for this thread and all that it starts.
-///
-/// # Errors
-///
-/// Where a privilege can't be given up; then no call may be executed.
+/// Gives up all privileges that answering doesn't need, for this thread and all that it starts. Fails where a privilege
+/// can't be given up; then no call may be executed.
 pub(crate) fn drop_privileges() -> io::Result<()> {
     let may = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
     let kept: CapsHashSet = KEPT.into_iter().filter(|cap| may.contains(cap)).collect();
