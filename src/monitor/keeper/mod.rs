@@ -6,6 +6,9 @@
 //! container. It must not know the meaning of a call or of the journal.
 
 mod container;
+mod orders;
+mod worker_process;
+mod worker_starts;
 mod workers;
 
 use std::fs;
