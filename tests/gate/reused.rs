@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use cgpu::gate::settings::Managed;
 
-use crate::host::{MIB, Monitor, wait};
+use crate::host::{MIB, Monitor, until, wait};
 
 /// A script with two files to wait by.
 struct Play {
@@ -87,25 +87,34 @@ fn descriptors_are_looked_for_in_the_process_that_has_the_number_now() {
     }
 }
 
-/// The thread is gone whose call a worker didn't live to finish, and its number a child's.
+/// The thread is gone whose call a worker didn't live to finish, and its number is a child's. The call is undone by the
+/// descriptor of the thread's process, where the process has it still, and never by the child's.
 #[test]
 fn a_worker_undoes_nothing_by_a_number_that_is_a_strangers() {
-    for thread_pidfds in [true, false] {
+    for (thread_pidfds, closes) in [(true, true), (false, true), (true, false), (false, false)] {
         let monitor = match thread_pidfds {
             true => Monitor::with(Managed::Refuse, false),
             false => Monitor::on_an_old_kernel(),
         };
         // A worker can't be killed before the driver lets go of it.
         monitor.sim.fault("alloc:0x40 delay 1500 times 1");
-        let script = "start\ninterrupt-a-thread 300MiB\nfork-as-ended {\ntouch DIR/made\n\
-                      wait DIR/end\n}\nwait DIR/end";
-        let mut play = Play::new(&monitor, script);
+        let script = format!(
+            "start\ninterrupt-a-thread 300MiB\nfork-as-ended {{\nwait DIR/end\n}}\n{}\
+             touch DIR/made\nwait DIR/end",
+            if closes { "close\n" } else { "" }
+        );
+        let mut play = Play::new(&monitor, &script);
         play.wait_until_made();
         monitor.replace();
-        // What can't be undone counts.
-        monitor.wait_for(300 * MIB);
-        std::thread::sleep(Duration::from_millis(200));
-        assert_eq!((monitor.used(), monitor.sim.used(0)), (300 * MIB, 300 * MIB));
+        if closes {
+            // What can't be undone counts.
+            monitor.wait_for(300 * MIB);
+            std::thread::sleep(Duration::from_millis(200));
+            assert_eq!((monitor.used(), monitor.sim.used(0)), (300 * MIB, 300 * MIB));
+        } else {
+            monitor.wait_for(0);
+            until("the driver has it back", || monitor.sim.used(0) == 0);
+        }
         play.end();
         monitor.wait_for(0);
         assert_eq!(monitor.sim.used(0), 0);

@@ -47,11 +47,12 @@ pub(crate) struct UnclaimedCall {
 }
 
 impl UnclaimedCall {
-    /// Whether the thread's next call, by its registers and as it was read, is the same call.
+    /// Whether the thread's next call, by its registers and as it was read, goes on with this call. What a worker before
+    /// may have made for it is freed instead, and made anew: the program may have changed the call's struct since.
     fn is_same(&self, registers: Registers, read: Fingerprint) -> bool {
         match &self.outcome {
             Some(outcome) => outcome.seen.contains(&read),
-            None => self.trace.registers == registers,
+            None => self.trace.registers == registers && !self.trace.may_have_made(),
         }
     }
 }
@@ -219,7 +220,9 @@ mod tests {
         // What the worker before read isn't known, so only the registers count.
         let taken =
             |of: Trace, registers| Unclaimed::open(memory).take(of.thread, registers, seen(&[4]));
-        assert!(matches!(taken(trace(3), trace(3).registers), Match::Same(_)));
-        assert!(matches!(taken(trace(3), (1, 2)), Match::Other(_)));
+        assert!(matches!(taken(was_there, was_there.registers), Match::Same(_)));
+        assert!(matches!(taken(was_there, (1, 2)), Match::Other(_)));
+        // What may have been made is freed, and made anew.
+        assert!(matches!(taken(trace(3), trace(3).registers), Match::Other(_)));
     }
 }

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use crate::ledger::{Client, Entry, Handle, Process};
+use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::{PidMaps, Targets, ThreadOrder, Unclaimed, UnclaimedCall};
+use crate::monitor::compute::Slices;
 use crate::monitor::driver::{DriverAccess, Presence};
 use crate::monitor::journal::{Slot, Trace};
 use crate::monitor::node::{Device, Failure, Rm};
@@ -19,6 +20,7 @@ pub(crate) struct Callers {
     state: Arc<ContainerState>,
     driver: Arc<DriverAccess>,
     lane: Arc<Lane>,
+    slices: Arc<Slices>,
     pub(crate) targets: Arc<Targets>,
     pub(crate) unclaimed: Unclaimed,
     pub(crate) thread_order: ThreadOrder,
@@ -30,20 +32,19 @@ impl Callers {
         state: Arc<ContainerState>,
         driver: Arc<DriverAccess>,
         lane: Arc<Lane>,
+        slices: Arc<Slices>,
         targets: Arc<Targets>,
     ) -> Self {
         let unclaimed = Unclaimed::open(state.journal);
         let (thread_order, pid_maps) = (ThreadOrder::default(), PidMaps::default());
-        Callers { state, driver, lane, targets, unclaimed, thread_order, pid_maps }
+        Callers { state, driver, lane, slices, targets, unclaimed, thread_order, pid_maps }
     }
 
     /// Undoes what a worker before may have made for the slot's call, whose caller doesn't wait any more. A call that
     /// made no object may have freed one, or exported one: such a call is kept, to be recognized if its thread makes
     /// it again.
     pub(crate) fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
-        let Some(thread) = slot.thread() else { return };
-        let (registers, object) = (slot.registers(), slot.call_object());
-        let trace = Trace { thread, process: Process(0), registers, object };
+        let Some(trace) = slot.trace() else { return };
         if self.unclaimed.has(&trace) {
             // The worker before has kept the call already.
         } else if trace.may_have_made() {
@@ -68,7 +69,7 @@ impl Callers {
     }
 
     /// Frees the objects that a call may have made.
-    fn undo_trace(&self, lane: &OnLane<'_>, trace: &Trace) {
+    pub(crate) fn undo_trace(&self, lane: &OnLane<'_>, trace: &Trace) {
         let first_process = ProcessId::from(trace.process);
         // Where the thread has ended, its process still has the descriptor. Another process may have the tid or the pid
         // by now: the descriptor would then name that process's file and client.
@@ -111,6 +112,7 @@ impl Callers {
             self.state
                 .books()
                 .enter(Entry::Free { client: Client(client), handle: Handle(handle) });
+            self.slices.forget_freed(client, handle);
         }
     }
 

@@ -32,7 +32,7 @@ pub(crate) struct NewObject {
 const TRIES: u32 = 4;
 
 /// Reserves memory. Where the quota has no room, asks the driver what the container has, and tries once more.
-fn reserve(
+fn reserve_or_reconcile(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
     memory: CallReservation,
@@ -41,7 +41,8 @@ fn reserve(
         let mut books = case.books();
         // The worker before may have reserved memory for this call: the driver gave none, or what it gave is freed.
         books.cancel_former_reservation();
-        let reservation = decide::reserve(&mut books.ledger, memory.gpu, memory.bytes)?;
+        let reservation =
+            decide::reserve_within_quota(&mut books.ledger, memory.gpu, memory.bytes)?;
         case.slot.set_reservation(Some(memory));
         Ok(reservation)
     };
@@ -72,13 +73,12 @@ pub(crate) fn make_charged(
         let duplicate = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
         return Err(case.answer(duplicate));
     }
-    undo_former_attempt(case, lane, object);
     let Some((gpu, asked_bytes)) = memory else {
         let made = make(case, new_object)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
     let memory = CallReservation { gpu, bytes: asked_bytes, client: object.client };
-    let reservation = reserve(case, lane, memory)?;
+    let reservation = reserve_or_reconcile(case, lane, memory)?;
     // Other calls may have been on the lane while this one waited for an audit.
     if find_gpu_on_lane(case, lane, object.client, object.parent) != Some(gpu) {
         case.books().ledger.cancel(reservation);
@@ -88,6 +88,7 @@ pub(crate) fn make_charged(
     let made = make(case, new_object);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
     let mut books = case.books();
+    // The slot has the reservation until the memory is entered: it counts again in the next worker.
     books.ledger.cancel(reservation);
     let Ok(Some(handle)) = made else {
         case.slot.set_reservation(None);
@@ -140,7 +141,6 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
     let NewObject { object, part } = new_object;
     let place = part.unwrap_or(case.head());
     let chosen = object.handle != 0;
-    let was_there = case.asked_before && case.slot.call_object().was_there;
     let mut handle = if chosen { object.handle } else { next_handles(case, 1) };
     let known = |case: &Case<'_>, handle| {
         let books = case.books();
@@ -150,8 +150,8 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
     for attempt in 0..=TRIES {
         case.scratch.patch(place, Meaning::Handle, handle.into());
         case.patch(Meaning::Status, NV_OK.into());
-        let there = was_there || known(case, handle);
-        case.slot.set_executing(CallObject::one(object.client, handle, there));
+        let was_there = known(case, handle);
+        case.slot.set_executing(CallObject::one(object.client, handle, was_there));
         case.call()?;
         match case.status() {
             NV_OK => break,
@@ -166,15 +166,6 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
     }
     let made = case.scratch.field(place, Meaning::Handle).and_then(|made| u32::try_from(made).ok());
     Ok(Some(made.unwrap_or(handle)).filter(|_| case.status() == NV_OK))
-}
-
-/// Frees the object that a worker before may have made for this call, and even entered: the call begins anew.
-pub(crate) fn undo_former_attempt(case: &Case<'_>, lane: &OnLane<'_>, object: Object) {
-    let noted = case.slot.call_object();
-    if let Some(handle) = decide::former_handle(case.asked_before, noted, object) {
-        unmake(case, lane, object.client, object.parent, handle);
-        case.parts.slices.forget_freed(object.client, handle);
-    }
 }
 
 /// Takes `count` handles, and returns the first; [`nth_handle`] tells the others.

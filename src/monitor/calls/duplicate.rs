@@ -6,7 +6,7 @@ use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{NewObject, make, undo_former_attempt, unmake};
+use crate::monitor::calls::charge::{NewObject, make, unmake};
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
 use crate::monitor::calls::identify::note_user;
@@ -38,7 +38,6 @@ fn make_name(
     source: (u32, u32),
 ) -> Result<Option<Object>, EarlyReply> {
     let object = new_object.object;
-    undo_former_attempt(case, lane, object);
     note_user(case, object.client)?;
     note_user(case, source.0)?;
     let books = case.books();

@@ -1,7 +1,7 @@
 //! Calls that make channel groups and channels: what they make is entered, and its number is limited.
 
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{next_handles, undo_former_attempt};
+use crate::monitor::calls::charge::next_handles;
 use crate::monitor::calls::gpu_lookup::{
     find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
 };
@@ -14,15 +14,13 @@ use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 /// A class above this number that ends in [`ANY_CHANNEL`] is a channel's.
 const HIGHEST_OBJECT: u32 = 0xff;
 
-/// Makes room for a group that is to be made: undoes the former worker's attempt at this call, and at the limit forgets
-/// groups that are gone. Returns the GPU, or refuses the call.
+/// Makes room for a group that is to be made: at the limit, forgets groups that are gone. Returns the GPU, or refuses
+/// the call.
 pub(crate) fn make_room_for_group(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
     group: Object,
 ) -> Result<usize, EarlyReply> {
-    // A group that the worker before made for this call doesn't count.
-    undo_former_attempt(case, lane, group);
     match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, group.client, group.parent)) {
         Some(gpu) => room_on(case, gpu),
         None => Err(case.deny(&Denial::NoGpu { client: group.client, parent: group.parent })),

@@ -20,6 +20,7 @@ mod left_calls;
 mod make_control;
 mod mmap;
 mod parts;
+mod recover;
 mod serve;
 mod share_controls;
 mod threads;
@@ -34,6 +35,9 @@ pub(crate) use case::Case;
 #[cfg(test)]
 pub(crate) use left_calls::take_over_slot;
 pub(crate) use parts::Parts;
+pub(crate) use recover::queue_left_calls;
+#[cfg(test)]
+pub(crate) use recover::recover;
 #[cfg(test)]
 pub(crate) use serve::serve;
 pub(crate) use threads::{CallService, CallThreads};

@@ -24,6 +24,8 @@ pub(crate) struct Parts {
     pub(crate) lane: Arc<Lane>,
     /// The monitor's client of the driver.
     pub(crate) driver: Arc<DriverAccess>,
+    /// Slices of channel groups, for the shares of computing time.
+    pub(crate) slices: Arc<Slices>,
     /// The threads that call, and the replies that they did not take.
     pub(crate) callers: Callers,
     /// The container's processes, and killing them.
@@ -36,8 +38,6 @@ pub(crate) struct Parts {
     pub(crate) uvm: Arc<Uvm>,
     /// The mappings of nvidia-uvm.
     pub(crate) mappings: Arc<Mappings>,
-    /// Slices of channel groups, for the shares of computing time.
-    pub(crate) slices: Arc<Slices>,
     /// Turns on a GPU, for the shares of computing time.
     pub(crate) turns: Arc<Turns>,
     /// Compares the driver's figures with the books, and searches for outside processes that have descriptors.
@@ -53,11 +53,14 @@ impl Parts {
         let lane = Arc::new(Lane::open(state.journal, is_left));
         let driver = Arc::new(DriverAccess::new(Arc::clone(&state), keeper()));
         let targets = Arc::new(Targets::new(state.settings.spares_host)?);
+        let slices =
+            Arc::new(Slices::new(Arc::clone(&driver), Arc::clone(&state), Arc::clone(&targets)));
         let callers = Callers::new(
             Arc::clone(&state),
             Arc::clone(&driver),
             Arc::clone(&lane),
-            Arc::clone(&targets),
+            Arc::clone(&slices),
+            targets,
         );
         let processes = Arc::new(Processes::new(Arc::clone(&state)));
         let stakes = Arc::new(Stakes::new(
@@ -75,8 +78,6 @@ impl Parts {
         let uvm = Arc::new(Uvm::new(Arc::clone(&processes), Arc::clone(&lane), keeper()));
         let mappings =
             Arc::new(Mappings::new(Arc::clone(&processes), Arc::clone(&lane), Arc::clone(&uvm)));
-        let slices =
-            Arc::new(Slices::new(Arc::clone(&driver), Arc::clone(&state), Arc::clone(&targets)));
         let turns = Arc::new(Turns::new(Arc::clone(&slices)));
         let audit = Audit::new(
             Arc::clone(&stakes),
@@ -91,13 +92,13 @@ impl Parts {
             state,
             lane,
             driver,
+            slices,
             callers,
             processes,
             stakes,
             exports,
             uvm,
             mappings,
-            slices,
             turns,
             audit,
         })

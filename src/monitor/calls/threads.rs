@@ -1,7 +1,9 @@
 //! The threads that a container needs once it calls the driver. They are started at the container's first call.
 //!
 //! Of the threads that answer calls, one leads and serves a call, and the others follow. The support threads look after
-//! what calls make. The first call waits for one thread alone; no further call is answered without support threads.
+//! what calls make. The first call waits for one thread alone; no further call is answered without support threads. A
+//! thread [recovers](crate::monitor::calls::recover) the call that a former worker left in its slot before it answers
+//! others.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +16,11 @@ use crate::monitor::caller::{Lead, Leader, Listeners, Scratch};
 use crate::monitor::calls::case::Case;
 use crate::monitor::calls::left_calls::{is_in_driver, is_left, take_over_slot};
 use crate::monitor::calls::parts::Parts;
+use crate::monitor::calls::recover::recover;
 use crate::monitor::calls::serve::serve;
 use crate::monitor::journal::{SLOTS, Slot, Stage};
 use crate::monitor::lock::Lock;
 use crate::monitor::log::Topic;
-use crate::monitor::state::OnLane;
 use crate::monitor::thread::spawn;
 
 /// How long a thread waits after it received nothing from a listener: the caller or all processes behind it are gone.
@@ -174,7 +176,7 @@ impl CallService {
         let slot = self.parts.state.journal.slot(number);
         take_over_slot(slot);
         let mut scratch = Scratch::default();
-        self.recover(slot, &mut scratch);
+        recover(&self.parts, &self.listeners, slot, &mut scratch);
         loop {
             // The first call's thread leads alone: the others are started when the first call is answered.
             if self.leader.wait_to_lead() == Lead::Alone && self.support_started.is_completed() {
@@ -220,56 +222,6 @@ impl CallService {
                 return;
             }
         }
-    }
-
-    /// Puts the calls of former workers that may have to be undone before all later calls of their threads.
-    pub(crate) fn queue_left_calls(&self) {
-        for slot in (0..SLOTS).map(|slot| self.parts.state.journal.slot(slot)) {
-            let executing = slot.notice().id != 0 && slot.stage() == Stage::Executing;
-            if let Some(thread) = slot.thread().filter(|_| executing) {
-                self.parts.callers.thread_order.queue(slot.number(), thread);
-            }
-        }
-    }
-
-    /// Finishes a former worker's call in the slot. That call may be on the lane already.
-    pub(crate) fn recover(&self, slot: Slot<'_>, scratch: &mut Scratch) {
-        let lane = self.parts.lane.take_over(slot);
-        let was_on_lane = lane.is_some();
-        self.finish_call(slot, lane, scratch);
-        self.parts.callers.thread_order.leave(slot.number());
-        if was_on_lane {
-            self.parts.state.books().cancel_former_reservation();
-        }
-    }
-
-    fn finish_call(&self, slot: Slot<'_>, lane: Option<OnLane<'_>>, scratch: &mut Scratch) {
-        let notice = slot.notice();
-        let Some(listener) = self.listeners.get(slot.listener()) else { return };
-        if notice.id == 0 {
-            return;
-        }
-        let waits = listener.is_valid(notice.id);
-        match slot.stage() {
-            // Where the caller does not wait any more, it may have got the reply: nothing is undone.
-            Stage::Decided => {
-                let _ = listener.send(notice.id, slot.decision());
-            }
-            stage @ (Stage::Received | Stage::Executing) if waits => {
-                let again = stage == Stage::Executing;
-                let mut case = Case::new(&self.parts, scratch, slot, &listener, notice, again);
-                case.lane = lane;
-                serve(&mut case);
-            }
-            // The caller was interrupted or is dead, and the driver may have done the call: where the caller's thread
-            // is still there, the call is undone.
-            Stage::Executing => {
-                let lane = lane.unwrap_or_else(|| self.parts.lane.enter(slot));
-                self.parts.callers.undo_unknown(&lane, slot);
-            }
-            Stage::Received => {}
-        }
-        slot.clear(0);
     }
 
     fn has_calls(&self) -> bool {

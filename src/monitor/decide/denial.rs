@@ -2,6 +2,14 @@
 //!
 //! The driver itself gives this answer for a similar reason, so that programs understand it. Where the tables of
 //! [`rm`](crate::rm) don't know a call, or don't allow it, they give the reason: a [`Refusal`].
+//!
+//! # To add a reason
+//!
+//! 1. A kind of [`Denial`]: its `#[error]` is the line of the log. [`Denial::answer`]: the status or error for the
+//!    program, and a row of the test.
+//! 2. The decision: a function of this room that returns it, with its test. A bound on something that is counted stands
+//!    beside what counts it in [`state`](crate::monitor::state), or is a setting.
+//! 3. The file of the call, in [`calls`](crate::monitor::calls): `case.or_deny(decision)?`.
 
 use thiserror::Error;
 

@@ -1,8 +1,6 @@
 //! Decides on calls that may have been made before: by a worker that ended before it answered, or for a thread that did
 //! not get the answer and makes the call again.
 
-use crate::monitor::journal::CallObject;
-use crate::rm::call::Object;
 use crate::rm::number::{
     NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_OK,
 };
@@ -43,13 +41,6 @@ pub(crate) fn freed(
     let by_former = earlier.asked_before && is_gone && (!is_client || is_no_client());
     let told = by_former || earlier.repeats && is_gone;
     Freed { status: if told { NV_OK } else { status }, is_done: status == NV_OK || by_former }
-}
-
-/// The handle of the object that the worker before may have made for a call that is to make `object`; `None` where that
-/// worker can have made none. `noted` is what that worker noted of the call.
-pub(crate) fn former_handle(asked_before: bool, noted: CallObject, object: Object) -> Option<u32> {
-    let handle = if object.handle == 0 { noted.handle } else { object.handle };
-    (asked_before && !noted.was_there && handle != 0).then_some(handle)
 }
 
 /// Whether the worker before had the driver free the range at `base`, which the driver doesn't know: the books have the
@@ -97,17 +88,6 @@ mod tests {
             assert_eq!(free(true), Freed { status: NV_OK, is_done: true });
             assert_eq!(free(false), Freed { status, is_done: false });
         }
-    }
-
-    #[test]
-    fn a_former_worker_made_what_it_noted_unless_that_was_there() {
-        let object = |handle| Object { client: 1, parent: 2, handle };
-        let noted = CallObject::one(1, 9, false);
-        assert_eq!(former_handle(true, noted, object(0)), Some(9));
-        assert_eq!(former_handle(true, noted, object(5)), Some(5), "the caller's choice");
-        assert_eq!(former_handle(false, noted, object(5)), None);
-        assert_eq!(former_handle(true, CallObject::one(1, 9, true), object(0)), None);
-        assert_eq!(former_handle(true, CallObject::default(), object(0)), None);
     }
 
     #[test]

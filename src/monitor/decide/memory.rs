@@ -41,7 +41,11 @@ pub(crate) fn charge_for(
 
 /// Reserves `bytes` on a GPU in the ledger. They are refused where the quota has no room for them, or the ledger none
 /// for one more object.
-pub(crate) fn reserve(ledger: &mut Ledger, gpu: usize, bytes: u64) -> Result<Reservation, Denial> {
+pub(crate) fn reserve_within_quota(
+    ledger: &mut Ledger,
+    gpu: usize,
+    bytes: u64,
+) -> Result<Reservation, Denial> {
     ledger.reserve(gpu, bytes).map_err(|error| match error {
         LedgerError::OverQuota { asked_bytes, usage } => {
             Denial::OverQuota { gpu, asked_bytes, usage }
@@ -128,10 +132,10 @@ mod tests {
     #[test]
     fn the_last_byte_of_the_quota_is_given_once() {
         let mut ledger = Ledger::new(&[10], BOUNDS);
-        let reservation = reserve(&mut ledger, 0, 10).unwrap();
+        let reservation = reserve_within_quota(&mut ledger, 0, 10).unwrap();
         let usage = Usage { limit_bytes: 10, used_bytes: 10 };
         let over = Denial::OverQuota { gpu: 0, asked_bytes: 1, usage };
-        assert_eq!(reserve(&mut ledger, 0, 1), Err(over));
+        assert_eq!(reserve_within_quota(&mut ledger, 0, 1), Err(over));
         ledger.cancel(reservation);
         commit(&mut ledger, 3, 12);
         assert!(!is_within_quota(&ledger, 0), "the driver rounded up");
@@ -154,7 +158,7 @@ mod tests {
     fn a_ledger_without_room_has_no_memory() {
         let mut ledger = Ledger::new(&[10], BOUNDS);
         (0..2).for_each(|handle| commit(&mut ledger, handle, 1));
-        assert_eq!(reserve(&mut ledger, 0, 1), Err(Denial::Ledger(LedgerError::Full)));
+        assert_eq!(reserve_within_quota(&mut ledger, 0, 1), Err(Denial::Ledger(LedgerError::Full)));
     }
 
     #[test]

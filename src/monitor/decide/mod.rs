@@ -27,12 +27,13 @@ mod verdict;
 
 pub(crate) use channels::{room_for_channel, room_for_group, room_outside_groups};
 pub(crate) use denial::Denial;
-pub(crate) use former::{Earlier, former_handle, freed, was_range_freed};
+pub(crate) use former::{Earlier, freed, was_range_freed};
 pub(crate) use mappings::{
     NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
 };
 pub(crate) use memory::{
-    charge_for, is_within_quota, memory_asked, reserve, semaphore_surface, shown_memory,
+    charge_for, is_within_quota, memory_asked, reserve_within_quota, semaphore_surface,
+    shown_memory,
 };
 pub(crate) use names::{
     Imported, export_entries, imported, may_export, plan_import, room_for_name, unknown_objects,

@@ -56,6 +56,8 @@ pub(crate) struct Program<'w> {
     next: Cell<u32>,
     /// The fate of the next call.
     fate: Cell<Fate>,
+    /// What the program writes over its call, and where, once the call's worker has died.
+    changes: Cell<Option<(usize, Vec<u8>)>>,
     is_alive: Cell<bool>,
 }
 
@@ -87,6 +89,7 @@ impl<'w> Program<'w> {
             devices: RefCell::default(),
             next: Cell::new(0xa000_0000),
             fate: Cell::new(Fate::Answered),
+            changes: Cell::default(),
             is_alive: Cell::new(true),
         };
         while program.get(BEGUN, 1) == [0] {
@@ -117,6 +120,18 @@ impl<'w> Program<'w> {
     pub(crate) fn fated(&self, fate: Fate) -> &Self {
         self.fate.set(fate);
         self
+    }
+
+    /// Has the program write `bytes` over its next call, at `offset`, once the call's worker has died.
+    pub(crate) fn changes_call(&self, offset: usize, bytes: &[u8]) {
+        self.changes.set(Some((offset, bytes.to_vec())));
+    }
+
+    /// Notes that the worker of the program's call has died.
+    pub(crate) fn outlives_worker(&self) {
+        if let Some((offset, bytes)) = self.changes.take() {
+            self.put(offset, &bytes);
+        }
     }
 
     pub(crate) fn client(&self) -> u32 {

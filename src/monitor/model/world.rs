@@ -23,7 +23,7 @@ use crate::gate::passing::{self, Wait};
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
 use crate::monitor::caller::{Caller, Listener, Scratch, TestCallers};
-use crate::monitor::calls::{Parts, take_over_slot};
+use crate::monitor::calls::{Parts, queue_left_calls, recover, take_over_slot};
 use crate::monitor::journal::KeptFile;
 use crate::monitor::keeper_socket::KeeperMessage;
 use crate::monitor::state::Occasion;
@@ -122,11 +122,11 @@ impl World {
         let Parts { state, driver, exports, .. } = &*worker.parts;
         exports.forget_never_exported();
         worker.former_clients.take_over(driver);
-        worker.calls.queue_left_calls();
+        queue_left_calls(&worker.parts);
         // The calls of the other slot are all over, because its thread lives.
         let slot = state.journal.slot(DYING_SLOT);
         take_over_slot(slot);
-        worker.calls.recover(slot, &mut Scratch::default());
+        recover(&worker.parts, &worker.listeners, slot, &mut Scratch::default());
         // The next thread that dies uses this slot.
         slot.set_worker_thread(ProcessId { pid: 0, start_ticks: 0 });
         self.hear();
@@ -190,6 +190,7 @@ impl World {
                     if !waits {
                         self.callers.remove(id);
                     }
+                    program.outlives_worker();
                     self.restart();
                 }
             }

@@ -2,7 +2,8 @@
 //!
 //! The keeper starts the worker, and holds what must outlive it: the listeners, and the
 //! [`journal`](crate::monitor::journal). The worker can be killed at any instruction: the next worker reads
-//! the journal, finishes the calls that the killed one had received, and goes on.
+//! the journal, finishes the calls that the killed one had received
+//! ([`recover`](crate::monitor::calls::queue_left_calls)), and goes on.
 //!
 //! [`decide`](crate::monitor::decide) decides what becomes of a call. The threads:
 //!
@@ -42,7 +43,7 @@ use crate::gate::inherited;
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
 use crate::monitor::caller::Listeners;
-use crate::monitor::calls::{CallService, CallThreads, Parts};
+use crate::monitor::calls::{CallService, CallThreads, Parts, queue_left_calls};
 use crate::monitor::driver::FormerClients;
 use crate::monitor::journal::{KeptFile, share_heap};
 use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
@@ -100,7 +101,7 @@ pub fn main() -> io::Result<()> {
     worker.former_clients.take_over(&parts.driver);
     let (container_end, end) = (Arc::clone(&worker.container_end), Arc::clone(&worker.end));
     AuditThread::start(Arc::clone(parts), container_end, end)?;
-    worker.calls.queue_left_calls();
+    queue_left_calls(parts);
     parts.state.journal.count_worker();
     control_socket::note_status(parts, &worker.calls);
     worker.keeper.tell(Notice::Ready)?;

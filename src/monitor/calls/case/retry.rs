@@ -11,7 +11,7 @@
 //! the driver the second time: any program can make a call twice.
 
 use super::{Case, EarlyReply, INTERRUPTED};
-use crate::monitor::caller::{Copy, Match, Outcome, Reply, UnclaimedCall};
+use crate::monitor::caller::{Copy, Match, Outcome, Reply, Target, UnclaimedCall};
 use crate::monitor::journal::{CallObject, Count, Fingerprint, Trace};
 use crate::monitor::state::OnLane;
 
@@ -55,8 +55,8 @@ pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Early
 /// A call joins its thread's queue before it asks whether its caller still waits. So a later call waits
 /// for an earlier one, or the earlier one finds that its caller is gone.
 pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    let thread = case.target()?.thread;
-    case.slot.set_thread(thread);
+    let Target { thread, process, .. } = *case.target()?;
+    case.slot.set_caller(thread, process);
     if !case.parts.state.settings.interruptible {
         return case.still_waits();
     }

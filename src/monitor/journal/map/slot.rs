@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use nix::libc::seccomp_notif;
 
-use crate::monitor::journal::call_id::{CallObject, Registers};
+use crate::ledger::Process;
+use crate::monitor::journal::call_id::{CallObject, Registers, Trace};
 use crate::monitor::journal::layout::Stage;
 use crate::process::ProcessId;
 
@@ -40,6 +41,8 @@ pub(super) struct SlotMemory {
     object: [AtomicU32; 4],
     /// Error and flags of the reply.
     reply: [AtomicU32; 2],
+    /// The number of the caller's process; 0 where the caller isn't known.
+    caller_process: AtomicU64,
 }
 
 const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
@@ -69,6 +72,7 @@ impl<'a> Slot<'a> {
         unsafe { self.notice_address().write_bytes(0, 1) };
         self.memory.listener.store(listener, Ordering::Relaxed);
         self.memory.caller_started.store(0, Ordering::Relaxed);
+        self.memory.caller_process.store(0, Ordering::Relaxed);
         self.store_object(CallObject::default());
         self.set_reservation(None);
         self.memory.stage.store(Stage::Received as u32, Ordering::Release);
@@ -80,16 +84,24 @@ impl<'a> Slot<'a> {
         let _ = self.notice_id().compare_exchange(id, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Notes the caller's thread.
-    pub(crate) fn set_thread(self, thread: ProcessId) {
-        self.memory.caller_started.store(thread.start_ticks, Ordering::Relaxed);
+    /// Notes the caller's thread and process.
+    pub(crate) fn set_caller(self, thread: ProcessId, process: Process) {
+        self.memory.caller_process.store(process.0, Ordering::Relaxed);
+        self.memory.caller_started.store(thread.start_ticks, Ordering::Release);
     }
 
     /// The caller's thread; `None` where it isn't known.
     pub(crate) fn thread(self) -> Option<ProcessId> {
-        let start_ticks = self.memory.caller_started.load(Ordering::Relaxed);
+        let start_ticks = self.memory.caller_started.load(Ordering::Acquire);
         let pid = self.notice().pid.cast_signed();
         (start_ticks != 0).then_some(ProcessId { pid, start_ticks })
+    }
+
+    /// The slot's call, for which the driver was asked; `None` where its caller isn't known.
+    pub(crate) fn trace(self) -> Option<Trace> {
+        let process = Process(self.memory.caller_process.load(Ordering::Relaxed));
+        let (registers, object) = (self.registers(), self.call_object());
+        self.thread().map(|thread| Trace { thread, process, registers, object })
     }
 
     /// Where the kernel writes a notification. A notification that is written there is never lost.

@@ -122,6 +122,39 @@ fn an_allocation_outlives_its_worker_wherever_that_dies() {
     }
 }
 
+/// While no worker is there, another thread of the program changes the call's struct: the handle, or the class, so that
+/// the call is refused.
+#[test]
+fn what_a_worker_made_before_it_died_is_undone_though_the_program_changes_the_call() {
+    const HANDLE: usize = 8;
+    const CLASS: usize = 12;
+    let mut deaths = 0;
+    for (nth, death) in (0..8).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
+        for changed in [HANDLE, CLASS] {
+            let world = World::new();
+            let program = world.program();
+            let [first, then] = [program.handle(), program.handle()];
+            let word = if changed == HANDLE { then } else { 0xffff };
+            program.changes_call(changed, &word.to_le_bytes());
+            let fate = Fate::WorkerDies { nth, death, waits: true };
+            let made = program.fated(fate).take(first, 60 * MIB);
+            let died = world.workers() > 1;
+            deaths += u32::from(died);
+            let wanted = match (died, changed) {
+                (false, _) => Some(first),
+                (true, HANDLE) => Some(then),
+                (true, _) => None,
+            };
+            assert_eq!(made.ok(), wanted, "{fate:?} {changed}");
+            let bytes = if wanted.is_some() { 60 * MIB } else { 0 };
+            assert_eq!((world.used(), world.charged()), (bytes, bytes), "{fate:?} {changed}");
+            wanted.into_iter().for_each(|handle| program.free(handle).expect("it is there"));
+            world.ends(&[program]);
+        }
+    }
+    assert!(deaths > 0, "no worker died");
+}
+
 /// A worker dies before or after each driver call of a free and of a duplication.
 #[test]
 fn a_free_and_a_name_outlive_their_worker_wherever_that_dies() {
