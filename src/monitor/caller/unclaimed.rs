@@ -47,8 +47,9 @@ pub(crate) struct UnclaimedCall {
 }
 
 impl UnclaimedCall {
-    /// Whether the thread's next call, by its registers and as it was read, goes on with this call. What a worker before
-    /// may have made for it is freed instead, and made anew: the program may have changed the call's struct since.
+    /// Whether the thread's next call, by its registers and as it was read, goes on with this call. What a worker
+    /// before may have made for it is freed instead, and made anew: the program may have changed the call's struct
+    /// since.
     fn is_same(&self, registers: Registers, read: Fingerprint) -> bool {
         match &self.outcome {
             Some(outcome) => outcome.seen.contains(&read),

@@ -10,7 +10,7 @@ use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
 
 /// The most files that are kept. Each takes a descriptor of the worker and one of the keeper.
-pub(crate) const MOST_FILES: usize = 4096;
+pub(crate) const MOST_EXPORTS: usize = 4096;
 
 /// The kept files, by number, and when they were last swept.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub(crate) struct Exported {
 pub(crate) enum Denied {
     /// The file is not kept: nothing was exported to it.
     Unknown,
-    /// [`MOST_FILES`] files are kept already.
+    /// [`MOST_EXPORTS`] files are kept already.
     Full,
 }
 
@@ -65,7 +65,7 @@ impl Exports {
             return Ok((Exported { number: *number, file: Arc::clone(&export.file) }, false));
         }
         let number = number.ok_or(Denied::Unknown)?;
-        if files.len() >= MOST_FILES {
+        if files.len() >= MOST_EXPORTS {
             return Err(Denied::Full);
         }
         files.insert(number, Export { file: Arc::clone(file), misses: 0 });
