@@ -5,8 +5,8 @@
 //! is freed. A thread has one such reply at most. A device file that is kept here keeps its client alive, so few
 //! replies are kept.
 //!
-//! The next worker finds traces of these calls in the journal. It doesn't know the replies: it makes the same call
-//! again, or undoes what the call may have made.
+//! The next worker finds traces of these calls in the journal. It doesn't know the replies: it frees what a call may
+//! have made, and serves the same call anew where the thread makes it again.
 
 use std::collections::VecDeque;
 
@@ -47,10 +47,10 @@ pub(crate) struct UnclaimedCall {
 }
 
 impl UnclaimedCall {
-    /// Whether the thread's next call, by its registers and as it was read, goes on with this call. What a worker
-    /// before may have made for it is freed instead, and made anew: the program may have changed the call's struct
-    /// since.
-    fn is_same(&self, registers: Registers, read: Fingerprint) -> bool {
+    /// Whether the thread's next call, by its registers and as it was read, is this call and goes on where this one
+    /// ended. What a worker before may have made is freed instead, and made anew: the program may have changed the
+    /// call's struct since.
+    fn goes_on(&self, registers: Registers, read: Fingerprint) -> bool {
         match &self.outcome {
             Some(outcome) => outcome.seen.contains(&read),
             None => self.trace.registers == registers && !self.trace.may_have_made(),
@@ -71,8 +71,8 @@ pub(crate) enum Match {
     Nothing,
     /// The same call, which was made already or may have been.
     Same(UnclaimedCall),
-    /// Another call, which is to be undone.
-    Other(UnclaimedCall),
+    /// A call that is to be undone first: another one, or one for which a worker before may have made something.
+    Undo(UnclaimedCall),
 }
 
 impl Unclaimed {
@@ -96,8 +96,8 @@ impl Unclaimed {
     pub(crate) fn take(&self, thread: ProcessId, registers: Registers, read: Fingerprint) -> Match {
         match self.remove(|kept| kept.trace.thread == thread) {
             None => Match::Nothing,
-            Some(kept) if kept.is_same(registers, read) => Match::Same(kept),
-            Some(kept) => Match::Other(kept),
+            Some(kept) if kept.goes_on(registers, read) => Match::Same(kept),
+            Some(kept) => Match::Undo(kept),
         }
     }
 
@@ -176,7 +176,7 @@ mod tests {
         let half_answered = unclaimed.take(thread, registers, seen(ANSWERED));
         assert!(matches!(half_answered, Match::Same(_)));
         assert!(unclaimed.keep(trace(7), outcome()).is_none());
-        assert!(matches!(unclaimed.take(thread, registers, seen(&[4])), Match::Other(_)));
+        assert!(matches!(unclaimed.take(thread, registers, seen(&[4])), Match::Undo(_)));
     }
 
     #[test]
@@ -222,8 +222,8 @@ mod tests {
         let taken =
             |of: Trace, registers| Unclaimed::open(memory).take(of.thread, registers, seen(&[4]));
         assert!(matches!(taken(was_there, was_there.registers), Match::Same(_)));
-        assert!(matches!(taken(was_there, (1, 2)), Match::Other(_)));
+        assert!(matches!(taken(was_there, (1, 2)), Match::Undo(_)));
         // What may have been made is freed, and made anew.
-        assert!(matches!(taken(trace(3), trace(3).registers), Match::Other(_)));
+        assert!(matches!(taken(trace(3), trace(3).registers), Match::Undo(_)));
     }
 }

@@ -7,7 +7,7 @@ use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::{PidMaps, Targets, ThreadOrder, Unclaimed, UnclaimedCall};
 use crate::monitor::compute::Slices;
 use crate::monitor::driver::{DriverAccess, Presence};
-use crate::monitor::journal::{Slot, Trace};
+use crate::monitor::journal::{CallObject, Slot, Trace};
 use crate::monitor::node::{Device, Failure, Rm};
 use crate::monitor::state::{ContainerState, Lane, OnLane};
 use crate::process::ProcessId;
@@ -44,7 +44,9 @@ impl Callers {
     /// made no object may have freed one, or exported one: such a call is kept, to be recognized if its thread makes
     /// it again.
     pub(crate) fn undo_unknown(&self, lane: &OnLane<'_>, slot: Slot<'_>) {
-        let Some(trace) = slot.trace() else { return };
+        // Without an object, what the call may have made is undone already.
+        let is_left = |trace: &Trace| trace.object != CallObject::default();
+        let Some(trace) = slot.trace().filter(is_left) else { return };
         if self.unclaimed.has(&trace) {
             // The worker before has kept the call already.
         } else if trace.may_have_made() {

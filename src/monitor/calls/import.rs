@@ -54,18 +54,19 @@ pub(crate) fn import(
     let plan = case.or_deny(plan)?;
     let first = next_handles(case, plan.unchosen_handles());
     let objects = plan.handles(first);
-    let asked = objects.iter().copied().filter(|object| *object != 0);
     let known = {
         let books = case.books();
-        asked.clone().any(|object| books.ledger.contains(Client(client), Handle(object)))
+        let mut asked = objects.iter().copied().filter(|object| *object != 0);
+        asked.any(|object| books.ledger.contains(Client(client), Handle(object)))
     };
-    // The worker before may have made all these objects, and has noted the first one alone.
-    let was_there = case.asked_before && case.slot.call_object().was_there;
-    if case.asked_before && !was_there {
-        asked.for_each(|object| unmake(case, lane, client, parent, object));
+    // Of objects whose handles the caller chose, the worker before may have made all, and has noted the first alone.
+    let former_was_there = case.asked_before && case.slot.call_object().was_there;
+    if case.asked_before && !former_was_there {
+        let chosen = plan.chosen_handles();
+        chosen.for_each(|object| unmake(case, lane, client, parent, object));
     }
     export::set_objects(layout, &mut case.scratch.params, &objects);
-    let was_there = if case.asked_before { was_there } else { known };
+    let was_there = if case.asked_before { former_was_there } else { known };
     case.slot.set_executing(plan.call_object(client, first, was_there));
     let gpu = plan.gpu;
     let shown = shown_below(case, lane, client, parent, gpu);

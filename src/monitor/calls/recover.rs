@@ -43,17 +43,16 @@ pub(crate) fn recover(parts: &Parts, listeners: &Listeners, slot: Slot<'_>, scra
 }
 
 /// Frees what a former worker may have made for the slot's call, which is about to be made anew. The program may have
-/// changed the call's struct since: the slot says what was made. Returns the place on the lane, where one was taken.
-fn undo_left_call<'a>(
-    parts: &'a Parts,
-    slot: Slot<'a>,
-    lane: Option<OnLane<'a>>,
-) -> Option<OnLane<'a>> {
-    let Some(trace) = slot.trace().filter(Trace::may_have_made) else { return lane };
-    let lane = lane.unwrap_or_else(|| parts.lane.enter(slot));
-    parts.callers.undo_trace(&lane, &trace);
+/// changed the call's struct since: the slot says what was made. `lane` is the call's place on the lane, where it has
+/// one: otherwise the lane is left at once, since the call's next step may wait for the program.
+fn undo_left_call(parts: &Parts, slot: Slot<'_>, lane: Option<&OnLane<'_>>) {
+    let Some(trace) = slot.trace().filter(Trace::may_have_made) else { return };
+    match lane {
+        Some(lane) => parts.callers.undo_trace(lane, &trace),
+        None => parts.callers.undo_trace(&parts.lane.enter(slot), &trace),
+    }
+    // The next worker has nothing to undo. It knows that a worker before may have asked for more than it noted.
     slot.set_executing(CallObject::default());
-    Some(lane)
 }
 
 fn finish_call(
@@ -74,7 +73,9 @@ fn finish_call(
         }
         stage @ (Stage::Received | Stage::Executing) if waits => {
             let asked_before = stage == Stage::Executing;
-            let lane = if asked_before { undo_left_call(parts, slot, lane) } else { lane };
+            if asked_before {
+                undo_left_call(parts, slot, lane.as_ref());
+            }
             let mut case = Case::new(parts, scratch, slot, &listener, notice, asked_before);
             case.lane = lane;
             serve(&mut case);

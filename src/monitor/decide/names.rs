@@ -109,6 +109,11 @@ pub(crate) fn plan_import(
 }
 
 impl ImportPlan {
+    /// The handles that the caller chose.
+    pub(crate) fn chosen_handles(&self) -> impl Iterator<Item = u32> {
+        self.wanted.iter().flatten().copied().filter(|object| *object != 0)
+    }
+
     /// How many handles the monitor chooses.
     pub(crate) fn unchosen_handles(&self) -> u32 {
         let unchosen = self.wanted.iter().flatten().filter(|object| **object == 0).count();
@@ -129,7 +134,7 @@ impl ImportPlan {
     /// undone.
     pub(crate) fn call_object(&self, client: u32, first: u32, was_there: bool) -> CallObject {
         let unchosen = self.unchosen_handles();
-        let chosen_by_caller = self.wanted.iter().flatten().find(|_| unchosen == 0).copied();
+        let chosen_by_caller = self.chosen_handles().next().filter(|_| unchosen == 0);
         let handle = chosen_by_caller.unwrap_or(first);
         CallObject { client, handle, more: unchosen.saturating_sub(1), was_there }
     }
@@ -269,6 +274,7 @@ mod tests {
         export(&mut ledger, &[10, 10], &[]).unwrap();
         let plan = plan_import(&ledger, FILE, &places(&[21, 22])).unwrap();
         assert_eq!((plan.unchosen_handles(), plan.handles(5)), (0, vec![21, 22]));
+        assert_eq!(plan.chosen_handles().collect::<Vec<_>>(), [21, 22]);
         let asked = plan.call_object(1, 99, true);
         assert_eq!(asked, CallObject { client: 1, handle: 21, more: 0, was_there: true });
     }

@@ -34,7 +34,7 @@ impl WorkerStarts {
     }
 
     /// Whether the program that is installed is to be started, and not the one that the keeper was started from.
-    pub(crate) fn use_installed(&self) -> bool {
+    pub(crate) fn uses_installed(&self) -> bool {
         self.failed < STARTS_BEFORE_FALLBACK
     }
 
@@ -101,13 +101,13 @@ mod tests {
         let mut starts = WorkerStarts::new(now);
         let tried: Vec<bool> = (0..5)
             .map(|_| {
-                let installed = starts.use_installed();
+                let installed = starts.uses_installed();
                 starts.note_failed(now);
                 installed
             })
             .collect();
         assert_eq!(tried, [true, true, true, false, false]);
         starts.forget_failures();
-        assert!(starts.use_installed());
+        assert!(starts.uses_installed());
     }
 }

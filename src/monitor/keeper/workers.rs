@@ -171,7 +171,7 @@ impl Workers {
         if !self.starts.are_due(now) || self.has_too_many_ending() {
             return;
         }
-        let program: &Path = match self.starts.use_installed() {
+        let program: &Path = match self.starts.uses_installed() {
             true => &self.program,
             false => Path::new("/proc/self/exe"),
         };

@@ -3,7 +3,7 @@
 //! The keeper starts the worker, and holds what must outlive it: the listeners, and the
 //! [`journal`](crate::monitor::journal). The worker can be killed at any instruction: the next worker reads
 //! the journal, finishes the calls that the killed one had received
-//! ([`recover`](crate::monitor::calls::queue_left_calls)), and goes on.
+//! ([`calls`](crate::monitor::calls::queue_left_calls)), and goes on.
 //!
 //! [`decide`](crate::monitor::decide) decides what becomes of a call. The threads:
 //!

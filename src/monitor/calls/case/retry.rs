@@ -112,7 +112,13 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), E
     case.retry.repeats = target.take_answered() == Some(read);
     match parts.callers.unclaimed.take(thread, registers, read) {
         Match::Nothing => Ok(()),
-        Match::Other(kept) => {
+        Match::Undo(kept) => {
+            if kept.outcome.is_none() && kept.trace.registers == registers {
+                // A worker before may have made more for this call than its trace says. That is noted first: the next
+                // worker undoes the trace, too, until it is forgotten.
+                case.slot.set_executing(CallObject::default());
+                case.asked_before = true;
+            }
             match lane {
                 Some(lane) => parts.callers.undo(lane, &kept),
                 None => parts.callers.undo(&enter_lane(case), &kept),

@@ -41,7 +41,7 @@ pub(super) struct SlotMemory {
     object: [AtomicU32; 4],
     /// Error and flags of the reply.
     reply: [AtomicU32; 2],
-    /// The number of the caller's process; 0 where the caller isn't known.
+    /// The number of the caller's process; 0 where the caller isn't known, or a worker of an older version noted it.
     caller_process: AtomicU64,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Slot<'a> {
         (start_ticks != 0).then_some(ProcessId { pid, start_ticks })
     }
 
-    /// The slot's call, for which the driver was asked; `None` where its caller isn't known.
+    /// What the slot has of its call, whether the driver was asked or not. `None` where its caller isn't known.
     pub(crate) fn trace(self) -> Option<Trace> {
         let process = Process(self.memory.caller_process.load(Ordering::Relaxed));
         let (registers, object) = (self.registers(), self.call_object());
@@ -186,10 +186,13 @@ impl<'a> Slot<'a> {
     }
 
     fn store_object(self, CallObject { client, handle, more, was_there }: CallObject) {
-        let words = [client, handle, more, was_there.into()];
-        for (field, word) in self.memory.object.iter().zip(words) {
-            field.store(word, Ordering::Relaxed);
-        }
+        // The handle says whether there is an object: it is cleared first and written last.
+        let [client_field, handle_field, more_field, was_there_field] = &self.memory.object;
+        handle_field.store(0, Ordering::Release);
+        client_field.store(client, Ordering::Release);
+        more_field.store(more, Ordering::Release);
+        was_there_field.store(was_there.into(), Ordering::Release);
+        handle_field.store(handle, Ordering::Release);
     }
 
     /// The object that the driver was asked for.
