@@ -62,7 +62,7 @@ fn recovered(fault: &str, (before, call, after): (&str, &str, &str), beside: Bes
 }
 
 /// By their faults: what comes before, the call, and what comes after.
-const CALLS: [(&str, (&str, &str, &str)); 11] = [
+const CALLS: [(&str, (&str, &str, &str)); 12] = [
     ("alloc:0x40", ("", "alloc 700MiB as a", "free a\nalloc 900MiB as c")),
     ("alloc:0x40", ("", "alloc-any 700MiB as a", "free a\nalloc 900MiB as c")),
     ("heap", ("", "heap 700MiB as a", "free a\nalloc 900MiB as c")),
@@ -70,6 +70,14 @@ const CALLS: [(&str, (&str, &str, &str)); 11] = [
     ("free", ("alloc 700MiB as a", "free a", "alloc 900MiB as c")),
     ("control:0x3d05", ("alloc 700MiB as a", "export a", "free a\nimport as b\nfree b")),
     ("control:0x3d06", ("alloc 700MiB as a\nexport a\nfree a", "import as b", "free b")),
+    (
+        "control:0x3d0c",
+        (
+            "alloc 300MiB as a\nalloc 200MiB as b\nexport-list 4 0 a b\nfree a\nfree b",
+            "import-list-chosen 0 as c d",
+            "free c\nfree d",
+        ),
+    ),
     (
         "uvm:33",
         (
@@ -187,6 +195,7 @@ fn each_that_was_interrupted_is_made_once(when: &str, dies: Dies) {
     let range = "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB";
     let unmap = "free a\nuvm-cut 0x1000000000 700MiB\nalloc 1000MiB as c";
     let mapped = format!("{range}\nuvm-map a at 0x1000000000\nfree a");
+    let list = "alloc 300MiB as a\nalloc 200MiB as b\nexport-list 4 0 a b\nfree a\nfree b";
     let mut failed = Vec::new();
     for (kind, before, call, after) in [
         ("alloc:0x40", "", "alloc 700MiB as a", "free a\nalloc 1000MiB as c"),
@@ -198,6 +207,8 @@ fn each_that_was_interrupted_is_made_once(when: &str, dies: Dies) {
         ("free", "alloc 700MiB as a", "free a", "alloc 700MiB as b"),
         ("control:0x3d05", "alloc 700MiB as a", "export a", "free a\nimport as b\nfree b"),
         ("control:0x3d06", "alloc 700MiB as a\nexport a\nfree a", "import as b", "free b"),
+        ("control:0x3d0c", list, "import-list 0 as c d", "free c\nfree d"),
+        ("control:0x3d0c", list, "import-list-chosen 0 as c d", "free c\nfree d"),
     ] {
         let fault = format!("{kind} {when} times 1");
         let said = interrupted_and_recovered(&fault, (before, call, after), dies);

@@ -59,7 +59,7 @@ pub(crate) fn import(
         let mut asked = objects.iter().copied().filter(|object| *object != 0);
         asked.any(|object| books.ledger.contains(Client(client), Handle(object)))
     };
-    // Of objects whose handles the caller chose, the worker before may have made all, and has noted the first alone.
+    // Of several objects whose handles the caller chose, the worker before may have made all, and has noted none.
     let former_was_there = case.asked_before && case.slot.call_object().was_there;
     if case.asked_before && !former_was_there {
         let chosen = plan.chosen_handles();

@@ -130,12 +130,16 @@ impl ImportPlan {
         self.wanted.iter().map(&mut handle).collect()
     }
 
-    /// What a worker notes before it asks the driver. Where the caller chose all handles, only the first object can be
-    /// undone.
+    /// What a worker notes before it asks the driver, for the next worker to undo. Of several objects whose handles the
+    /// caller chose, none is noted: the call frees them itself when it is made again.
     pub(crate) fn call_object(&self, client: u32, first: u32, was_there: bool) -> CallObject {
         let unchosen = self.unchosen_handles();
-        let chosen_by_caller = self.chosen_handles().next().filter(|_| unchosen == 0);
-        let handle = chosen_by_caller.unwrap_or(first);
+        let mut chosen = self.chosen_handles();
+        let handle = match (unchosen, chosen.next(), chosen.next()) {
+            (0, Some(only), None) => only,
+            (0, ..) => 0,
+            _ => first,
+        };
         CallObject { client, handle, more: unchosen.saturating_sub(1), was_there }
     }
 }
@@ -269,14 +273,15 @@ mod tests {
     }
 
     #[test]
-    fn of_handles_that_the_caller_chose_the_first_can_be_undone() {
+    fn of_handles_that_the_caller_chose_a_single_one_is_noted() {
         let mut ledger = ledger();
         export(&mut ledger, &[10, 10], &[]).unwrap();
         let plan = plan_import(&ledger, FILE, &places(&[21, 22])).unwrap();
         assert_eq!((plan.unchosen_handles(), plan.handles(5)), (0, vec![21, 22]));
         assert_eq!(plan.chosen_handles().collect::<Vec<_>>(), [21, 22]);
-        let asked = plan.call_object(1, 99, true);
-        assert_eq!(asked, CallObject { client: 1, handle: 21, more: 0, was_there: true });
+        assert_eq!(plan.call_object(1, 99, false), CallObject::one(1, 0, false));
+        let plan = plan_import(&ledger, FILE, &places(&[21])).unwrap();
+        assert_eq!(plan.call_object(1, 99, true), CallObject::one(1, 21, true));
     }
 
     #[test]

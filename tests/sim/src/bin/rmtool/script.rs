@@ -766,11 +766,13 @@ impl Actor<'_> {
                 let done = self.rm()?.export_list(file, places, first, &objects);
                 self.say("export-list", nothing(done));
             }
-            // From FIRST on, with handles of the driver's choice.
-            ["import-list", first, "as", ref names @ ..] => {
+            // From FIRST on, with handles of the driver's choice, or of the program's.
+            [how @ ("import-list" | "import-list-chosen"), first, "as", ref names @ ..] => {
                 let file = self.exported.as_ref().context("nothing is exported")?.as_raw_fd();
-                let wanted = vec![0; names.len()];
-                let done = self.rm()?.import_list(file, first.parse()?, &wanted);
+                let rm = self.rm()?;
+                let handle = || if how == "import-list-chosen" { rm.handle() } else { 0 };
+                let wanted: Vec<u32> = names.iter().map(|_| handle()).collect();
+                let done = rm.import_list(file, first.parse()?, &wanted);
                 let done = done.map(|made| {
                     for (name, (handle, _)) in
                         names.iter().zip(&made).filter(|(_, made)| made.1 != 0)
