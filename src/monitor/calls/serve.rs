@@ -6,9 +6,10 @@
 //! 4. [`identify`] duplicates the descriptor, finds out which driver file it is, and notes the calling process.
 //! 5. [`answer_escape`] refuses, continues or executes the call, as it was judged. [`serve_uvm`] copies and judges
 //!    calls to `nvidia-uvm` itself. [`serve_map`] charges managed memory, and continues the mapping.
-//! 6. To be executed, a call waits for its thread's earlier calls, and for the lane where it makes, names or frees
-//!    objects. [`decide`](crate::monitor::decide) says by the books what is charged or entered, or why the call is
-//!    refused. The slot notes the call, the driver is called on the copies, and the books get the result.
+//! 6. To be executed, a call waits for its thread's earlier calls where signals interrupt calls, and for the lane where
+//!    it makes, names or frees objects. [`decide`](crate::monitor::decide) says by the books what is charged or
+//!    entered, or why the call is refused. The slot notes the call, the driver is called on the copies, and the books
+//!    get the result.
 //! 7. [`finish`] leaves the lane, and while the caller waits, writes the results to the caller's memory and replies.
 //!    Where the caller doesn't wait, or doesn't take the reply, the results are kept
 //!    ([`retry`](crate::monitor::calls::case::retry)).
