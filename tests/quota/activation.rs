@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::gated::{FIRST_MIB, Gated, RMTOOL, got_bytes, monitors};
+use crate::gated::{FIRST_MIB, Gated, RMTOOL, got_bytes, monitors, stop};
 use crate::host::{ask, state};
 use crate::km_standin::StandIn;
 use crate::support::{Bundle, Runtime, eventually};
@@ -45,9 +45,8 @@ fn send(pid: i32, signal: Signal) {
 pub(crate) fn end_monitor(gated: &Gated) {
     let all = monitors(&gated.host);
     assert!(!all.is_empty(), "there is a monitor");
-    for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
-        all.iter().for_each(|pid| send(*pid, signal));
-    }
+    all.iter().for_each(|pid| stop(Pid::from_raw(*pid)));
+    all.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
     assert!(eventually(|| monitors(&gated.host).is_empty()));
 }
 
@@ -111,7 +110,7 @@ fn the_create_runtime_hook_fails_where_the_monitor_does_not_serve() {
         let all = monitors(&gated.host);
         match stops {
             false => end_monitor(&gated),
-            true => all.iter().for_each(|pid| send(*pid, Signal::SIGSTOP)),
+            true => all.iter().for_each(|pid| stop(Pid::from_raw(*pid))),
         }
         let init = gated.host.sleeper();
         let failed = call("createRuntime", init.pid(), &closed).exits(1);
@@ -252,7 +251,7 @@ fn an_exec_fails_whose_keeper_takes_no_listener() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let (keeper, _) = gated.monitor("app_________");
-    send(keeper.as_raw(), Signal::SIGSTOP);
+    stop(keeper);
     let failed = gated.exec(&bundle, &["fill"]);
     send(keeper.as_raw(), Signal::SIGCONT);
     assert!(!failed.status.success() && !failed.stdout.contains("got_bytes"), "{failed}");

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::json;
 
-use crate::gated::{Gated, MIB, RMTOOL, got_bytes};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes, stop};
 use crate::host::{ask, names};
 use crate::support::{Bundle, eventually};
 
@@ -193,7 +193,7 @@ fn what_a_worker_says_last_is_heard() {
     ]);
     shared.done(0);
     let (keeper, worker) = shared.gated.monitor("app_________");
-    kill(keeper, Signal::SIGSTOP).expect("it is there");
+    stop(keeper);
     shared.go(0);
     shared.done(1);
     kill(worker, Signal::SIGKILL).expect("it serves");

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::attacks::MOST_TIME_OVER;
-use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors, stop};
 use crate::support::{Bundle, Outcome, PATIENCE, eventually, run_with_timeout, wait_until};
 
 fn parent(pid: i32) -> i32 {
@@ -99,7 +99,7 @@ fn a_worker_that_is_killed_at_any_moment_loses_and_doubles_nothing() {
 fn kill_both(gated: &Gated, first: usize) {
     let (keeper, worker) = keeper_and_worker(gated);
     let both = [keeper, worker];
-    kill(both[first], Signal::SIGSTOP).expect("it lives");
+    stop(both[first]);
     kill(both[1 - first], Signal::SIGKILL).expect("it lives");
     kill(both[first], Signal::SIGKILL).expect("it lives");
     assert!(eventually(|| monitors(&gated.host).is_empty()));
@@ -175,7 +175,7 @@ fn a_worker_that_is_stopped_and_continued_goes_on() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let (_, worker) = keeper_and_worker(&gated);
-    kill(worker, Signal::SIGSTOP).unwrap();
+    stop(worker);
     let mut waiting = gated.start(&bundle, &["fill"]);
     std::thread::sleep(Duration::from_millis(300));
     assert!(waiting.try_wait().unwrap().is_none(), "it waits");

@@ -276,6 +276,20 @@ pub(crate) fn monitors(host: &Host) -> Vec<i32> {
     ours.collect()
 }
 
+/// Stops the process. The kernel stops threads one by one after `kill` has returned: this waits until the last has
+/// stopped, so that none answers, nor takes a request, any more.
+#[track_caller]
+pub(crate) fn stop(pid: Pid) {
+    kill(pid, Signal::SIGSTOP).expect("it is there");
+    let has_stopped = |thread: std::fs::DirEntry| {
+        // A thread that has ended meanwhile has no file.
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is there").flatten();
+    assert!(eventually(|| threads().all(has_stopped)), "{pid} doesn't stop");
+}
+
 /// Its parent; 0 where it's gone.
 pub(crate) fn parent(pid: i32) -> i32 {
     let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());

@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 use procfs::process::LimitValue;
 use serde_json::json;
 
-use crate::gated::{ASK, Gated, MIB, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
+use crate::gated::{ASK, Gated, MIB, RMTOOL, RUNTIME, got_bytes, monitors, rmtool, stop};
 use crate::host::ask;
 use crate::support::{
     Bundle, Containerd, Docker, IMAGE, Outcome, PATIENCE, Restart, Runtime, eventually, wait_until,
@@ -272,7 +272,7 @@ fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short
                 Lingers::Keeper => keeper,
                 Lingers::Worker => worker,
             };
-            kill(stopped, Signal::SIGSTOP).unwrap();
+            stop(stopped);
             runtime.delete(&first).ok();
             holder.wait().unwrap();
             assert_eq!(gated.host.registered(), [].into(), "{case}");
@@ -419,7 +419,7 @@ fn the_next_container_collects_one_whose_keeper_does_not_end() {
     let runtime = gated.host.runtime();
     let first = gated.sleeping("twelve-chars-one", 12_000);
     let (keeper, _) = gated.monitor("twelve-chars");
-    kill(keeper, Signal::SIGSTOP).unwrap();
+    stop(keeper);
     runtime.kill(&first, "KILL").ok();
     assert!(eventually(|| runtime.status(&first) == "stopped"));
     // It would not fit beside the first.

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::activation::end_monitor;
-use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RUNTIME, SECOND_MIB};
+use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RUNTIME, SECOND_MIB, stop};
 use crate::nvml_standin;
 use crate::support::{Outcome, eventually, run_with_timeout};
 
@@ -124,18 +124,6 @@ fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
     assert!(page.contains("no container uses a GPU by cgpu"), "{page}");
 }
 
-/// The kernel stops threads one by one, after `kill` has returned: until then one may still answer.
-fn wait_until_stopped(pid: nix::unistd::Pid) {
-    let is_stopped = |thread: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
-    };
-    let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-    while !threads().all(is_stopped) {
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn a_monitor_that_does_not_answer_leaves_its_row_unknown_and_the_others_as_they_are() {
     let gated = Gated::new();
@@ -143,8 +131,7 @@ fn a_monitor_that_does_not_answer_leaves_its_row_unknown_and_the_others_as_they_
     let other = gated.sleeping("other", 2000);
     let (keeper, worker) = gated.monitor("silent______");
     for pid in [worker, keeper] {
-        kill(pid, Signal::SIGSTOP).unwrap();
-        wait_until_stopped(pid);
+        stop(pid);
     }
     let shown = answered(&["silent"], || snapshot(&gated));
     let of = |id: &str| {
@@ -187,15 +174,15 @@ fn who_looks_wakes_only_the_monitors_that_have_something_new() {
     let used = |id: &str| shown(id)["shares"][0]["memory_used_bytes"].clone();
     let program = shown("busy")["processes"][0]["pid"].as_i64().unwrap();
     let keepers = ["quiet_______", "busy________"].map(|id| gated.monitor(id).0);
-    let signal = |signal| keepers.map(|keeper| kill(keeper, signal).unwrap());
+    let go_on = || keepers.map(|keeper| kill(keeper, Signal::SIGCONT).unwrap());
+    let are_shown = || used("busy") == json!(300 * MIB) && used("quiet") == json!(0);
     // What each was asked last holds, until something changes.
     assert!(eventually(|| {
-        signal(Signal::SIGCONT);
-        let has_told = used("busy") == json!(300 * MIB) && used("quiet") == json!(0);
-        signal(Signal::SIGSTOP);
-        has_told && used("busy") == json!(300 * MIB)
+        go_on();
+        let were_told = are_shown();
+        keepers.into_iter().for_each(stop);
+        were_told && are_shown()
     }));
-    assert_eq!(used("quiet"), json!(0));
     let listed = gated.host.cgpu(&["ps"]).ok().stdout;
     assert!(!listed.contains("does not answer"), "{listed}");
     // The program that ends frees what it had, which nobody was told yet.
@@ -203,7 +190,7 @@ fn who_looks_wakes_only_the_monitors_that_have_something_new() {
     holding.wait().unwrap();
     assert!(eventually(|| used("busy") == Value::Null));
     assert_eq!(used("quiet"), json!(0), "the other has nothing new");
-    signal(Signal::SIGCONT);
+    go_on();
     assert!(eventually(|| used("busy") == json!(0)));
     for bundle in [&quiet, &busy] {
         gated.host.runtime().delete(bundle).ok();

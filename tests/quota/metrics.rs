@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
-use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME};
+use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME, stop};
 use crate::support::{Outcome, eventually, program, run_with_timeout};
 
 /// How long a program that only looks may take, however busy the machine is.
@@ -167,8 +167,8 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     assert!(asked >= 8, "{asked} queries");
     // A monitor that is stopped holds nobody.
     let (keeper, worker) = gated.monitor("scraped_____");
-    kill(worker, Signal::SIGSTOP).unwrap();
-    kill(keeper, Signal::SIGSTOP).unwrap();
+    stop(worker);
+    stop(keeper);
     is("cgpu_container_enforced{backend=\"gate\"}", 0.0);
     for pid in [keeper, worker] {
         kill(pid, Signal::SIGCONT).unwrap();
@@ -208,8 +208,8 @@ fn a_worker_that_another_replaces_is_counted_and_so_are_the_calls_before_it() {
     assert!(value(calls).unwrap() >= before);
     // Of a monitor that doesn't answer nothing is told that it would have to.
     let (keeper, worker) = gated.monitor("replaced____");
-    kill(worker, Signal::SIGSTOP).unwrap();
-    kill(keeper, Signal::SIGSTOP).unwrap();
+    stop(worker);
+    stop(keeper);
     for name in [restarts, calls, "cgpu_container_memory_used_bytes"] {
         assert_eq!(value(name), None, "{name}");
     }

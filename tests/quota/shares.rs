@@ -12,7 +12,7 @@ use cgpu_sim::abi::KEPLER_CHANNEL_GROUP_A;
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 
-use crate::gated::{Gated, RMTOOL};
+use crate::gated::{Gated, RMTOOL, stop};
 use crate::host::ask;
 use crate::support::{Bundle, Outcome, eventually};
 
@@ -354,7 +354,7 @@ fn turns_go_on_where_a_container_has_no_monitor_any_more() {
         [("one_________", "one has none"), ("two_________", "one and two have none")]
     {
         let (keeper, worker) = gated.monitor(short_id);
-        kill(keeper, Signal::SIGSTOP).expect("it is there");
+        stop(keeper);
         for process in [worker, keeper] {
             kill(process, Signal::SIGKILL).expect("it is there");
         }

@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME};
+use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME, stop};
 use crate::host::{Host, TOTAL_MIB, ask};
 use crate::km_standin::StandIn;
 use crate::support::{eventually, run_with_timeout};
@@ -64,14 +64,7 @@ impl Tree {
     /// Stops it: a thread that hasn't stopped yet would take a request, and nobody could end who waits
     /// for the answer.
     fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let threads = format!("/proc/{}/task", self.served.id());
-        let is_stopped =
-            |stat: String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"));
-        assert!(eventually(|| {
-            let mut stats = fs::read_dir(&threads).unwrap().flatten();
-            stats.all(|of| fs::read_to_string(of.path().join("stat")).is_ok_and(is_stopped))
-        }));
+        stop(Pid::from_raw(self.served.id().cast_signed()));
     }
 
     fn signal(&self, signal: Signal) {
@@ -302,8 +295,8 @@ fn who_is_held_by_nobody_has_no_meminfo_and_a_silent_monitor_holds_up_its_own_re
     let silent = gated.sleeping("silent", 1000);
     let other = gated.sleeping("other", 1000);
     let (keeper, worker) = gated.monitor("silent______");
-    kill(worker, Signal::SIGSTOP).unwrap();
-    kill(keeper, Signal::SIGSTOP).unwrap();
+    stop(worker);
+    stop(keeper);
     assert_eq!(errno("0/silent______/meminfo"), Errno::ETIMEDOUT);
     assert_eq!(tree.read("0/silent______/memsize"), mib(1000) + "\n");
     assert_eq!(tree.read("0/other_______/meminfo"), format!("Free: {}\n", mib(1000)));
