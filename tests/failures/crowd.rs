@@ -27,7 +27,15 @@ fn at_once<T: Send>(bundles: &[Bundle], act: impl Fn(&Bundle) -> T + Sync) -> Ve
 fn crowd(host: &Host, mib: u64, fitting: usize, reason: &str) {
     let bundles: Vec<Bundle> =
         (0..CROWD).map(|n| host.asking(&format!("c{mib}-{n}"), mib)).collect();
-    let created: Vec<Outcome> = at_once(&bundles, |bundle| host.runtime().create(bundle));
+    // On a slow machine one that waits for the registry may be passed over until it is told to come again.
+    let created: Vec<Outcome> = at_once(&bundles, |bundle| {
+        loop {
+            let outcome = host.runtime().create(bundle);
+            if !outcome.stderr.contains("is locked for more than") {
+                return outcome;
+            }
+        }
+    });
     let ids = |successful: bool| -> BTreeSet<String> {
         let both = bundles.iter().zip(&created);
         both.filter(|(_, outcome)| outcome.status.success() == successful)
@@ -108,6 +116,12 @@ fn runtimes_killed_at_random_lose_and_leak_nothing() {
             let creates: Vec<_> = creates.collect();
             creates.into_iter().filter_map(|create| create.join().unwrap()).collect()
         });
+        // The hook of a runc that was killed goes on.
+        let hooks = || {
+            let processes = host.scratch.traces().processes;
+            processes.iter().any(|process| process.contains("cgpu-hook"))
+        };
+        assert!(wait_until(PATIENCE, || !hooks()), "a hook doesn't end");
         // Whoever was told that it is made is registered; in all there are never more than
         // fit, and each has its isolation.
         assert!(made.is_subset(&host.registered()), "{made:?} of {:?}", host.ps());
@@ -117,7 +131,9 @@ fn runtimes_killed_at_random_lose_and_leak_nothing() {
         let registered = host.ps();
         for container in &registered {
             let pid = i32::try_from(container["pid"].as_i64().unwrap()).unwrap();
-            assert!(kill(Pid::from_raw(pid), None).is_ok(), "{container}");
+            // The init of a runc that was killed ends a moment after it.
+            let has_ended = || !host.ps().iter().any(|listed| listed["id"] == container["id"]);
+            assert!(kill(Pid::from_raw(pid), None).is_ok() || has_ended(), "{container}");
         }
         assert!(standin.instances(0).len() <= registered.len(), "instances nobody owns");
         // Whoever is still there ends now, without a word to anybody.

@@ -217,6 +217,8 @@ fn a_quota_changes_while_the_container_runs() {
     gated.host.cgpu(&["set", "app", "--memory", "2000"]).ok();
     assert_eq!(got_bytes(&gated.exec(&bundle, &["fill"])), 1400 * MIB);
     assert_eq!(gated.host.limits_mib("app"), [2000]);
+    // What the program had that has ended counts until the driver has freed it.
+    gated.soon_accounts("app", 600);
     let refused = gated.host.cgpu(&["set", "app", "--memory", "500"]).fails();
     assert!(refused.stderr.contains("629145600 bytes are in use"), "{refused}");
     assert_eq!(gated.host.limits_mib("app"), [2000], "it has what it had");

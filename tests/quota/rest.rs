@@ -22,10 +22,9 @@ fn done(worker: Pid) -> (u64, u64) {
         line.trim().parse().unwrap()
     };
     let tasks = fs::read_dir(format!("/proc/{worker}/task")).unwrap().flatten();
-    let wakes = tasks.map(|task| {
-        let status = fs::read_to_string(task.path().join("status")).unwrap();
-        number(&status, "voluntary_ctxt_switches:")
-    });
+    // A thread that answers somebody may have ended meanwhile.
+    let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
+    let wakes = statuses.map(|status| number(&status, "voluntary_ctxt_switches:"));
     let wakes = wakes.sum();
     (wakes, number(&fs::read_to_string(format!("/proc/{worker}/io")).unwrap(), "rchar:"))
 }

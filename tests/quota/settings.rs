@@ -83,7 +83,11 @@ fn a_containers_settings_are_read_and_changed_by_the_same_names() {
     });
     gated.host.runtime().create(&bundle).ok();
     gated.host.runtime().start(&bundle).ok();
-    let all = get(&gated, &["container", "both"]);
+    let mut all = String::new();
+    eventually(|| {
+        all = get(&gated, &["container", "both"]);
+        all.contains("state=active")
+    });
     assert_eq!(
         all,
         "memory@0=1000MiB\nmemory_used@0=0MiB\nmemory@1=1000MiB\nmemory_used@1=0MiB\nweight=1\n\

@@ -288,7 +288,7 @@ fn a_wrong_descriptor_in_a_listeners_place_keeps_nobody_from_the_driver() {
     gated.soon_accounts("app", 0);
     gated.host.runtime().delete(&bundle).ok();
     gated.host.soon_releases_all();
-    assert_eq!(gated.used_bytes(0), 0);
+    gated.soon_uses(0);
 }
 
 #[test]
@@ -302,12 +302,17 @@ fn a_wrong_descriptor_in_a_listeners_place_is_nobody_to_wait_for() {
         let stat = procfs::process::Process::new(worker.as_raw()).and_then(|worker| worker.stat());
         stat.map_or(0, |stat| stat.utime + stat.stime)
     };
-    let before = ticks();
-    std::thread::sleep(Duration::from_secs(1));
-    let busy = ticks() - before;
+    // It has work of its own to do while it looks for what the program left.
+    let mut busy = 0;
+    let rests = eventually(|| {
+        let before = ticks();
+        std::thread::sleep(Duration::from_secs(1));
+        busy = ticks() - before;
+        busy <= 10
+    });
     gated.host.runtime().kill(&bundle, "KILL").ok();
     let ended = eventually(|| monitors(&gated.host).is_empty());
-    assert!(ended && busy <= 10, "it has ended: {ended}, and was busy for {busy} ticks of 100");
+    assert!(ended && rests, "it has ended: {ended}, and was busy for {busy} ticks of 100");
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }

@@ -74,8 +74,11 @@ impl Tree {
 
 impl Drop for Tree {
     fn drop(&mut self) {
-        let _ = kill(Pid::from_raw(self.served.id().cast_signed()), Signal::SIGTERM);
-        let _ = self.served.wait();
+        // One that was waited for before has no pid any more.
+        if let Ok(None) = self.served.try_wait() {
+            let _ = kill(Pid::from_raw(self.served.id().cast_signed()), Signal::SIGTERM);
+            let _ = self.served.wait();
+        }
         let _ = nix::mount::umount2(&self.dir, nix::mount::MntFlags::MNT_DETACH);
     }
 }

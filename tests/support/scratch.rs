@@ -127,7 +127,7 @@ impl Scratch {
     /// By a process of its own: were the copy open for writing in this one, a thread that forks
     /// just then would pass the descriptor to its child for a moment, and executing the copy would
     /// fail ("text file busy").
-    fn copy_program(&self, from: &Path, to: &Path) {
+    pub fn copy_program(&self, from: &Path, to: &Path) {
         run_with_timeout(self.command("cp").arg(from).arg(to), PATIENCE).ok();
     }
 
