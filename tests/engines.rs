@@ -97,10 +97,10 @@ fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
     run(&["--rm"], &SIX_OF_FIFTEEN, &["true"]).ok();
     run(&["-d", "--name", "killed"], &SIX_OF_FIFTEEN, sleep).ok();
     docker.call(&["kill", "killed"]).ok();
-    eventually(|| host.ps().len() == 1);
+    assert!(eventually(|| host.ps().len() == 1));
     run(&["-d", "--name", "stopped"], &SIX_OF_FIFTEEN, sleep).ok();
     docker.call(&["stop", "-t", "0", "stopped"]).ok();
-    eventually(|| host.ps().len() == 1);
+    assert!(eventually(|| host.ps().len() == 1));
 
     // A command that can't be started is made, refused by runc, and leaks nothing.
     run(&["--rm"], &SIX_OF_FIFTEEN, &["/no/such/program"]).fails();
@@ -172,7 +172,8 @@ fn containerd_runs_short_ids_under_its_own_root() {
         Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&host)).start();
     let options: Vec<&str> =
         SIX_OF_FIFTEEN.iter().flat_map(|variable| ["--env", variable]).collect();
-    let seen = containerd.run(&[&["--rm"], &options[..]].concat(), "once", &["sh", "-c", LOOK]);
+    let once = [&["--rm"], &options[..]].concat();
+    let seen = containerd.run_and_read(&once, "once", &["sh", "-c", LOOK]);
     assert_eq!(seen.ok().text(), gpu_0_only());
     let detached = [&["-d"], &options[..]].concat();
     containerd.run(&detached, "demo", &["sleep", "1000"]).ok();

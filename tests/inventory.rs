@@ -349,7 +349,7 @@ fn a_child_whose_nvml_hangs_is_killed_in_time() {
     host.nvml("init_ms 600000\n");
     let begun = Instant::now();
     let error = host.refreshed(Duration::from_millis(500)).unwrap_err();
-    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert!(begun.elapsed() < Duration::from_secs(120));
     assert!(matches!(error, ChildError::TooSlow { reaped: true, .. }));
     assert_eq!(
         sentence(&error).replace(&host.path("cgpu").display().to_string(), "cgpu"),

@@ -88,7 +88,7 @@ fn a_driver_that_hangs_is_given_up_in_time_and_nothing_stays() {
     let (host, bundle) = (&driven.host, driven.asking("late"));
     let old = fs::read(bundle.directory.join("config.json")).unwrap();
     let created = host.runtime().create(&bundle);
-    assert!(created.took < Duration::from_secs(10), "{created}");
+    assert!(created.took < Duration::from_secs(120), "{created}");
     let sentence = "cgpu gpus --refresh did not list the GPUs within 1s and was killed; run `cgpu \
                     gpus --refresh` by hand to see";
     host.was_told(created, &bundle, &[sentence]);

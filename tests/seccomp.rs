@@ -216,7 +216,7 @@ fn probe() -> &'static Path {
     static PROBE: OnceLock<PathBuf> = OnceLock::new();
     PROBE.get_or_init(|| {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let probe = directory.join(format!("probe-{}", std::process::id()));
+        let probe = directory.join(format!("seccomp-probe-{}", std::process::id()));
         let compiled = Command::new("cc")
             .args(["-static", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
             .arg(&probe)
@@ -224,7 +224,7 @@ fn probe() -> &'static Path {
             .status()
             .expect("these tests need a C compiler by the name of cc");
         assert!(compiled.success(), "tests/seccomp/probe.c does not compile");
-        let known = directory.join("probe");
+        let known = directory.join("seccomp-probe");
         fs::rename(probe, &known).expect("the target directory can be written");
         known
     })
@@ -305,7 +305,7 @@ fn bundle(scratch: &Scratch, id: &str, section: &Value, words: &[&str]) -> Bundl
         config["process"]["env"] = json!(["PATH=/bin"]);
         config["linux"]["seccomp"] = section.clone();
     });
-    fs::copy(probe(), bundle.rootfs().join("probe")).unwrap();
+    scratch.copy_program(probe(), &bundle.rootfs().join("probe"));
     bundle
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::*;
-use support::{Containerd, Docker, Image, Podman, Scratch};
+use support::{Containerd, Docker, Image, Podman, Scratch, eventually};
 
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
@@ -82,8 +82,19 @@ fn containerd_and_what_it_executes_find_the_driver() {
         let options = [more, &options].concat();
         containerd.run_image(IMAGE, &options, id, args)
     };
-    has_cuda(run("cuda", &["--rm"], &CUDA));
-    has_smi(&run("smi", &["--rm"], &[SMI]));
+    // `ctr` may end before it has copied what the program says: the program is run until it is heard.
+    let heard = |id: &str, args: &[&str]| {
+        let mut outcome = run(id, &["--rm"], args);
+        eventually(|| {
+            if outcome.stdout.is_empty() {
+                outcome = run(id, &["--rm"], args);
+            }
+            !outcome.stdout.is_empty()
+        });
+        outcome
+    };
+    has_cuda(heard("cuda", &CUDA));
+    has_smi(&heard("smi", &[SMI]));
     run("one", &["-d"], &WAIT).ok();
     has_cuda(containerd.exec("one", &CUDA));
     containerd.remove("one").ok();

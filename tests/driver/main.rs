@@ -105,7 +105,7 @@ impl DriverHost {
     /// A container that runs until it is deleted.
     #[track_caller]
     fn sleeping(&self, image: &Rootfs) -> Bundle {
-        let bundle = self.bundle(image, &["sleep", "60"]);
+        let bundle = self.bundle(image, &["sleep", "1000"]);
         let runtime = self.host.runtime();
         runtime.create(&bundle).ok();
         runtime.start(&bundle).ok();

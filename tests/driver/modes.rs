@@ -416,7 +416,7 @@ fn nvidia_s_own_runtime_makes_containers_that_find_the_driver() {
         runtime.start(&bundle).ok();
         let seen = image.path.join("seen");
         let ended = || fs::read_to_string(&seen).is_ok_and(|text| text.ends_with("\n9\n"));
-        support::wait_until(std::time::Duration::from_secs(10), ended);
+        support::eventually(ended);
         let text = fs::read_to_string(&seen).unwrap_or_default();
         assert_eq!(text.lines().nth(1), Some(NO_DEVICE), "{userland:?}: {text}");
         assert!(text.ends_with("\n9\n"), "{userland:?}: {text}");

@@ -214,8 +214,7 @@ fn what_changes_behind_links_is_seen() {
     host.lacks_only_the_kernel(&image);
     let program = driver::resolve(installed.root(), "usr/bin/nvidia-smi");
     std::fs::remove_file(&program).unwrap();
-    std::fs::write(&program, "#!/bin/sh\necho another\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    scratch.copy_program(&scratch.script("another", "#!/bin/sh\necho another\n"), &program);
     assert_eq!(host.run(&image, &["nvidia-smi"]).ok().stdout, "another\n");
     std::fs::remove_file(&program).unwrap();
     let outcome = host.run(&image, &["/probe", "libcuda.so.1", "cuInit"]).ok();

@@ -126,7 +126,7 @@ fn the_create_runtime_hook_fails_where_the_monitor_does_not_serve() {
 /// The wrapper, with that program in the place of the monitor.
 fn with_monitor<'a>(gated: &'a Gated, monitor: &str) -> Runtime<'a> {
     let programs = gated.programs(&["cgpu-runtime", "cgpu-hook"]);
-    fs::copy(monitor, programs.join("cgpu-monitor")).expect("a program can be copied");
+    gated.host.scratch.copy_program(monitor.as_ref(), &programs.join("cgpu-monitor"));
     let config = gated.host.config().display().to_string();
     gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", config)
 }
@@ -148,33 +148,28 @@ fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: 
     assert!(!there.status.success(), "the runtime has it: {there}");
 }
 
-/// The wrapper's way: before the runtime's start.
-#[test]
-fn a_keeper_that_ends_before_the_runtime_begins_fails_the_create() {
-    let gated = Gated::new();
-    let runtime = with_monitor(&gated, "/bin/false");
-    for round in 0..5 {
-        let bundle = gated.bundle_with(&format!("lost-{round}"), |config| {
-            ask(config, 1000);
-            config["process"]["args"] = json!([RMTOOL, "fill"]);
-            // It takes longer to write that than the program to end.
-            config["annotations"]["filler"] = json!("x".repeat(16 << 20));
-        });
-        is_not_created(&gated, &runtime, &bundle, &ENDED);
-        nothing_is_left(&gated);
-    }
-}
-
-/// Whenever it ends: between the connection and its end, too.
+/// Whenever it ends: before it has been told whose it is, or between the connection and its end.
 #[test]
 fn a_keeper_that_ends_at_once_fails_the_create() {
     let gated = Gated::new();
     let runtime = with_monitor(&gated, "/bin/false");
-    for round in 0..30 {
-        let bundle = gated.bundle(&format!("lost-{round}"), 1000, &[RMTOOL, "fill"]);
+    let was_told = |filler: usize| {
+        let bundle = gated.bundle_with("lost", |config| {
+            ask(config, 1000);
+            config["process"]["args"] = json!([RMTOOL, "fill"]);
+            config["annotations"]["filler"] = json!("x".repeat(filler));
+        });
         is_not_created(&gated, &runtime, &bundle, &["the monitor "]);
+        let log = fs::read_to_string(bundle.directory.join("log.json")).expect("it was written");
+        fs::remove_dir_all(&bundle.directory).expect("it is ours");
         nothing_is_left(&gated);
+        ENDED.iter().all(|part| log.contains(part))
+    };
+    for _ in 0..30 {
+        was_told(0);
     }
+    // A bundle of this length takes longer to read than the program to end, on a machine with time for both.
+    assert!(eventually(|| was_told(16 << 20)), "it never ends before it is told");
 }
 
 /// It has been told whose it is, and then ends.
@@ -227,7 +222,7 @@ fn a_container_that_is_refused_leaves_no_keeper() {
 fn a_keeper_that_takes_no_listener_fails_the_create() {
     let gated = Gated::new();
     let bundle = gated.bundle("waits", 1000, &[RMTOOL, "fill"]);
-    let runtime = with_monitor(&gated, &executable(&gated, "#!/bin/sh\nexec sleep 15\n"));
+    let runtime = with_monitor(&gated, &executable(&gated, "#!/bin/sh\nexec sleep 600\n"));
     let parts = [&SILENT_AHEAD[..], &["timed out"]].concat();
     is_not_created(&gated, &runtime, &bundle, &parts);
     nothing_is_left(&gated);
@@ -320,6 +315,7 @@ fn a_container_s_life_is_two_lines_of_the_log_however_many_execs_it_has() {
         assert!(created.contains(&line) && created.contains("driver_files=\"off\""), "{created}");
         assert_eq!(created.lines().count(), 1, "{created}");
         for _ in 0..3 {
+            gated.soon_uses(0);
             let words = ["run", "open", "client", "device 0", "alloc 900MiB as a"];
             assert!(gated.exec(&bundle, &words).ok().stdout.contains("alloc a ok"));
         }

@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
-use crate::support::{Bundle, Outcome, eventually};
+use crate::support::{Bundle, Outcome, PATIENCE, eventually};
 use crate::table::{ATTACKS, Promise, QUOTA_MIB, Row, Unheld, words_of};
 
 /// What the keeper or the worker may grow by in memory of their own, whatever an attacker does:
@@ -274,7 +274,7 @@ fn each_attack_has_more_than_the_quota_where_nobody_holds_it() {
                 Unheld::Looks => most <= quota,
             };
             // A race that was lost is run again.
-            let may_be_so = is_so || begun.elapsed() < GENEROUS;
+            let may_be_so = is_so || begun.elapsed() < PATIENCE;
             assert!(may_be_so, "{words:?} had {most}, says {got} of {quota}: {outcome}");
             is_so
         });
@@ -403,7 +403,9 @@ fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers()
             } else {
                 let code = taker.status.code();
                 assert_eq!(code, Some(128 + Signal::SIGKILL as i32), "{case}: {said}");
-                assert!(gated.host.log().contains("memory of a process that has ended"), "{case}");
+                // Who kills says so after.
+                let is_told = || gated.host.log().contains("memory of a process that has ended");
+                assert!(eventually(is_told), "{case}");
             }
             gated.soon_uses(MIB_OF_HOLDER);
             gated.soon_accounts("app", MIB_OF_HOLDER);
@@ -462,7 +464,7 @@ fn hand_out_by(gated: &Gated, giver: &[&str], taker: &str) {
     let log = gated.host.log();
     assert!(longest <= MOST_TIME_OVER, "had {most} for {longest:?}: {outcome}\n{log}");
     assert_eq!(gated.used_bytes(0), 100 * MIB, "{outcome}\n{log}");
-    assert_eq!(log.matches("opened in the container").count(), 1, "{outcome}\n{log}");
+    assert!(log.contains("opened in the container"), "{outcome}\n{log}");
     for one in [&mut innocent, &mut host] {
         let ended = one.try_wait().expect("a child can be waited for");
         assert_eq!(ended, None, "neighbour and host were not killed\n{log}");
@@ -482,43 +484,46 @@ const SEND_AND_LIVE: &[&str] = &["sh", "-c", "/rmtool attack send-fd /shared/s; 
 
 #[test]
 fn memory_taken_through_a_descriptor_that_was_handed_out_ends_within_a_second() {
-    hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 5");
+    hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 60");
 }
 
 #[test]
 fn so_it_does_while_the_container_that_handed_it_out_lives_on() {
-    hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5");
+    hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 60");
 }
 
 #[test]
 fn so_does_memory_of_a_client_that_the_taker_made_itself() {
-    hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 5 own-client");
-    hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5 own-client");
+    hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 60 own-client");
+    hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 60 own-client");
 }
 
 /// By what is free of it, which is asked by a struct that has grown before.
 #[test]
 fn so_does_memory_of_a_driver_that_is_newer_than_all_known() {
     let gated = Gated::with_driver("900.10.01");
-    let taker = "exec /rmtool attack recv-fd /shared/s 5 own-client";
+    let taker = "exec /rmtool attack recv-fd /shared/s 60 own-client";
     hand_out_by(&gated, SEND_AND_LIVE, taker);
 }
 
 #[test]
 fn so_does_memory_by_a_descriptor_that_the_container_never_used() {
     const OPEN_AND_LIVE: &[&str] = &["sh", "-c", "/rmtool attack send-open /shared/s; sleep 1000"];
-    hand_out(OPEN_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 5 own-client");
+    hand_out(OPEN_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 60 own-client");
 }
 
 /// The kernel tells less of such a process.
 #[test]
 fn so_does_memory_of_a_taker_whose_first_thread_has_ended() {
-    hand_out(SEND_AND_LIVE, "exec /rmtool --headless attack recv-fd /shared/s 5 own-client");
+    hand_out(SEND_AND_LIVE, "exec /rmtool --headless attack recv-fd /shared/s 60 own-client");
 }
 
 #[test]
 fn so_does_memory_of_a_client_whose_maker_is_gone() {
-    hand_out(SEND_AND_LIVE, "/rmtool attack recv-fd /shared/s 5 heir; sleep 3");
+    // The container lives as long as the heir, whose maker has ended.
+    let while_it_lives = "while ps | grep -q '[r]mtool'; do sleep 0.1; done";
+    let taker = format!("/rmtool attack recv-fd /shared/s 60 heir; {while_it_lives}");
+    hand_out(SEND_AND_LIVE, &taker);
 }
 
 #[test]

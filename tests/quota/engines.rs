@@ -1,7 +1,6 @@
 //! The same under docker, containerd and podman, with unchanged images.
 
 use std::path::Path;
-use std::time::Duration;
 
 use serde_json::json;
 
@@ -14,9 +13,6 @@ use crate::support::{
 };
 
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
-
-/// How long the demo may take: it starts three engines.
-const DEMO_PATIENCE: Duration = Duration::from_secs(180);
 
 /// Asks for too much, and then for what can be had.
 const APP: [&str; 8] = [
@@ -365,7 +361,7 @@ fn the_demo_shows_what_it_tells_on_one_screen() {
     assert!(programs.join("cgpu-sim").exists(), "cargo build --workspace --bins");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/demo");
     let mut demo = scratch.command(demo);
-    let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), DEMO_PATIENCE).ok();
+    let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), PATIENCE).ok();
     assert!(!told.stdout.contains("skipped"), "{told}");
     assert_eq!(told.stderr, "", "{told}");
     for line in [

@@ -209,10 +209,10 @@ fn who_is_killed_for_memory_past_the_monitor_is_an_event() {
     assert_eq!(event["gpu"], 0);
     assert_eq!(event["gpu_uuid"], gated.sim.state().gpus[0].uuid);
     assert!(event["excess_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{event}");
-    let log = gated.host.log();
     let is_line =
-        |line: &&str| line.contains(" WARN killed: it used memory") && line.contains(" id=\"app\"");
-    assert!(log.lines().any(|line| is_line(&line)), "{log}");
+        |line: &str| line.contains(" WARN killed: it used memory") && line.contains(" id=\"app\"");
+    let is_told = || gated.host.log().lines().any(is_line);
+    assert!(eventually(is_told), "{}", gated.host.log());
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }

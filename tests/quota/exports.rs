@@ -117,16 +117,16 @@ fn what_is_exported_counts_once_until_nobody_has_it() {
     ]);
     // Exported, imported, and freed where it was made: the import has it still; freed there,
     // the file has.
-    for part in 0..4 {
+    for part in 0..3 {
         shared.done(part);
         shared.uses(300);
         shared.go(part);
     }
+    shared.done(3);
     // Longer than it takes to look for whoever has it.
     std::thread::sleep(Duration::from_secs(4));
-    if !shared.dir.join("done4").exists() {
-        shared.uses(300);
-    }
+    shared.uses(300);
+    shared.go(3);
     shared.done(4);
     shared.uses(0);
     shared.go(4);
@@ -554,7 +554,7 @@ fn a_worker_killed_at_random_under_exports_loses_nothing() {
     shared.uses(0);
     shared.go(0);
     let said = says(child);
-    assert!(killed > 20, "{killed}");
+    assert!(killed > 0, "the script was over before a worker was found");
     assert!(!said.contains("status=") && !said.contains("errno="), "{killed}: {said}");
     let kinds = ["kinds=[0, 1, 2]", "kinds=[1, 1]"];
     assert_eq!(kinds.map(|kinds| said.matches(kinds).count()), [rounds; 2], "{said}");

@@ -202,11 +202,10 @@ fn a_container_whose_call_hangs_can_be_killed() {
 /// Puts another program in the place of one, as a package's installation does.
 fn replace(program: &Path) {
     let new = program.with_extension("new");
-    std::fs::copy(program, &new).expect("a program can be copied");
-    // Behind what an ELF file's headers name nobody looks.
-    let mut file = std::fs::OpenOptions::new().append(true).open(&new).expect("it is ours");
-    std::io::Write::write_all(&mut file, b"a new version").expect("there is room");
-    drop(file);
+    // By a process of its own, as `Scratch::copy_program` does. Behind what an ELF file's headers name nobody looks.
+    let mut copy = std::process::Command::new("sh");
+    copy.args(["-c", "cp \"$0\" \"$1\" && echo a new version >> \"$1\""]).arg(program).arg(&new);
+    run_with_timeout(&mut copy, PATIENCE).ok();
     std::fs::rename(&new, program).expect("it is ours");
 }
 
@@ -270,7 +269,7 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     let gated = Gated::new();
     let installed = Installed::of(&gated);
     let (monitor, bundle) = (installed.monitor(), &installed.bundle);
-    let mut load = gated.start(bundle, &["bench", "20000"]);
+    let mut load = gated.start(bundle, &["bench", "100000"]);
     let (keeper, mut before) = keeper_and_worker(&gated);
     let first = identity(&monitor);
     for turn in 0..5 {
@@ -320,8 +319,9 @@ fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
 #[test]
 fn what_is_hidden_behind_an_export_is_found_after_an_upgrade_and_a_crash() {
     let gated = Gated::new();
-    let words = ["attack", "hide-slack", "anew", "/tmp/ready", "/tmp/go"];
-    for crashes in [false, true] {
+    let words = ["--held", "attack", "hide-slack", "anew", "/tmp/ready", "/tmp/go"];
+    // It is a race, which the attacker may lose: then it has no more than its quota, and nobody kills it.
+    let is_killed = |crashes: bool| {
         let bundle = gated.sleeping("app", 1000);
         let mut attack = gated.start(&bundle, &words);
         let runtime = gated.host.runtime();
@@ -335,19 +335,26 @@ fn what_is_hidden_behind_an_export_is_found_after_an_upgrade_and_a_crash() {
         assert!(eventually(|| keeper_and_worker(&gated).1 != before));
         runtime.exec(&bundle, &["touch", "/tmp/go"]).ok();
         let mut since: Option<Instant> = None;
-        while attack.try_wait().unwrap().is_none() {
+        let status = loop {
+            if let Some(status) = attack.try_wait().unwrap() {
+                break status;
+            }
             let is_over = gated.used_bytes(0) > 1000 * MIB;
             since = is_over.then(|| since.unwrap_or_else(Instant::now));
             let over = since.map_or(Duration::ZERO, |since| since.elapsed());
             assert!(over <= MOST_TIME_OVER, "{over:?}: {}", gated.host.log());
             std::thread::sleep(Duration::from_millis(3));
-        }
+        };
         runtime.exec(&bundle, &["rm", "/tmp/ready", "/tmp/go"]).ok();
         runtime.delete(&bundle).ok();
         gated.soon_is_empty();
+        status.code() == Some(128 + Signal::SIGKILL as i32)
+    };
+    for crashes in [false, true] {
+        assert!(eventually(|| is_killed(crashes)), "crashes {crashes}: {}", gated.host.log());
     }
     let log = gated.host.log();
-    assert_eq!(log.matches("killed: it used memory").count(), 2, "{log}");
+    assert!(log.matches("killed: it used memory").count() >= 2, "{log}");
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use cgpu_sim::{Sim, SimOptions};
 use nix::sys::signal::{Signal, kill};
@@ -11,7 +10,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::host::{Host, ask};
-use crate::support::{Bundle, Outcome, eventually};
+use crate::support::{Bundle, Outcome, PATIENCE, eventually};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -206,7 +205,7 @@ impl Gated {
     fn counts(&self, short_id: &str) -> Value {
         let socket = self.host.state_dir().join("gate").join(short_id).join("control");
         let mut stream = UnixStream::connect(socket).expect("the monitor listens");
-        stream.set_read_timeout(Some(Duration::from_secs(5))).expect("it is a socket");
+        stream.set_read_timeout(Some(PATIENCE)).expect("it is a socket");
         stream.write_all(b"\"status\"\n").expect("the monitor reads");
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer).expect("the monitor answers");

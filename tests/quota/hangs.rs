@@ -37,7 +37,7 @@ fn a_container_whose_call_hangs_waits_alone_and_goes_on_when_it_is_answered() {
     let gated = Gated::new();
     let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("neighbour", 2000));
     let mut all = hang(&gated, &bundle, MOST + 8);
-    let mut waiting = gated.start(&bundle, &["fill"]);
+    let mut waiting = gated.start(&bundle, &["run", "start", "alloc 500MiB as a"]);
     gated.fills(&neighbour, 2000);
     assert_eq!(got_bytes(&gated.exec(&neighbour, &["storm", "4"])), 2000 << 20);
     // Its monitor still tells how things stand: what hangs counts.
@@ -102,6 +102,8 @@ fn change(gated: &Gated, how: Change) -> ProcessId {
         Change::Upgrade => drop(gated.host.cgpu(&["upgrade-monitors"]).ok()),
         Change::Kill => kill(worker, Signal::SIGKILL).expect("it serves"),
     }
+    // One that is being killed is believed until it is dead.
+    assert!(eventually(|| gated.monitor("app_________").1 != worker), "{}", gated.host.log());
     let serves = || gated.host.container("app")["gpus"][0]["memory_used_bytes"].is_u64();
     assert!(eventually(serves), "{how:?}: {}", gated.host.log());
     let took = begun.elapsed();
@@ -142,7 +144,8 @@ fn a_worker_whose_call_hangs_can_be_replaced_and_the_container_goes_on_after_tha
         gated.fills(&neighbour, 2000);
         assert!(hung.try_wait().unwrap().is_none(), "it waits for the driver");
         assert!(fills.try_wait().unwrap().is_none(), "it waits for that one");
-        assert_eq!((gated.sim.state().hanging, gated.used_bytes(0)), (1, 0), "{how:?}");
+        gated.soon_uses(0);
+        assert_eq!(gated.sim.state().hanging, 1, "{how:?}");
         gated.sim.fault(Fault::Clear);
         assert!(fills.wait().unwrap().success());
         both_soon_have(&gated, 100);
@@ -249,6 +252,9 @@ fn end(gated: &Gated, program: &mut Child) {
     assert!(!ended.success(), "it was to sleep: {}", gated.host.log());
 }
 
+/// Less than a removal would wait for a worker that doesn't end (ten seconds).
+const MOST_WAIT: Duration = Duration::from_secs(9);
+
 #[test]
 fn a_container_whose_former_worker_the_driver_has_is_removed_without_waiting_for_it() {
     for how in [Change::Upgrade, Change::Kill] {
@@ -266,7 +272,7 @@ fn a_container_whose_former_worker_the_driver_has_is_removed_without_waiting_for
         let begun = Instant::now();
         gated.host.runtime().delete(&bundle).ok();
         let took = begun.elapsed();
-        assert!(took < Duration::from_secs(3), "{how:?}: {took:?}");
+        assert!(took < MOST_WAIT, "{how:?}: {took:?}");
         assert_eq!(gated.host.registered(), [].into());
         hung.wait().unwrap();
         last.wait().unwrap();

@@ -1,5 +1,7 @@
 //! What engines do to containers that live, and ids that come back too soon.
 
+use std::io::{BufRead, BufReader};
+
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -266,7 +268,12 @@ fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short
             let case = format!("{lingers:?}, then {next}");
             let first = gated.sleeping("twelve-chars-one", 1000);
             let mut holder = gated.start(&first, &["hold", "300MiB"]);
-            gated.soon_uses(300);
+            // Until the call is over a worker has a descriptor of the program's file.
+            let mut said = String::new();
+            let mut stdout = BufReader::new(holder.stdout.take().expect("it is a pipe"));
+            stdout.read_line(&mut said).expect("it can be read");
+            assert!(said.starts_with("holding "), "{said}");
+            gated.soon_accounts("twelve-chars-one", 300);
             let (keeper, worker) = gated.monitor("twelve-chars");
             let stopped = match lingers {
                 Lingers::Keeper => keeper,

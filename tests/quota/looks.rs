@@ -8,7 +8,6 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -17,10 +16,7 @@ use serde_json::{Value, json};
 use crate::activation::end_monitor;
 use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RUNTIME, SECOND_MIB, stop};
 use crate::nvml_standin;
-use crate::support::{Outcome, eventually, run_with_timeout};
-
-/// How long a program that only looks may take, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(600);
+use crate::support::{Outcome, PATIENCE, eventually, run_with_timeout};
 
 fn smi_command(gated: &Gated, words: &[&str]) -> Command {
     let mut command = gated.host.scratch.command(Path::new(RUNTIME).with_file_name("cgpu-smi"));
@@ -270,7 +266,11 @@ fn what_the_driver_says_is_shown_and_one_that_hangs_keeps_nobody() {
         command.arg("--config").arg(gated.host.config()).arg("--format=json");
         run_with_timeout(&mut command, PATIENCE).ok().json()
     };
-    let shown = answered(&[], by_driver);
+    let mut shown = Value::Null;
+    eventually(|| {
+        shown = answered(&[], by_driver);
+        shown["gaps"] == json!([])
+    });
     assert_eq!(shown["gaps"], json!([]));
     let gpu = &shown["gpus"][0];
     let figures =
@@ -340,7 +340,7 @@ fn a_member_of_the_group_looks_by_the_socket_and_others_are_told_why_not() {
     let mut server = serve(&gated);
     assert!(eventually(|| look(&gated, &daemon).status.success()));
     unserved(&gated, "is served already");
-    let shown = look(&gated, &daemon).ok().json();
+    let shown = answered(&[], || look(&gated, &daemon).ok().json());
     assert_eq!(
         (&shown["containers"][0]["id"], &shown["containers"][0]["enforced"]),
         (&json!("seen"), &json!(true))

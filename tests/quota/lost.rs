@@ -168,6 +168,7 @@ fn a_container_without_a_quota_takes_an_exec_whatever_its_id_was_before() {
     assert!(wait_until(PATIENCE, || runtime.status(&before) == "stopped"));
     fs::remove_dir_all(runtime.root().join("again")).unwrap();
     assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+    gated.host.soon_releases_all();
     // As if it had been killed before it could say so.
     let record = json!({"root": runtime.root(), "id": "again", "bundle": before.directory,
         "short_id": "again_______", "boot_id": "", "plan": {"backend": "gate", "gpus": [],

@@ -7,16 +7,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME, stop};
-use crate::support::{Outcome, eventually, program, run_with_timeout};
-
-/// How long a program that only looks may take, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(600);
+use crate::support::{Outcome, PATIENCE, eventually, program, run_with_timeout};
 
 fn command(gated: &Gated, words: &[&str]) -> Command {
     let metrics = Path::new(RUNTIME).with_file_name("cgpu-metrics");

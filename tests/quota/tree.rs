@@ -6,7 +6,6 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -16,10 +15,7 @@ use serde_json::json;
 use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME, stop};
 use crate::host::{Host, TOTAL_MIB, ask};
 use crate::km_standin::StandIn;
-use crate::support::{eventually, run_with_timeout};
-
-/// How long a program that only mounts may take, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(600);
+use crate::support::{PATIENCE, eventually, run_with_timeout};
 
 /// The tree of a host, mounted until this is dropped.
 struct Tree {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::host::{
     ENGINES, Engine, GPU_MIB, Host, asking, assert_same, borrowed, config_bytes, said, uuid,
 };
-use super::support::{Bundle, cgroups_are_unified, wait_until};
+use super::support::{Bundle, cgroups_are_unified, eventually};
 
 /// What the container shows of its GPUs.
 const SHOW: &str = "echo $NVIDIA_VISIBLE_DEVICES; cd /dev; echo nvidia*";
@@ -146,7 +146,7 @@ fn an_engines_calls_say_nothing_and_are_seen_by_ps_from_create_to_delete() {
         assert_eq!(shown().len(), 1);
         quiet(&["kill", "held", "KILL"]);
         let stopped = || host.bare(&["state", "held"]).ok().json()["status"] == "stopped";
-        assert!(wait_until(std::time::Duration::from_secs(5), stopped));
+        assert!(eventually(stopped));
         quiet(&["delete", "held"]);
         assert!(shown().is_empty(), "{:?}", shown());
         assert_eq!(fs::read_dir(host.path("state/containers")).expect("it is there").count(), 0);

@@ -21,7 +21,7 @@ use super::{
 };
 
 /// How long containerd may take to answer.
-const STARTING: Duration = Duration::from_secs(30);
+const STARTING: Duration = PATIENCE;
 
 /// How often an exec that prints nothing is made once more.
 const EXECS: u32 = 20;

@@ -108,7 +108,8 @@ impl<'engine> Cri<'engine> {
     /// Runs a program in a container and waits for its end.
     #[track_caller]
     pub fn exec_sync(&self, container_id: &str, args: &[&str]) -> Executed {
-        let request = json!({"container_id": container_id, "cmd": args, "timeout": 30});
+        let request =
+            json!({"container_id": container_id, "cmd": args, "timeout": PATIENCE.as_secs()});
         let response = self.call("exec-sync", &request).ok().json();
         let code = response["exit_code"].as_i64().unwrap_or_default();
         Executed { code, stdout: text(&response, "stdout"), stderr: text(&response, "stderr") }
@@ -117,7 +118,8 @@ impl<'engine> Cri<'engine> {
     /// The same, of a command that the runtime doesn't start.
     #[track_caller]
     pub fn exec_refused(&self, container_id: &str, args: &[&str]) -> Outcome {
-        let request = json!({"container_id": container_id, "cmd": args, "timeout": 30});
+        let request =
+            json!({"container_id": container_id, "cmd": args, "timeout": PATIENCE.as_secs()});
         self.call("exec-sync", &request).fails()
     }
 

@@ -24,7 +24,7 @@ use super::{
 };
 
 /// How long dockerd may take to answer, or to end.
-const STARTING: Duration = Duration::from_secs(30);
+const STARTING: Duration = PATIENCE;
 
 /// Choices made before dockerd starts.
 #[derive(Debug)]

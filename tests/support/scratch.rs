@@ -117,8 +117,10 @@ impl Scratch {
         let draft = self.file(&format!("{name}.draft"), contents);
         fs::set_permissions(&draft, fs::Permissions::from_mode(0o755))
             .expect("our own file's mode can be set");
-        let path = self.path.join(name);
-        self.copy_program(&draft, &path);
+        let (copy, path) = (self.path.join(format!("{name}.copy")), self.path.join(name));
+        self.copy_program(&draft, &copy);
+        // Somebody may be executing the one that is there.
+        fs::rename(copy, &path).expect("both are ours");
         path
     }
 

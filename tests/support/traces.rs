@@ -33,7 +33,7 @@ pub const VARIABLE: &str = "CGPU_TEST_SCRATCH";
 const SHIM_SOCKETS: &str = "/run/containerd/s/";
 
 /// How long cleaning may take before it gives up and says what is left.
-const CLEANING: Duration = Duration::from_secs(15);
+const CLEANING: Duration = Duration::from_secs(60);
 
 /// What exists of a scratch outside the contents of its directory.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
 /// How long the runtime may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(50);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A call that is about to be made.
 pub(crate) struct Call<'a> {
