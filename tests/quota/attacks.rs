@@ -521,7 +521,7 @@ fn so_does_memory_of_a_taker_whose_first_thread_has_ended() {
 #[test]
 fn so_does_memory_of_a_client_whose_maker_is_gone() {
     // The container lives as long as the heir, whose maker has ended.
-    let while_it_lives = "while ps | grep -q '[r]mtool'; do sleep 0.1; done";
+    let while_it_lives = "while ls -l /proc/[0-9]*/exe | grep -q /rmtool; do sleep 0.1; done";
     let taker = format!("/rmtool attack recv-fd /shared/s 60 heir; {while_it_lives}");
     hand_out(SEND_AND_LIVE, &taker);
 }
