@@ -152,7 +152,7 @@ impl Leader {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Receiver, channel};
     use std::time::Instant;
 
     use super::*;
@@ -170,26 +170,42 @@ mod tests {
         assert_eq!((numbers, lead.threads()), (vec![0, 1, 1, 1], 2));
     }
 
-    #[test]
-    fn a_leader_that_hangs_is_replaced_and_follows_when_it_is_done() {
+    /// A leader with one thread that watches it and one that follows, which tell their turns.
+    fn followed() -> (Arc<Leader>, Receiver<Lead>) {
         let lead = Arc::new(Leader::default());
         assert_eq!(lead.wait_to_lead(), Lead::Alone);
         let (sender, receiver) = channel();
         for _ in 0..2 {
             let (lead, sender) = (Arc::clone(&lead), sender.clone());
-            std::thread::spawn(move || {
-                let turn = lead.wait_to_lead();
-                sender.send(turn).unwrap();
-            });
+            std::thread::spawn(move || sender.send(lead.wait_to_lead()));
         }
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(receiver.try_recv().is_err());
+        let is_ready = || {
+            let roles = lead.roles.lock();
+            roles.watched && roles.parked == 1
+        };
+        while !is_ready() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (lead, receiver)
+    }
+
+    #[test]
+    fn a_leader_that_hangs_is_replaced_and_follows_when_it_is_done() {
+        let (lead, receiver) = loop {
+            let (lead, receiver) = followed();
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(receiver.try_recv().is_err());
+            let begun = Instant::now();
+            let call = lead.begin();
+            let leads = lead.end(call);
+            // On a busy machine it may have been long.
+            if begun.elapsed() < LOOK {
+                assert!(leads, "a short call keeps the lead");
+                break (lead, receiver);
+            }
+        };
         let call = lead.begin();
-        assert!(lead.end(call), "a short call keeps the lead");
-        let call = lead.begin();
-        let begun = Instant::now();
-        assert_eq!(receiver.recv_timeout(Duration::from_secs(5)).unwrap(), Lead::Followed);
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(600)).unwrap(), Lead::Followed);
         assert!(!lead.end(call), "somebody else leads");
     }
 }
