@@ -10,7 +10,9 @@ use cgpu_sim::bytes::Fields;
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
-use super::{SMALL_BYTES, against, persist, reached, reached_times, request, something_happens};
+use super::{
+    GENEROUS, SMALL_BYTES, against, persist, reached, reached_times, request, something_happens,
+};
 use crate::rm::{Fail, Place, Rm, command};
 use crate::uvm::Uvm;
 
@@ -23,9 +25,6 @@ const TIMES: u64 = 4;
 
 /// For so long the driver's figures are looked at, or the dead forgotten.
 const A_WHILE: Duration = Duration::from_millis(700);
-
-/// The same on a busy machine, where somebody is to find it.
-const GENEROUS: Duration = Duration::from_secs(60);
 
 /// Keeps what was taken, until it has been found or could have been.
 fn keep(place: &Place, taken_bytes: u64) {

@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use cgpu_sim::abi::*;
@@ -13,7 +13,7 @@ use cgpu_sim::bytes::Fields;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use nix::sys::wait::WaitStatus;
 
-use super::{SMALL_BYTES, against, argument, fill_quota, reached, reached_times};
+use super::{GENEROUS, SMALL_BYTES, against, argument, fill_quota, reached, reached_times};
 use crate::passing::connect;
 use crate::rm::{Place, Rm, call, open};
 use crate::uvm::Uvm;
@@ -428,11 +428,15 @@ pub(super) fn close_range(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     // SAFETY: nothing but what was just forgotten has a descriptor above 2.
     let rc = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
     println!("first={first} close_range={rc}");
-    // A simulated driver learns of it a moment later.
-    std::thread::sleep(Duration::from_millis(300));
     drop(open(&place.dev, "nvidiactl")?);
     let rm = Rm::start(place)?;
-    let (second, _) = fill(&rm, u64::MAX);
+    // A simulated driver learns of it a moment later.
+    let closed = Instant::now();
+    let (mut second, _) = fill(&rm, u64::MAX);
+    while second < first && closed.elapsed() < GENEROUS {
+        std::thread::sleep(Duration::from_millis(20));
+        second += fill(&rm, u64::MAX).0;
+    }
     println!("second={second}");
     ensure!(rc == 0 && first == second, "after that it isn't as before");
     reached();

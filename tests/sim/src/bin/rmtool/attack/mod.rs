@@ -35,6 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// For so long what was won is kept: longer than it may be.
 const STAY: Duration = Duration::from_secs(3);
 
+/// The same on a busy machine, where somebody is to find it.
+const GENEROUS: Duration = Duration::from_secs(60);
+
 /// How often the attack got as far as what it is about.
 static REACHED: AtomicU64 = AtomicU64::new(0);
 

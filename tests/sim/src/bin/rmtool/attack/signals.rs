@@ -13,14 +13,13 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, pipe};
 
 use super::{
-    HUGE_BYTES, Shared, argument, fill_exactly, persist, reached_times, request, something_happens,
+    GENEROUS, HUGE_BYTES, Shared, argument, fill_exactly, persist, reached_times, request,
+    something_happens,
 };
 use crate::rm::{Fail, Place, Rm, command};
 
 /// So many signals are a storm.
 const MANY: u32 = 200;
-
-const A_SECOND: Duration = Duration::from_secs(1);
 
 static SIGNALS: AtomicU32 = AtomicU32::new(0);
 
@@ -218,9 +217,9 @@ pub(super) fn kill_during_alloc(place: &Place, arguments: &[String]) -> anyhow::
         drop(report);
     }
     // A driver learns of closed files a moment later, and who has others of theirs in hand (a
-    // monitor of hundreds that died) lets go of them within a second.
+    // monitor of hundreds that died) lets go of them within a second, or later on a busy machine.
     let killed = Instant::now();
-    while used(&rm) != before && killed.elapsed() < 2 * A_SECOND {
+    while used(&rm) != before && killed.elapsed() < GENEROUS {
         std::thread::sleep(Duration::from_millis(20));
     }
     let after = used(&rm);
