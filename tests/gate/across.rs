@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::attacks::watched;
-use crate::host::{MIB, Monitor, Said, until};
+use crate::host::{MIB, Monitor, Said, path, until};
 
 /// Both GPUs' quotas, and what counts on them.
 fn used(monitor: &Monitor) -> (u64, u64) {
@@ -16,8 +16,10 @@ fn used(monitor: &Monitor) -> (u64, u64) {
 fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> Said {
     let monitor = Monitor::of_two_gpus();
     let before = format!("start\nalloc 700MiB as a\n{ways}\nalloc 600MiB as c");
-    let after = "alloc 425MiB as over\nalloc 424MiB as rest\nfree rest\nfree a\nfree c\nsleep 2";
-    let program = monitor.halfway(&before, after);
+    let dir = tempfile::tempdir().unwrap();
+    let end = path(&dir, "end");
+    let after = "alloc 425MiB as over\nalloc 424MiB as rest\nfree rest\nfree a\nfree c";
+    let program = monitor.halfway(&before, &format!("{after}\nwait {end}"));
     until("it has both", || used(&monitor) == (700 * MIB, 600 * MIB));
     halfway(&monitor);
     // Some audits, and names are asked for.
@@ -32,6 +34,7 @@ fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> Said {
         assert!(second == 0 && [0, 700 * MIB].contains(&first), "{first} and {second} bytes");
         std::thread::sleep(Duration::from_millis(5));
     }
+    std::fs::write(&end, "").unwrap();
     let said = program.end();
     said.must("alloc over status=0x51").must("alloc rest ok").must("free c ok");
     until("nothing is left", || used(&monitor) == (0, 0) && monitor.sim.used(0) == 0);

@@ -1,7 +1,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::host::{DESCRIPTORS, MIB, Monitor, QUOTA, Said, end, path, script, until, wait};
+use crate::host::{
+    DESCRIPTORS, MIB, Monitor, PATIENCE, QUOTA, Said, end, path, script, until, wait,
+};
 use cgpu::gate::settings::Managed;
 
 #[test]
@@ -29,25 +31,21 @@ fn a_worker_killed_at_random_under_load_loses_nothing_and_charges_nothing_twice(
             format!("alloc {}KiB as x{at}\nheap {}KiB as y{at}\nfree x{at}\n", at + 1, at + 2)
         })
         .collect();
-    let end = tempfile::tempdir().unwrap();
-    let end = end.path().join("end");
-    let load = format!("start\n{load}wait {}", end.display());
-    let children: Vec<_> = (0..3).map(|_| monitor.spawn(&script(&load))).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let end = path(&dir, "end");
+    let done = ["a", "b", "c"].map(|name| path(&dir, name));
+    let load = |done: &String| format!("start\n{load}touch {done}\nwait {end}");
+    let children = done.each_ref().map(|done| monitor.spawn(&script(&load(done))));
     let mut wait_us = 300;
     for _ in 0..25 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 20011;
         monitor.replace();
     }
-    // All of them wait when nothing has changed for a while.
-    let mut before = 0;
-    while monitor.sim.used(0) != before {
-        before = monitor.sim.used(0);
-        std::thread::sleep(Duration::from_millis(400));
-    }
-    assert!(before > 0);
-    assert_eq!(monitor.used(), before);
-    std::fs::create_dir_all(end.parent().unwrap()).unwrap();
+    until("all have made their calls", || done.iter().all(|done| Path::new(done).exists()));
+    let has = monitor.sim.used(0);
+    assert!(has > 0);
+    assert_eq!(monitor.used(), has);
     std::fs::write(&end, "").unwrap();
     for child in children {
         let said = Said::of(&wait(child));
@@ -301,7 +299,7 @@ fn what_the_driver_rounds_up_for_a_call_on_its_way_is_held_against_nobody() {
             let begun = Instant::now();
             let mut most = 0;
             while !done() {
-                let late = begun.elapsed() > Duration::from_secs(20);
+                let late = begun.elapsed() > PATIENCE;
                 assert!(!late, "{late_ms} ms: {:?}", monitor.status());
                 monitor.run(&script("start\nclose"));
                 most = most.max(monitor.used());
@@ -342,11 +340,7 @@ fn a_mapping_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one(
     std::thread::sleep(Duration::from_millis(200));
     monitor.kill();
     monitor.start();
-    let begun = Instant::now();
-    while !freed.exists() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "the call isn't made again");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the call is made again", || freed.exists());
     assert_eq!(monitor.used(), 700 * MIB);
     // What another worker knows it by is the file, and its pieces.
     monitor.replace();

@@ -37,8 +37,8 @@ pub(crate) const QUOTA: u64 = 1024 * MIB;
 /// Descriptors that a worker has at most, where a test says so.
 pub(crate) const DESCRIPTORS: u64 = 1024;
 
-/// Longer than an attack takes on an emulated processor.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than an attack takes on an emulated processor that others keep busy.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A program of this workspace that isn't this package's.
 pub(crate) fn program(name: &str) -> PathBuf {

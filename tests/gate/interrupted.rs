@@ -2,11 +2,12 @@
 //! Behind a listener that can't make interrupted callers wait (before Linux 5.19, and behind
 //! podman's filter) the kernel has the call made again while the first is still in the driver.
 
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
 use cgpu::gate::settings::Managed;
 
-use crate::host::{MIB, Monitor, Said, script, wait};
+use crate::host::{MIB, Monitor, Said, path, script, until, wait};
 
 /// How a program is interrupted: first signal, interval, and how long its handler takes, in
 /// milliseconds; the driver takes 300.
@@ -29,11 +30,7 @@ fn interrupted(signals: &str, calls: &str) -> (Monitor, std::process::Child, tem
     );
     let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
     let child = monitor.spawn(&lines);
-    let begun = Instant::now();
-    while !ready.exists() {
-        assert!(begun.elapsed() < Duration::from_secs(120), "{signals}: it doesn't come back");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until(&format!("it comes back, {signals}"), || ready.exists());
     (monitor, child, dir)
 }
 
@@ -88,17 +85,20 @@ fn what_an_interrupted_program_was_given_outlives_the_worker() {
 #[test]
 fn what_nobody_comes_back_for_is_freed() {
     let monitor = Monitor::with(Managed::Refuse, false);
-    monitor.sim.fault("alloc:0x40 delay 300 times 1");
+    monitor.sim.fault("alloc:0x40 hang times 1");
     let dir = tempfile::tempdir().unwrap();
-    let go = dir.path().join("go");
-    let script = format!("start\ninterrupt-a-thread 700MiB\nwait {}", go.display());
-    let lines: Vec<&str> = std::iter::once("run").chain(script.lines()).collect();
-    let child = monitor.spawn(&lines);
-    monitor.wait_for(700 * MIB);
+    let [interrupt, gone, go] = ["interrupt", "gone", "go"].map(|name| path(&dir, name));
+    let lines = format!("start\ninterrupt-a-thread 700MiB {interrupt}\ntouch {gone}\nwait {go}");
+    let child = monitor.spawn(&script(&lines));
+    until("the driver is at it", || monitor.sim.state()["hanging"] == 1);
+    std::fs::write(&interrupt, "").unwrap();
+    until("nobody waits for it", || Path::new(&gone).exists());
+    assert_eq!(monitor.used(), 700 * MIB);
+    monitor.sim.fault("clear");
     monitor.wait_for(0);
     assert_eq!(monitor.sim.used(0), 0);
     std::fs::write(&go, "").unwrap();
-    wait(child);
+    assert!(wait(child).status.success());
 }
 
 /// What programs do again and again, and each time as if it were the first.

@@ -2,7 +2,7 @@ use cgpu::gate::wire::{Answer, Question};
 use cgpu::rm::memory::Use;
 use cgpu::rm::number::NV01_CONTEXT_DMA;
 
-use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, program, script, until, wait};
+use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, path, program, script, until, wait};
 
 #[test]
 fn a_program_sees_the_quota_as_its_gpu_and_gets_no_more() {
@@ -284,11 +284,11 @@ fn unregistering_a_gpu_or_its_addresses_gives_back_what_it_mapped() {
 #[test]
 fn what_a_file_of_uvm_maps_counts_until_the_last_process_has_closed_it() {
     let place = tempfile::tempdir().unwrap();
-    let go = place.path().join("go");
+    let [asked, go] = ["asked", "go"].map(|name| path(&place, name));
     let script = format!(
-        "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nfork {{\ninfo\nwait {go}\n}}\n\
-         sleep 0.3\nclose-uvm\nalloc 100MiB as b\ntouch {go}\njoin\nalloc 1000MiB as c",
-        go = go.display()
+        "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\n\
+         fork {{\ninfo\ntouch {asked}\nwait {go}\n}}\n\
+         wait {asked}\nclose-uvm\nalloc 100MiB as b\ntouch {go}\njoin\nalloc 1000MiB as c"
     );
     scripted(&Monitor::new(), &script, 1);
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cgpu::gate::settings::Managed;
 
-use crate::host::{MIB, Monitor, end, script, until};
+use crate::host::{MIB, Monitor, end, path, script, until};
 
 const POOL: &str = "start\nuvm-init\nuvm-register\nuvm-pool 0x10000000000 512KiB";
 const MAP: &str = "managed 512KiB at 0x10000000000";
@@ -231,36 +231,56 @@ fn managed_memory_that_can_not_be_kept_account_of_is_refused() {
 fn a_mapping_that_the_kernel_refuses_changes_no_charge() {
     let monitor = Monitor::charging_on_two_gpus();
     let used = || [0, 1].map(|gpu| monitor.status().gpus[gpu].used_bytes);
+    let dir = tempfile::tempdir().unwrap();
+    let over = path(&dir, "over");
     let before = "start\nuvm-init\nuvm-register\nmanaged 8MiB at 0x10000000000";
-    let odd = "managed 4KiB at 0x10000000001\nmanaged 4KiB at 0x10000000000\nsleep 3";
-    let program = monitor.halfway(before, odd);
+    let odd = "managed 4KiB at 0x10000000001\nmanaged 4KiB at 0x10000000000";
+    let program = monitor.halfway(before, &format!("{odd}\nwait {over}"));
     program.go();
     for _ in 0..20 {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(used(), [8 * MIB; 2]);
     }
+    std::fs::write(&over, "").unwrap();
     program.end().must("managed errno=22").must("managed errno=12");
+}
+
+/// Waits until no file of UVM's has a GPU.
+#[track_caller]
+fn until_no_file_has_a_gpu(monitor: &Monitor) {
+    until("no file has a GPU", || {
+        let state = monitor.sim.state();
+        let mut files = state["files"].as_array().expect("a list").iter();
+        files.all(|file| file["uvm"]["gpus"].as_u64().is_none_or(|gpus| gpus == 0))
+    });
 }
 
 /// It's bound to a memory that nobody has any more, unless a file keeps that which has gone anywhere.
 #[test]
 fn a_file_whose_maker_is_over_has_no_gpu() {
-    let lines = "start\nuvm-of-a-child\nsleep 2\nalloc 4MiB as a\nuvm-map a\nset-mm\n\
+    let monitor = Monitor::new();
+    let after = "alloc 4MiB as a\nuvm-map a\nset-mm\n\
                  personality 0xffffffff\npersonality 0\npersonality 0x40000";
-    let said = Monitor::new().run(&script(lines));
+    let program = monitor.halfway("start\nuvm-of-a-child", after);
+    until_no_file_has_a_gpu(&monitor);
+    let said = program.go_on();
     said.must("uvm-of-a-child ok\n").must("uvm-map a status=0x26\n");
     // Nor does anybody get to say what a process was executed as.
     said.must("set-mm errno=22\n");
     said.must("personality ok\npersonality ok\npersonality errno=1\n");
     // Who made it lives, and has executed another program: that has another memory.
-    let lines = "start\nuvm-of-a-child executing\nsleep 1\nalloc 4MiB as a\nuvm-map a";
-    let said = Monitor::new().run(&script(lines));
+    let monitor = Monitor::new();
+    let after = "alloc 4MiB as a\nuvm-map a";
+    let program = monitor.halfway("start\nuvm-of-a-child executing", after);
+    until_no_file_has_a_gpu(&monitor);
+    let said = program.go_on();
     said.must("uvm-of-a-child ok\n").must("uvm-map a status=0x26\n");
     // Whoever has seen that, or only read of it.
     let monitor = Monitor::new();
     let before = "start\nuvm-of-a-child waiting\nalloc 4MiB as a\nuvm-map a";
-    let program = monitor.halfway(before, "sleep 5\nalloc 4MiB as b\nuvm-map b");
+    let program = monitor.halfway(before, "alloc 4MiB as b\nuvm-map b");
     monitor.replace();
+    until_no_file_has_a_gpu(&monitor);
     let said = program.go_on();
     said.must("uvm-map a ok\n").must("uvm-map b status=0x26\n");
     // It gets none either, whoever initializes it again.

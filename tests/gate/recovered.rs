@@ -235,11 +235,11 @@ fn what_was_done_for_an_interrupted_caller_outlives_the_worker() {
 fn a_duplicate_that_can_no_more_be_made_is_not_left_over() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
-    let (free, freed, go) = (path(&dir, "free"), path(&dir, "freed"), path(&dir, "go"));
+    let [free, freed, told, go] = ["free", "freed", "told", "go"].map(|name| path(&dir, name));
     monitor.sim.fault("dup late 300 times 1");
     let lines = format!(
         "start\nalloc 700MiB as a\nfork {{\nwait {free}\nfree a\ntouch {freed}\nwait {go}\n}}\n\
-         dup a as b\nalloc 700MiB as c\nwait {go}\njoin"
+         dup a as b\nalloc 700MiB as c\ntouch {told}\nwait {go}\njoin"
     );
     let child = monitor.spawn(&script(&lines));
     until("the driver has it", || {
@@ -251,11 +251,10 @@ fn a_duplicate_that_can_no_more_be_made_is_not_left_over() {
     monitor.start();
     std::fs::write(&free, "").unwrap();
     until("it is freed", || Path::new(&freed).exists());
-    std::thread::sleep(Duration::from_millis(1500));
-    let (driver, used) = (monitor.sim.used(0), monitor.used());
+    until("it is told", || Path::new(&told).exists());
+    until("one alone is there", || (monitor.sim.used(0), monitor.used()) == (700 * MIB, 700 * MIB));
     std::fs::write(&go, "").unwrap();
     let said = Said::of(&wait(child));
-    assert_eq!((driver, used), (700 * MIB, 700 * MIB), "c alone: {}", said.text);
     assert_eq!(monitor.status().calls.killed, 0, "{}", said.text);
     monitor.wait_for(0);
 }

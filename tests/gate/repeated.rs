@@ -97,17 +97,19 @@ fn what_a_worker_before_had_freed_is_told() {
 fn what_a_worker_before_had_not_freed_stays() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
-    let (ready, go) = (path(&dir, "ready"), path(&dir, "go"));
+    let [ready, told, go] = ["ready", "told", "go"].map(|name| path(&dir, name));
     let lines = format!(
-        "start\nuvm-init\n{MAPPED}\ntouch {ready}\nuvm-free 0x1000000000 701MiB\ntouch {go}\nsleep 1"
+        "start\nuvm-init\n{MAPPED}\ntouch {ready}\nuvm-free 0x1000000000 701MiB\ntouch {told}\n\
+         wait {go}"
     );
     monitor.sim.fault("uvm:34 late 400 times 1");
     let child = monitor.spawn(&script(&lines));
     until("it is ready", || Path::new(&ready).exists());
     std::thread::sleep(Duration::from_millis(150));
     monitor.replace();
-    until("it is told", || Path::new(&go).exists());
+    until("it is told", || Path::new(&told).exists());
     let (driver, books) = (monitor.sim.used(0), monitor.used());
+    std::fs::write(&go, "").unwrap();
     let said = Said::of(&wait(child));
     assert!(books >= driver, "driver {driver} books {books} {}", said.text);
 }

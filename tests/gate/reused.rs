@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use cgpu::gate::settings::Managed;
 
-use crate::host::{MIB, Monitor, until, wait};
+use crate::host::{MIB, Monitor, PATIENCE, until, wait};
 
-/// A script with two files to wait by.
+/// A script with files to wait by, which are there as long as it is.
 struct Play {
     dir: tempfile::TempDir,
     child: Option<Child>,
@@ -27,7 +27,7 @@ impl Play {
         let begun = Instant::now();
         while !self.dir.path().join("made").exists() {
             let over = self.child.as_mut().unwrap().try_wait().unwrap();
-            assert!(over.is_none() && begun.elapsed() < Duration::from_secs(20), "{over:?}");
+            assert!(over.is_none() && begun.elapsed() < PATIENCE, "{over:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -38,9 +38,14 @@ impl Play {
         child.wait().unwrap();
     }
 
+    fn touch(&self, name: &str) {
+        std::fs::write(self.dir.path().join(name), "").unwrap();
+    }
+
+    /// Its end; others of its processes may take a moment longer to see the file.
     #[track_caller]
-    fn end(mut self) {
-        std::fs::write(self.dir.path().join("end"), "").unwrap();
+    fn end(&mut self) {
+        self.touch("end");
         if let Some(child) = self.child.take() {
             let said = wait(child);
             assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
@@ -96,16 +101,21 @@ fn a_worker_undoes_nothing_by_a_number_that_is_a_strangers() {
             true => Monitor::with(Managed::Refuse, false),
             false => Monitor::on_an_old_kernel(),
         };
-        // A worker can't be killed before the driver lets go of it.
-        monitor.sim.fault("alloc:0x40 delay 1500 times 1");
+        monitor.sim.fault("alloc:0x40 hang times 1");
         let script = format!(
-            "start\ninterrupt-a-thread 300MiB\nfork-as-ended {{\nwait DIR/end\n}}\n{}\
+            "start\ninterrupt-a-thread 300MiB DIR/interrupt\nfork-as-ended {{\nwait DIR/end\n}}\n{}\
              touch DIR/made\nwait DIR/end",
             if closes { "close\n" } else { "" }
         );
         let mut play = Play::new(&monitor, &script);
+        until("the driver is at it", || monitor.sim.state()["hanging"] == 1);
+        play.touch("interrupt");
         play.wait_until_made();
-        monitor.replace();
+        // A worker can't be killed before the driver lets go of it.
+        let mut killed = monitor.send_kill();
+        monitor.sim.fault("clear");
+        killed.wait().unwrap();
+        monitor.start();
         if closes {
             // What can't be undone counts.
             monitor.wait_for(300 * MIB);

@@ -310,10 +310,10 @@ impl Actor<'_> {
             }
             // A thread calls, and ends.
             ["end-a-thread"] => self.ended = Some(threads::ended(self.rm()?)),
-            // A thread asks for memory and is interrupted, which ends it.
-            ["interrupt-a-thread", size] => {
+            // A thread asks for memory and is interrupted when a file is there, which ends it.
+            ["interrupt-a-thread", size, path] => {
                 let (rm, size) = (self.rm()?, size_bytes(size)?);
-                self.ended = Some(threads::interrupted(rm, rm.handle(), size)?);
+                self.ended = Some(threads::interrupted(rm, rm.handle(), size, path)?);
             }
             ["free", name] => {
                 let (handle, _) = self.memory.remove(name).context("no such memory")?;

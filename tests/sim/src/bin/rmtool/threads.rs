@@ -17,6 +17,10 @@ use crate::rm::{self, Fail, Rm};
 /// How long a call is given to get into the driver.
 const UNDER_WAY: Duration = Duration::from_millis(150);
 
+/// By what the kernel tells when a thread began: who gets its number is known for another one where it
+/// began in another tick.
+const TICK: Duration = Duration::from_millis(10);
+
 /// Lets so many threads of one client ask for `bytes` at once, each; what they were given is freed.
 /// How many were, and how many were told that there is no memory.
 pub(crate) fn at_once(rm: &Rm, threads: usize, bytes: u64) -> Result<(usize, usize), Fail> {
@@ -55,8 +59,8 @@ pub(crate) fn ended(rm: &Rm) -> i32 {
 }
 
 /// The number of a thread that asked for memory under `handle`, was interrupted in the middle
-/// of it, and ended.
-pub(crate) fn interrupted(rm: &Rm, handle: u32, bytes: u64) -> anyhow::Result<i32> {
+/// of it, when there was a file at `path`, and ended.
+pub(crate) fn interrupted(rm: &Rm, handle: u32, bytes: u64, path: &str) -> anyhow::Result<i32> {
     alarm::handle_signal(Signal::SIGUSR1, SaFlags::empty())?;
     let tid = AtomicI32::new(0);
     // Left as it is: what was asked can be read there later.
@@ -68,7 +72,10 @@ pub(crate) fn interrupted(rm: &Rm, handle: u32, bytes: u64) -> anyhow::Result<i3
             tid.store(gettid().as_raw(), Ordering::SeqCst);
             rm::call(rm.ctl(), NV_ESC_RM_ALLOC, call, rm.abi.nvos64_status)
         });
-        std::thread::sleep(UNDER_WAY);
+        while !std::path::Path::new(path).exists() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(2 * TICK);
         let tid = tid.load(Ordering::SeqCst);
         // SAFETY: takes numbers only.
         unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), tid, libc::SIGUSR1) };
