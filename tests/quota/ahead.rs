@@ -22,13 +22,16 @@ fn hooks_of_the_runtime_use_the_host_as_without_us() {
     let gated = Gated::new();
     let said = gated.host.scratch.directory("said");
     let dev = gated.host.scratch.path().join("sim/dev");
+    let fill = format!("'{}' --dev '{}' fill", rmtool().display(), dev.display());
     let hook = |name: &str| {
-        let script = format!(
-            "'{}' --dev '{}' fill > '{}/{name}' 2>&1",
-            rmtool().display(),
-            dev.display(),
-            said.display()
-        );
+        let file = said.join(name).display().to_string();
+        let mut script = format!("{fill} > '{file}' 2>&1");
+        if name == "poststop" {
+            // The driver frees what the container had a moment after its end.
+            let all = FIRST_MIB * MIB;
+            let again = format!("! grep -q got_bytes={all} '{file}'; do sleep 0.1; {script}; done");
+            script = format!("{script}; while {again}");
+        }
         json!({"path": "/bin/sh", "args": ["sh", "-c", script]})
     };
     let bundle = gated.bundle_with("app", |config| {
