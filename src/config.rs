@@ -140,7 +140,8 @@ pub enum UnknownDriver {
 pub struct Admission {
     /// Promised memory over physical memory, per GPU.
     pub overcommit: f64,
-    /// Most containers on a GPU, and the sum of their weights; 1 ..= 25.
+    /// Most containers with a quota on a GPU, and the largest weight; 1 ..= 25. Under policy 3 and the backend `km` also
+    /// the most that weights add up to.
     pub max_inst: u32,
     /// Register containers that hold GPUs as a whole; they exclude shared ones.
     pub exclusive: bool,

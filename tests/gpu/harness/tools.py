@@ -21,6 +21,9 @@ LIMIT_S = 20
 # cgpu doctor: nothing worse than a note, and a warning.
 NOTES, WARNINGS = 0, 3
 
+# How often a look is repeated that doesn't tell all.
+LOOKS, LOOK_PAUSE_S = 20, 0.2
+
 # No field of a container: whoever has no quota has the GPU whole.
 WHOLE = {"ALIYUN_COM_GPU_MEM_CONTAINER": None, "ALIYUN_COM_GPU_MEM_UNIT": None}
 
@@ -30,6 +33,16 @@ def ask(run, name, *words):
     argv = [os.path.join(run.programs, words[0]), "--config", run.place.doors[TOOLS], *words[1:]]
     done = command(argv, run.limit(LIMIT_S))
     run.keep(name, done)
+    return done
+
+
+def look(run, name, is_whole, *words):
+    """Asks until all is told: on a busy machine a monitor may not answer a look in time."""
+    for _ in range(LOOKS):
+        done = ask(run, name, *words)
+        if is_whole(done):
+            break
+        time.sleep(LOOK_PAUSE_S)
     return done
 
 
@@ -80,17 +93,21 @@ def shown(run):
     begun = has_begun(running)
     # The driver tells who ran in the last seconds.
     time.sleep(HOLD_S / 2)
-    asked = {
-        "8.4": ask(run, "tools-ps", "cgpu", "ps", "--format", "json"),
-        "8.5": ask(run, "tools-smi", "cgpu-smi", "--format=json"),
-        "8.6": ask(run, "tools-metrics", "cgpu-metrics", "--once"),
+    looks = {
+        "8.4": (LISTED, ("tools-ps", "cgpu", "ps", "--format", "json")),
+        "8.5": (PAGE, ("tools-smi", "cgpu-smi", "--format=json")),
+        "8.6": (METRICS, ("tools-metrics", "cgpu-metrics", "--once")),
     }
+    asked = {}
+    for number, ((_, judge), (name, *words)) in looks.items():
+        asked[number] = look(run, name, lambda done, judge=judge: not judge(run, done, running)[0], *words)
     ask(run, "tools-smi-page", "cgpu-smi", "--processes")
     ask(run, "tools-events", "cgpu", "events", running.name)
     run.place.end(running)
     outcome = run.place.finish(running, HOLD_S + START_S)
     run.keep("tools-spin", outcome)
-    for (number, done), (question, judge) in zip(asked.items(), (LISTED, PAGE, METRICS)):
+    for number, ((question, judge), _) in looks.items():
+        done = asked[number]
         wrong, seen = (["the container does not compute"], outcome.why()) if not begun else judge(run, done, running)
         run.table.answer(number, question, "as it is", "; ".join([*wrong, seen]), not wrong, run.evidence)
 
@@ -168,11 +185,15 @@ def rested(run):
     words = f"{run.program('spin')} --seconds 4 >&2; exec {run.program('spin')} --seconds 26 --batch 1 --rest-us 3000000"
     running = run.place.start(["sh", "-c", words], QUOTA_MIB, door=TOOLS)
     begun, begin, told = has_begun(running), time.monotonic(), []
+
+    def held(done):
+        rows = [row for row in parsed(done) or [] if row["id"] == running.name]
+        return rows[0]["gpus"][0]["compute_held"] if rows else None
+
     for after in (1, 8, 20):
         time.sleep(max(0.0, begin + after - time.monotonic()))
-        row = [row for row in parsed(ask(run, f"tools-rested-{after}", "cgpu", "ps", "--format", "json")) or []
-               if row["id"] == running.name]  # fmt: skip
-        told.append(row[0]["gpus"][0]["compute_held"] if row else None)
+        words = ("cgpu", "ps", "--format", "json")
+        told.append(held(look(run, f"tools-rested-{after}", lambda done: held(done) is not None, *words)))
     outcome = run.place.finish(running, START_S)
     run.keep("tools-rested", outcome)
     holds = begun and None not in told and told[-1] < 0.05
