@@ -11,13 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::attacks::MOST_TIME_OVER;
-use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors, stop};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors, parent, stop};
 use crate::support::{Bundle, Outcome, PATIENCE, eventually, run_with_timeout, wait_until};
-
-fn parent(pid: i32) -> i32 {
-    let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());
-    stat.map_or(0, |stat| stat.ppid)
-}
 
 /// The keeper and the worker of the only container.
 #[track_caller]
