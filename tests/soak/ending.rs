@@ -13,7 +13,7 @@ use crate::{GPUS_MIB, Soak};
 const GOING: Duration = Duration::from_secs(30);
 
 /// What a state directory keeps without any container.
-const KEPT: [&str; 12] = [
+const KEPT: [&str; 13] = [
     "cdi.json",
     "containers",
     "driver",
@@ -26,7 +26,11 @@ const KEPT: [&str; 12] = [
     "inventory.json",
     "lock",
     "runtime.json",
+    "shares",
 ];
+
+/// The file by which monitors hear of shares; it stays with the directory.
+const SHARES_NOTICE: &str = ".notice";
 
 /// Removes what workers left because they were broken, and collects.
 pub(crate) fn clear(soak: &Soak) {
@@ -58,6 +62,9 @@ fn left(soak: &Soak) -> Vec<String> {
     let state_dir = host.state_dir();
     for name in names(&state_dir.join("gate")) {
         left.push(format!("gate/{name}"));
+    }
+    for name in names(&state_dir.join("shares")).into_iter().filter(|name| name != SHARES_NOTICE) {
+        left.push(format!("shares/{name}"));
     }
     let kept = |name: &String| KEPT.contains(&name.as_str());
     for name in names(&state_dir).into_iter().filter(|name| !kept(name)) {
