@@ -8,7 +8,7 @@ use syn::visit::{self, Visit};
 use super::{is_tests, root, sources};
 
 /// Fields, and methods in all files together, that a type has at most.
-const MOST_FIELDS: usize = 12;
+const MOST_FIELDS: usize = 13;
 const MOST_METHODS: usize = 25;
 
 /// Types with more methods, and why.

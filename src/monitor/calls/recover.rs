@@ -13,13 +13,21 @@
 //! | decided | the reply is sent | the caller may have the reply: nothing is undone |
 //!
 //! At last the reservation is cancelled. What couldn't be freed is found by the audit.
+//!
+//! A call that [`MOST_ENDED_WORKERS`] workers ended with may be what ended them. It isn't served again: what they may
+//! have made is freed, and the caller gets `EIO`. If that ends a worker too, the next one only replies.
 
-use crate::monitor::caller::{Listeners, Scratch};
+use nix::errno::Errno;
+
+use crate::monitor::caller::{Listeners, Reply, Scratch};
 use crate::monitor::calls::case::Case;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::serve::serve;
 use crate::monitor::journal::{CallObject, SLOTS, Slot, Stage, Trace};
 use crate::monitor::state::OnLane;
+
+/// After so many workers that ended while they had a call, the call isn't served again.
+const MOST_ENDED_WORKERS: u32 = 2;
 
 /// Puts the calls of former workers that may have to be undone before all later calls of their threads.
 pub(crate) fn queue_left_calls(parts: &Parts) {
@@ -55,6 +63,19 @@ fn undo_left_call(parts: &Parts, slot: Slot<'_>, lane: Option<&OnLane<'_>>) {
     slot.set_executing(CallObject::default());
 }
 
+/// Logs that a left call is answered with an error.
+fn log_refused(parts: &Parts, slot: Slot<'_>, ended_workers: u32) {
+    if parts.state.log.limit.take_line() {
+        let (request, pid) = (slot.registers().0 & 0xffff_ffff, slot.notice().pid);
+        tracing::error!(
+            pid,
+            request = format_args!("{request:#x}"),
+            "a driver call is refused with EIO: {ended_workers} workers of the monitor ended while \
+             they served it; report it"
+        );
+    }
+}
+
 fn finish_call(
     parts: &Parts,
     listeners: &Listeners,
@@ -67,9 +88,18 @@ fn finish_call(
         return;
     }
     let waits = listener.is_valid(notice.id);
+    let is_decided = slot.stage() == Stage::Decided;
+    let ended_workers = if is_decided { 0 } else { slot.count_ended_worker() };
     match slot.stage() {
         Stage::Decided => {
             let _ = listener.send(notice.id, slot.decision());
+        }
+        stage @ (Stage::Received | Stage::Executing) if ended_workers >= MOST_ENDED_WORKERS => {
+            if stage == Stage::Executing && ended_workers == MOST_ENDED_WORKERS {
+                undo_left_call(parts, slot, lane.as_ref());
+            }
+            log_refused(parts, slot, ended_workers);
+            let _ = listener.send(notice.id, Reply::from(Errno::EIO).parts());
         }
         stage @ (Stage::Received | Stage::Executing) if waits => {
             let asked_before = stage == Stage::Executing;

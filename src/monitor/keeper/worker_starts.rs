@@ -1,4 +1,4 @@
-//! When the keeper may start a worker: after each failed start it waits longer.
+//! When the keeper may start a worker: after each failed start, and after each worker that ended soon, it waits longer.
 
 use std::time::{Duration, Instant};
 
@@ -14,18 +14,24 @@ const STARTS_BEFORE_FALLBACK: u32 = 3;
 /// there may be few processors for both.
 const FIRST_START_DELAY: Duration = Duration::from_millis(50);
 
+/// A worker that ends within this time after it has begun counts as a failed start: a call that ends each worker would
+/// otherwise keep a processor busy.
+const SOON: Duration = Duration::from_secs(1);
+
 /// When a worker may be started.
 #[derive(Debug)]
 pub(crate) struct WorkerStarts {
     /// Failed starts in a row.
     failed: u32,
     not_before: Option<Instant>,
+    /// When the present worker has begun.
+    begun: Option<Instant>,
 }
 
 impl WorkerStarts {
     /// No worker was started yet.
     pub(crate) fn new(now: Instant) -> Self {
-        WorkerStarts { failed: 0, not_before: Some(now + FIRST_START_DELAY) }
+        WorkerStarts { failed: 0, not_before: Some(now + FIRST_START_DELAY), begun: None }
     }
 
     /// Whether a worker may be started now.
@@ -53,8 +59,17 @@ impl WorkerStarts {
     }
 
     /// Notes that a worker has begun.
-    pub(crate) fn note_begun(&mut self) {
-        *self = WorkerStarts { failed: 0, not_before: None };
+    pub(crate) fn note_begun(&mut self, now: Instant) {
+        (self.not_before, self.begun) = (None, Some(now));
+    }
+
+    /// Notes that a worker that had begun has ended without an order to.
+    pub(crate) fn note_ended(&mut self, now: Instant) {
+        let began = self.begun.take();
+        if began.is_some_and(|began| now < began + SOON) {
+            return self.note_failed(now);
+        }
+        self.failed = 0;
     }
 
     /// Has the installed program tried again, because another may be installed now.
@@ -91,8 +106,27 @@ mod tests {
             assert!(!starts.are_due(almost) && starts.are_due(now + pause), "{failure}");
             last = pause;
         }
-        starts.note_begun();
+        starts.note_begun(now);
         assert!(starts.are_due(now));
+        starts.note_ended(now + SOON);
+        assert!(starts.are_due(now + SOON) && starts.uses_installed());
+    }
+
+    #[test]
+    fn workers_that_end_soon_are_started_ever_later() {
+        let mut now = Instant::now();
+        let mut starts = WorkerStarts::new(now);
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            starts.note_begun(now);
+            starts.note_ended(now);
+            let ended = now;
+            while !starts.are_due(now) {
+                now += Duration::from_millis(1);
+            }
+            pauses.push((now - ended).as_millis());
+        }
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1280, 2000]);
     }
 
     #[test]

@@ -233,7 +233,7 @@ impl Workers {
                     worker.is_ready = true;
                     resident::give_back_startup_code();
                     resident::give_back_heap();
-                    self.starts.note_begun();
+                    self.starts.note_begun(Instant::now());
                 }
                 Ok(Notice::Called) => worker.container_called = true,
                 Ok(Notice::Gone { number }) => self.orders.remove_listener(number),
@@ -283,6 +283,7 @@ impl Workers {
             (true, None) => {
                 let pid = worker_pid.cast_signed();
                 let status = status.ok().flatten().map(|status| status.to_string());
+                self.starts.note_ended(Instant::now());
                 self.end_events.tell(Event { pid: Some(pid), status, ..Event::worker_gone() });
             }
             (false, _) => {

@@ -92,6 +92,7 @@ impl World {
             workers: Cell::new(1),
         };
         world.begin();
+        world.finish_left_call();
         world
     }
 
@@ -110,7 +111,7 @@ impl World {
         Program::start(self)
     }
 
-    /// Hands the worker what the keeper holds, and lets it finish what the former worker has left.
+    /// Hands the worker what the keeper holds.
     fn begin(&self) {
         let worker = self.worker();
         let file = self.listener.try_clone().expect("a descriptor");
@@ -119,16 +120,15 @@ impl World {
         for (number, file) in self.kept.borrow().iter() {
             worker.handle(KeeperMessage::Kept(KeptFile::of(*number), file.try_clone()));
         }
-        let Parts { state, driver, exports, .. } = &*worker.parts;
+        let Parts { driver, exports, .. } = &*worker.parts;
         exports.forget_never_exported();
         worker.former_clients.take_over(driver);
         queue_left_calls(&worker.parts);
-        // The calls of the other slot are all over, because its thread lives.
-        let slot = state.journal.slot(DYING_SLOT);
-        take_over_slot(slot);
-        recover(&worker.parts, &worker.listeners, slot, &mut Scratch::default());
-        // The next thread that dies uses this slot.
-        slot.set_worker_thread(ProcessId { pid: 0, start_ticks: 0 });
+    }
+
+    /// Lets the worker finish what the former worker has left.
+    fn finish_left_call(&self) {
+        finish_left_call(&self.worker());
         self.hear();
     }
 
@@ -151,6 +151,11 @@ impl World {
 
     /// Replaces the worker. Only the journal and what the keeper holds are left of the old one.
     pub(crate) fn restart(&self) {
+        self.restart_worker();
+        self.finish_left_call();
+    }
+
+    fn restart_worker(&self) {
         self.hear();
         let (worker, keeper) = worker(&self.settings, &self.journal);
         self.end_worker();
@@ -180,9 +185,10 @@ impl World {
         match fate {
             Fate::Interrupted => {}
             Fate::ReplyIsLost => self.callers.add(id, Caller::GoesThen),
-            Fate::Answered | Fate::AnswerIsLost | Fate::WorkerDies { .. } => {
-                self.callers.add(id, Caller::Waits);
-            }
+            Fate::Answered
+            | Fate::AnswerIsLost
+            | Fate::WorkerDies { .. }
+            | Fate::EndsWorkers(_) => self.callers.add(id, Caller::Waits),
         }
         match fate {
             Fate::WorkerDies { nth, death, waits } => {
@@ -193,6 +199,17 @@ impl World {
                     program.outlives_worker();
                     self.restart();
                 }
+            }
+            Fate::EndsWorkers(workers) => {
+                let died = (0..workers).all(|nth| match nth {
+                    0 => self.serve_and_die(notice, 0, Death::Before),
+                    _ => {
+                        self.restart_worker();
+                        self.dies(0, Death::Before, finish_left_call)
+                    }
+                });
+                assert!(died, "the call asks the driver");
+                self.restart();
             }
             Fate::AnswerIsLost => {
                 serve_in(&self.worker(), OWN_SLOT, notice);
@@ -220,13 +237,23 @@ impl World {
 
     /// Serves a call by a thread that dies in it. Returns whether the thread died.
     fn serve_and_die(&self, notice: seccomp_notif, nth: u32, death: Death) -> bool {
+        self.dies(nth, death, move |worker| serve_in(worker, DYING_SLOT, notice))
+    }
+
+    /// Has a thread of the worker do `work` and die in it. Returns whether the thread died.
+    fn dies(
+        &self,
+        nth: u32,
+        death: Death,
+        work: impl FnOnce(&'static Worker) + Send + 'static,
+    ) -> bool {
         // SAFETY: the world holds the worker until this thread is gone. The thread owns nothing of the worker: it dies
         // and drops nothing.
         let worker: &'static Worker = unsafe { &*Arc::as_ptr(&self.worker()) };
         let (says, died) = channel();
         std::thread::spawn(move || {
             set_death(nth, death, says);
-            serve_in(worker, DYING_SLOT, notice);
+            work(worker);
             forget_death();
         });
         // The thread can't be joined: the kernel ends it, and tells nobody else.
@@ -306,6 +333,16 @@ impl World {
     pub(crate) fn uuid_of(&self, gpu: usize) -> [u8; 16] {
         self.worker().parts.state.uuids[gpu]
     }
+}
+
+/// Has the worker finish the call that the former worker has left in the slot of threads that die. The calls of the
+/// other slot are all over, because its thread lives.
+fn finish_left_call(worker: &Worker) {
+    let slot = worker.parts.state.journal.slot(DYING_SLOT);
+    take_over_slot(slot);
+    recover(&worker.parts, &worker.listeners, slot, &mut Scratch::default());
+    // The next thread that dies uses this slot.
+    slot.set_worker_thread(ProcessId { pid: 0, start_ticks: 0 });
 }
 
 impl Drop for World {

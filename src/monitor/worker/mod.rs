@@ -45,7 +45,7 @@ use crate::gate::wire::Notice;
 use crate::monitor::caller::Listeners;
 use crate::monitor::calls::{CallService, CallThreads, Parts, queue_left_calls};
 use crate::monitor::driver::FormerClients;
-use crate::monitor::journal::{KeptFile, share_heap};
+use crate::monitor::journal::{KeptFile, SLOTS, share_heap};
 use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
 use crate::monitor::resident;
 use crate::monitor::state::ContainerState;
@@ -185,6 +185,8 @@ impl Worker {
     /// Receives no more calls, and ends the worker when all calls are answered.
     fn drain(&self) {
         self.calls.drain();
+        let journal = &self.parts.state.journal;
+        (0..SLOTS).for_each(|number| journal.slot(number).discount_this_worker());
         self.end.finish(Ok(()));
     }
 

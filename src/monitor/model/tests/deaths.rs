@@ -91,6 +91,29 @@ fn memory_of_one_who_died_with_the_worker_is_nobodys() {
     }
 }
 
+/// A call that ends each worker that serves it is served twice at most, and makes nothing.
+#[test]
+fn a_call_that_ended_two_workers_is_an_error() {
+    const EIO: i32 = 5;
+    for (workers, gets) in [(1, None), (2, Some(Why::Errno(EIO))), (3, Some(Why::Errno(EIO)))] {
+        let world = World::new();
+        let program = world.program();
+        let handle = program.handle();
+        let made = program.fated(Fate::EndsWorkers(workers)).take(handle, MOST);
+        assert_eq!((made.err(), world.workers()), (gets, workers + 1));
+        world.holds();
+        world.rest();
+        world.has(if gets.is_none() { MOST } else { 0 });
+        // The next worker serves other calls, and the same one when it is made again.
+        if gets.is_some() {
+            assert_eq!(program.take(handle, MOST), Ok(handle));
+        }
+        program.free(handle).unwrap();
+        program.gets_exactly(QUOTA);
+        world.ends(&[program]);
+    }
+}
+
 /// One worker after another dies in calls for which no caller waits.
 #[test]
 fn a_row_of_dying_workers_charges_nothing_twice() {
