@@ -97,14 +97,15 @@ impl Actor<'_> {
             at += 1;
             let line = line.trim();
             let forks = match line.split_whitespace().collect::<Vec<_>>()[..] {
-                ["fork", "{"] => Some(None),
-                ["fork-as-ended", "{"] => Some(self.ended),
-                ["fork-as", number, "{"] => Some(Some(number.parse()?)),
+                ["fork", "{"] => Some(Vec::new()),
+                ["fork-as-ended", "{"] => Some(self.ended.into_iter().collect()),
+                // Its id in the container's pid namespace, and in the host's.
+                ["fork-as", number, "{"] => Some(vec![number.parse()?; 2]),
                 _ => None,
             };
-            if let Some(number) = forks {
+            if let Some(ids) = forks {
                 let end = end_of_block(lines, at)?;
-                self.fork(&lines[at..end], number)?;
+                self.fork(&lines[at..end], &ids)?;
                 at = end + 1;
             } else if !line.is_empty() && !line.starts_with('#') {
                 self.line(line).with_context(|| format!("line {at}: {line}"))?;
@@ -113,12 +114,12 @@ impl Actor<'_> {
         Ok(())
     }
 
-    fn fork(&mut self, lines: &[String], number: Option<i32>) -> anyhow::Result<()> {
+    fn fork(&mut self, lines: &[String], ids: &[i32]) -> anyhow::Result<()> {
         std::io::stdout().flush()?;
-        let forked = match number {
-            Some(number) => threads::fork_as(number),
+        let forked = match ids {
             // SAFETY: this program has one thread here.
-            None => unsafe { fork() },
+            [] => unsafe { fork() },
+            ids => threads::fork_as(ids),
         };
         match forked? {
             ForkResult::Parent { child } => self.children.push(child),

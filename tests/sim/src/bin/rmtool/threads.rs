@@ -140,17 +140,17 @@ pub(crate) fn exchanged(rm: &mut Rm, file: i32) -> Result<(), Fail> {
     Ok(())
 }
 
-/// fork(2), where the child gets that number, which nobody has any more: what the kernel does
-/// when it has given all others.
-pub(crate) fn fork_as(tid: i32) -> nix::Result<ForkResult> {
+/// fork(2) of a child with these ids, which no process has any more: what the kernel does when it has
+/// given all others. The first is its id in its own pid namespace, the next in the one around that.
+pub(crate) fn fork_as(ids: &[i32]) -> nix::Result<ForkResult> {
     // SAFETY: a struct of numbers, of which zeros ask for nothing.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.exit_signal = u64::from(libc::SIGCHLD.cast_unsigned());
-    arguments.set_tid = (&raw const tid).addr() as u64;
-    arguments.set_tid_size = 1;
+    arguments.set_tid = ids.as_ptr().addr() as u64;
+    arguments.set_tid_size = ids.len() as u64;
     loop {
         let bytes = size_of_val(&arguments);
-        // SAFETY: the struct and the number that it points at outlive the call. This program has
+        // SAFETY: the struct and the ids that it points at outlive the call. This program has
         // one thread here, and the child a copy of it, as by fork(2).
         let made = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, bytes) };
         match Errno::result(made) {
@@ -158,7 +158,10 @@ pub(crate) fn fork_as(tid: i32) -> nix::Result<ForkResult> {
             Err(Errno::EEXIST) => std::thread::sleep(Duration::from_millis(1)),
             Err(errno) => return Err(errno),
             Ok(0) => return Ok(ForkResult::Child),
-            Ok(_) => return Ok(ForkResult::Parent { child: Pid::from_raw(tid) }),
+            Ok(_) => {
+                let child = Pid::from_raw(ids.first().copied().unwrap_or_default());
+                return Ok(ForkResult::Parent { child });
+            }
         }
     }
 }
