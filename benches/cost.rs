@@ -389,7 +389,7 @@ impl Bench {
                 gpus: vec![gpu],
                 weight: 1,
                 high_priority: false,
-                unenforced: false,
+                caveats: cgpu::plan::Caveats::default(),
             };
             let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };
             let start = Instant::now();

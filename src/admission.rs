@@ -21,6 +21,7 @@ pub use error::AdmissionError;
 pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{Launch, Launcher};
+use crate::bundle::Bundle;
 use crate::events::{Cause, Event, Kind as EventKind, Teller, plain};
 use crate::failpoint::failpoint;
 use crate::host::{Host, require_root, tenant};
@@ -30,6 +31,7 @@ use crate::plan::{self, Change, ChangeError, Kind, Plan, Refusal};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::report;
+use crate::request::Decision;
 
 /// The most characters of a name in a message.
 const LONGEST_NAME: usize = 60;
@@ -37,10 +39,6 @@ const LONGEST_NAME: usize = 60;
 /// What becomes of a record that couldn't be ended; after the reason.
 pub const UNDONE: &str = "a container that has failed or ended is still registered: the next create \
     tries again, and `cgpu gc` does now";
-
-/// What the log has of a privileged container with a quota.
-pub const PRIVILEGED: &str = "this container is privileged: it can reach past any isolation; start \
-    it without --privileged where its quota has to hold";
 
 /// How long a container that was killed takes to be gone.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -163,13 +161,30 @@ impl Host {
         let is_chosen = plan.backend == self.backend && !plan.is_whole();
         // Another container's has the id's first characters.
         let is_others = !id.starts_with(short_id.trim_end_matches('_'));
-        self.teller().tell(Event {
+        let teller = self.teller();
+        teller.tell(Event {
             chosen: is_chosen.then(|| self.why_backend.to_owned()),
             driver_files: files.map(|files| files.name().to_owned()),
             short_id: is_others.then(|| short_id.clone()),
             not_held: self.shares_not_held(plan),
             ..Event::new(EventKind::Created).of(id, name, root).having(plan)
         });
+        for warning in plan.warnings() {
+            teller.tell(Event::new(EventKind::Warned).of(id, name, root).because(&warning));
+        }
+    }
+
+    /// The events of a bundle's settings that nearly mean something.
+    pub fn report_near_misses(&self, key: &Key, bundle: &Bundle, decision: &Decision) {
+        if decision.near_misses.is_empty() || require_root().is_err() || self.registry().is_err() {
+            return;
+        }
+        crate::log::init(&self.config.log);
+        let name = names::of_bundle(&key.id, bundle);
+        for near in &decision.near_misses {
+            let event = Event::new(EventKind::Warned).of(&key.id, name.as_deref(), &key.root);
+            self.teller().tell(event.because(&near.to_string()));
+        }
     }
 
     /// The event of a create that is refused for `error`, whose container is called `name`.

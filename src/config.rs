@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
 use crate::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE};
-use crate::request::{Rules, Trust};
+use crate::request::{Profile, Rules, Trust};
 use crate::sched::Idle;
 
 /// Where the configuration is when nobody says otherwise.
@@ -151,9 +151,25 @@ pub struct Admission {
     pub trust_env: bool,
     /// Requests by annotations count.
     pub trust_annotations: bool,
-    /// Variables of an unprivileged container may ask for whole GPUs; NVIDIA's toolkit has a setting
-    /// of that name and meaning.
+    /// Variables and annotations of an unprivileged container may ask for whole GPUs; NVIDIA's toolkit
+    /// has a setting of that name.
     pub accept_nvidia_visible_devices_envvar_when_unprivileged: bool,
+    /// Whether settings that an image can carry may lift or widen a quota.
+    pub profile: Profile,
+    /// What becomes of containers that name no GPU and reach past the enforcement.
+    pub privileged: Privileged,
+    /// Variables that choose GPUs by UUID; a name that ends in `*` is the beginning of names.
+    pub resource_variables: Vec<String>,
+}
+
+/// What becomes of containers that name no GPU and reach past the enforcement of others' quotas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Privileged {
+    /// They are started.
+    Allow,
+    /// They are refused.
+    Refuse,
 }
 
 /// `[compute]`.
@@ -296,6 +312,9 @@ impl Default for Admission {
             trust_env: true,
             trust_annotations: true,
             accept_nvidia_visible_devices_envvar_when_unprivileged: true,
+            profile: Profile::Open,
+            privileged: Privileged::Allow,
+            resource_variables: vec!["DOCKER_RESOURCE_*".to_owned()],
         }
     }
 }
@@ -513,24 +532,21 @@ fn dotted(table: &toml::Table, prefix: &str) -> Vec<String> {
 }
 
 impl Config {
-    /// The part that `request` and `plan` decide by.
+    /// The part that `request` decides by; the backend isn't known here.
     #[must_use]
-    pub fn rules(&self) -> Rules {
+    pub fn rules(&self) -> Rules<'_> {
+        let admission = &self.admission;
         Rules {
+            trust: Trust { env: admission.trust_env, annotations: admission.trust_annotations },
+            profile: admission.profile,
             whole: self.driver.whole != Whole::Off,
-            whole_beside_quota: self
-                .admission
-                .accept_nvidia_visible_devices_envvar_when_unprivileged,
-            exclusive: self.admission.exclusive,
-            require_quota: self.admission.require_quota,
-            max_inst: self.admission.max_inst,
+            whole_beside_quota: admission.accept_nvidia_visible_devices_envvar_when_unprivileged,
+            exclusive: admission.exclusive,
+            require_quota: admission.require_quota,
+            refuses_privileged: admission.privileged == Privileged::Refuse,
+            resource_variables: &admission.resource_variables,
+            is_gate: true,
         }
-    }
-
-    /// Who may ask.
-    #[must_use]
-    pub fn trust(&self) -> Trust {
-        Trust { env: self.admission.trust_env, annotations: self.admission.trust_annotations }
     }
 
     fn validate(&self, path: &Path) -> Result<(), ConfigError> {
@@ -588,6 +604,10 @@ impl Config {
         if !(1..=4096).contains(&self.isolation.channel_groups) {
             let value = self.isolation.channel_groups.to_string();
             return bad("isolation.channel_groups", value, "must be 1 to 4096");
+        }
+        if let Some(name) = admission.resource_variables.iter().find(|name| name.len() < 2) {
+            let expected = "must be names of variables, or their beginnings with a *";
+            return bad("admission.resource_variables", format!("{name:?}"), expected);
         }
         if self.isolation.filter_all {
             return bad("isolation.filter_all", "true".into(), "must be false in this version");

@@ -24,12 +24,12 @@ use crate::config::{ConfigError, Whole};
 use crate::events::Cause;
 use crate::host;
 use crate::host::Host;
-use crate::inject::{self, Purpose};
+use crate::inject::{self, Injection, Nodes, Purpose};
 use crate::names;
 use crate::plan::Plan;
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
-use crate::request::{Request, Rules};
+use crate::request::{EntryPoint, Request};
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -277,7 +277,7 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
     // start whatever the state of ours is. The others asked when they got their hook.
     let mut request = None;
     if *caller == Caller::Alone {
-        request = asked(host, &bundle)?;
+        request = asked(host, &bundle, &state.id)?;
         if request.is_none() {
             return Ok(());
         }
@@ -304,7 +304,7 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
         return Ok(());
     }
     if request.is_none() {
-        request = asked(host, &bundle)?;
+        request = asked(host, &bundle, &state.id)?;
     }
     match request {
         Some(request) => register(host, caller, key, &bundle, &request, init),
@@ -312,13 +312,15 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
     }
 }
 
-/// What the container asks for; `None` where that is nothing.
-fn asked(host: &Host, dir: &Path) -> Result<Option<Request>, HookError> {
+/// What the container `id` asks for; `None` if that is nothing that a hook alone sees to.
+fn asked(host: &Host, dir: &Path, id: &str) -> Result<Option<Request>, HookError> {
     let bundle = Bundle::load(dir, Path::new("config.json"))?;
-    let request = host.request(&bundle)?;
-    // Nothing can be given to a container by a hook alone: one without a quota is nothing of ours.
-    let rules = Rules { whole: false, ..host.config.rules() };
-    Ok(request.not_in_effect(&rules).is_none().then_some(request))
+    // A hook can give nothing to a container: one that only names GPUs gets none by us.
+    let mut host = host.clone();
+    host.config.driver.whole = Whole::Off;
+    let decision = host.decide(&bundle, Some(id), EntryPoint::LateHook)?;
+    host.report_near_misses(&bundle_key(dir, id), &bundle, &decision);
+    Ok(decision.request().cloned())
 }
 
 /// Registers a container that nobody registered before it was made.
@@ -388,13 +390,15 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         written.map_err(|source| HookError::Output { source })
     };
     let mut bundle = Bundle::from_bytes(bytes, PathBuf::new(), "config.json".into())?;
-    let request = host.request(&bundle)?;
-    if request.not_in_effect(&host.config.rules()).is_some() || host.may_leave_alone(&request) {
+    let decision = host.decide(&bundle, None, EntryPoint::PrecreateHook)?;
+    host.report_near_misses(&announced(&token()), &bundle, &decision);
+    let Some(request) = decision.request() else { return write(bytes) };
+    if host.may_leave_alone(request) {
         return write(bytes);
     }
     host::require_root()?;
-    let inventory = host.inventory(&request)?;
-    let plan = host.plan(&request, &inventory)?;
+    let inventory = host.inventory(request)?;
+    let plan = host.plan(request, &inventory)?;
     let mut host = host.clone();
     // Another runtime than the engine's can't be had from here.
     if host.config.driver.whole == Whole::NvidiaRuntime {
@@ -402,18 +406,20 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     }
     host.decide_injection(&plan, |_| false);
     let host = &host;
-    let nodes = host.nodes(&plan, &inventory, &bundle)?;
-    inject::link_by_number(&nodes, Path::new("/dev"));
-    let driver = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
+    let (nodes, driver) = match request.is_as_brought() {
+        true => (Nodes::default(), Injection::as_brought()),
+        false => {
+            let nodes = host.nodes(&plan, &inventory, &bundle)?;
+            inject::link_by_number(&nodes, Path::new("/dev"));
+            (nodes, host.injection(&plan, &inventory, &bundle, Purpose::Create)?)
+        }
+    };
     let hook = host::own_program(PROGRAM)?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),
         None => token(),
     };
     let calls = calls(host, &Caller::Precreate { token: token.clone() }, &plan, HookStage::OURS)?;
-    if bundle.is_privileged() && !plan.is_whole() {
-        warn!("{}", admission::PRIVILEGED);
-    }
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
     // It has no id that an engine's file could be found by; a pod's has its name all the same.
     let name = names::of_bundle(&token, &bundle);
@@ -421,7 +427,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let record = host.reserve(announced(&token), Path::new(""), plan, holder, told)?;
     let equip = || -> Result<(), HookError> {
         let farewell = calls.last().cloned();
-        bundle.apply(&host.edits(&record, &bundle, nodes, driver.edits, calls)?)?;
+        bundle.apply(&host.edits((&record, request), &bundle, nodes, driver.edits, calls)?)?;
         if let Some(farewell) = &farewell {
             let own_mounts = bundle.has_own_mounts();
             let how = Launch {

@@ -2,6 +2,10 @@
 //!
 //! Must not know how a record lives, which is [`admission`](crate::admission)'s.
 
+#[cfg(test)]
+mod promise;
+mod reach;
+
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,6 +14,7 @@ use nix::unistd::geteuid;
 use tracing::warn;
 
 use crate::admission::error::AdmissionError;
+use crate::admission::marks;
 use crate::backend::{self, Isolation, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
@@ -19,7 +24,8 @@ use crate::inventory;
 use crate::plan::{self, Kind, Plan, PlannedGpu};
 use crate::process;
 use crate::registry::{Record, Registry, RegistryError};
-use crate::request::{self, Request, Rules};
+use crate::request::brought::{CDI_ANNOTATION, DEVICE_MOUNTS};
+use crate::request::{self, Decision, EntryPoint, Request, Rules, Said};
 
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]
@@ -94,7 +100,7 @@ impl Host {
         let cgpu = own_program("cgpu").unwrap_or_else(|_| "cgpu".into());
         let found = inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit);
         found.map_err(|source| match request.wants_driver_by() {
-            Some(setting) => AdmissionError::NoGpus { setting: setting.clone(), source },
+            Some(setting) => AdmissionError::NoGpus { setting: setting.to_string(), source },
             None => source.into(),
         })
     }
@@ -119,20 +125,42 @@ impl Host {
         Registry::look(&self.config.state_dir, boot_id)
     }
 
-    /// What `bundle` asks for.
+    /// The rules by which this host decides on requests.
+    #[must_use]
+    pub fn request_rules(&self) -> Rules<'_> {
+        Rules { is_gate: self.backend == Kind::Gate, ..self.config.rules() }
+    }
+
+    /// What becomes of `bundle`, whose container will have the id `id` if that is known.
     ///
     /// # Errors
     ///
-    /// Where that can't be meant.
-    pub fn request(&self, bundle: &Bundle) -> Result<Request, AdmissionError> {
-        let annotations = bundle.annotations()?;
-        let mut request = request::read(&bundle.env()?, annotations, self.config.trust())?;
-        let accepts = self.config.admission.accept_nvidia_visible_devices_envvar_when_unprivileged;
-        // GPUs that somebody else has brought are there whatever we accept.
-        if !accepts && !bundle.is_privileged() && !inject::is_brought(bundle) {
-            request.forget_named_by_variables();
+    /// If it asks for what can't be meant, or for what this host refuses.
+    pub fn decide(
+        &self,
+        bundle: &Bundle,
+        id: Option<&str>,
+        entry: EntryPoint,
+    ) -> Result<Decision, AdmissionError> {
+        let mut brought = bundle.brought();
+        if bundle.hooks().is_some_and(marks::are_ours) {
+            // These nodes are what an earlier create of ours gave.
+            brought.forget_nodes();
         }
-        Ok(request)
+        if !brought.mig_nodes.is_empty() {
+            let proc_root = &self.config.driver.proc_root;
+            brought.mig = inject::capabilities::instances(&brought.mig_nodes, proc_root);
+        }
+        let said = Said {
+            env: &bundle.env()?,
+            annotations: &bundle.annotations()?,
+            id,
+            brought: &brought,
+            is_privileged: bundle.is_privileged(),
+            reaches: &|| reach::find(bundle, &self.config),
+            entry,
+        };
+        Ok(request::decide(&said, &self.request_rules())?)
     }
 
     /// What `request` comes to on `inventory`, and with which backend.
@@ -141,7 +169,8 @@ impl Host {
     ///
     /// Where it can't be met whatever the others hold, or nothing here can enforce it.
     pub fn plan(&self, request: &Request, inventory: &Inventory) -> Result<Plan, AdmissionError> {
-        let mut plan = plan::resolve(request, inventory, Kind::None, &self.config.rules())?;
+        let mut plan =
+            plan::resolve(request, inventory, Kind::None, self.config.admission.max_inst)?;
         if plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()) {
             self.isolation(self.backend).usable()?;
             plan.backend = self.backend;
@@ -197,12 +226,11 @@ impl Host {
         Ok(inject::injection(&self.config, plan, inventory, bundle, purpose)?)
     }
 
-    /// Whether a container of `request`, which names GPUs, may be started as if it named none: who
-    /// isn't root can give out nothing, and no rule says that it must be held.
+    /// Whether a container of `request` may be started as if it asked for nothing: a user who isn't root
+    /// can give out nothing, and no rule makes it matter to others.
     #[must_use]
     pub fn may_leave_alone(&self, request: &Request) -> bool {
-        let Rules { exclusive, require_quota, .. } = self.config.rules();
-        !request.has_quota() && !exclusive && !require_quota && require_root().is_err()
+        !request.has_quota() && !self.config.admission.exclusive && require_root().is_err()
     }
 
     /// Decides by which means the driver's files come into the container of `plan`: one with a quota
@@ -216,25 +244,27 @@ impl Host {
         }
     }
 
-    /// What the plan of `record` changes in `bundle`.
+    /// What the plan of `record`, made from `request`, changes in `bundle`.
     ///
     /// # Errors
     ///
     /// Where the bundle can't have what isolation needs there.
     pub fn edits(
         &self,
-        record: &Record,
+        (record, request): (&Record, &Request),
         bundle: &Bundle,
         nodes: Nodes,
         driver: Edits,
         hooks: Vec<HookCall>,
     ) -> Result<Edits, AdmissionError> {
         let plan = &record.plan;
+        if request.is_as_brought() {
+            return Ok(Edits { hooks, ..Edits::default() });
+        }
         let uuids: Vec<&str> = plan.gpus.iter().map(PlannedGpu::given_uuid).collect();
-        // Who switched a quota off, or wants no GPU, keeps the word that was given, where that alone
-        // says which GPUs.
-        let keeps =
-            uuids.is_empty() || (plan.unenforced && self.request(bundle)?.is_nvidias_alone());
+        // A container whose quota is switched off, or that wants no GPU, keeps the word that was given,
+        // if that alone says which GPUs.
+        let keeps = uuids.is_empty() || (request.is_disabled() && request.is_nvidias_alone());
         let told = !keeps;
         let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
         let visible = told.then_some(visible);
@@ -253,8 +283,17 @@ impl Host {
             withheld.push(modeset);
             withheld.extend(inject::graphics(Path::new("/sys")));
         }
+        let (mut annotations_without, mut mounts_without) =
+            (driver.annotations_without, driver.mounts_without);
+        if plan.backend != Kind::None {
+            // By these NVIDIA's runtime would bring GPUs afterwards, if it is the real runtime.
+            annotations_without.push(CDI_ANNOTATION.to_owned());
+            mounts_without.push(DEVICE_MOUNTS.to_owned());
+        }
         let env = driver.env.into_iter().chain(visible);
         let mut edits = Edits {
+            annotations_without,
+            mounts_without,
             env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
             devices,
             binds,
@@ -263,7 +302,7 @@ impl Host {
             // create of ours gave.
             keeps_other_gpus: plan.is_whole()
                 && !self.config.admission.exclusive
-                && !bundle.hooks().is_some_and(crate::admission::marks::are_ours),
+                && !bundle.hooks().is_some_and(marks::are_ours),
             hooks,
             // However the driver comes now, what an earlier create of this bundle mounted of it
             // may be no longer there.

@@ -333,7 +333,7 @@ fn what_is_cgpus_own_is_looked_at_too() {
             gpus: Vec::new(),
             weight: 1,
             high_priority: false,
-            unenforced: false,
+            caveats: cgpu::plan::Caveats::default(),
         },
     };
     let path = format!("var/cgpu/containers/{}", record.key.file_name());

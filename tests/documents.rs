@@ -344,6 +344,14 @@ fn links_lead_somewhere() {
     assert!(found >= 20, "only {found} links were found");
 }
 
+/// The table of what becomes of bundles is printed from the code that decides.
+#[test]
+fn the_table_of_requests_is_the_codes_own() {
+    let table = cgpu::request::table::markdown();
+    let text = page("docs/compatibility.md").text;
+    assert!(text.contains(&table), "docs/compatibility.md should have this table:\n{table}");
+}
+
 #[test]
 fn the_readme_is_short_and_leads_to_every_page() {
     let readme = page("README.md");

@@ -35,7 +35,13 @@ fn plan(gpus: &[(u32, Option<u64>)]) -> Plan {
         mig: None,
     };
     let gpus = gpus.iter().map(gpu).collect();
-    Plan { backend: Kind::Km, gpus, weight: 1, high_priority: false, unenforced: false }
+    Plan {
+        backend: Kind::Km,
+        gpus,
+        weight: 1,
+        high_priority: false,
+        caveats: cgpu::plan::Caveats::default(),
+    }
 }
 
 fn weighted(weight: u32, gpus: &[(u32, Option<u64>)]) -> Plan {

@@ -91,7 +91,7 @@ const TABLE: &[Row] = &[
         &["ALIYUN_COM_GPU_MEM_CONTAINER=0", TOTAL, "NVIDIA_VISIBLE_DEVICES=1"],
         Some("nvidia1 "),
         "GPU-b",
-        "whole",
+        "unenforced",
     ),
     row(
         &[QUOTA, TOTAL, "CGPU_DISABLE=true", "NVIDIA_VISIBLE_DEVICES=1"],
@@ -126,8 +126,10 @@ const TABLE: &[Row] = &[
     ),
     // An image says all, its user none.
     row(&["NVIDIA_VISIBLE_DEVICES=all", "ALIYUN_COM_GPU_VISIBLE_DEVICES=none"], None, "all", ""),
+    // By CDI's name.
+    row(&["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"], Some("nvidia0 "), "GPU-a", "whole"),
     // For NVIDIA's toolkit, which alone knows what is meant.
-    row(&["NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"], None, "nvidia.com/gpu=0", ""),
+    row(&["NVIDIA_VISIBLE_DEVICES=nvidia.com/gds=all"], None, "nvidia.com/gds=all", ""),
 ];
 
 #[test]
@@ -259,9 +261,9 @@ fn a_whole_container_takes_an_exec_without_its_record() {
     runtime.delete(&whole).ok();
 }
 
-/// What its engine or user gives a container beside is theirs to give, but where GPUs are held.
+/// What its engine or user gives a container beside is theirs to give, and counts as the container's.
 #[test]
-fn a_node_that_a_user_adds_stays_where_nothing_is_held() {
+fn a_node_that_a_user_adds_is_a_gpu_of_the_container() {
     let mut host = host();
     let whole = |host: &Host, id: &str| {
         let bundle = bundle(host, id, &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
@@ -271,11 +273,16 @@ fn a_node_that_a_user_adds_stays_where_nothing_is_held() {
             "destination": "/dev/nvidia1", "type": "bind", "source": source, "options": ["bind"],
         }));
         bundle.write_config(&config);
-        host.runtime().run(&bundle).ok().stdout
+        let seen = host.runtime().run(&bundle).ok().stdout;
+        host.runtime().create(&bundle).ok();
+        let gpus = host.container(id)["gpus"].as_array().unwrap().len();
+        host.runtime().delete(&bundle).ok();
+        (seen, gpus)
     };
-    assert_eq!(whole(&host, "free"), "nvidia-uvm nvidia0 nvidia1 nvidiactl\n[GPU-a]\n");
+    let both = || ("nvidia-uvm nvidia0 nvidia1 nvidiactl\n[GPU-a,GPU-b]\n".to_owned(), 2);
+    assert_eq!(whole(&host, "free"), both());
     host.set("admission.exclusive", true);
-    assert_eq!(whole(&host, "held"), "nvidia-uvm nvidia0 nvidiactl\n[GPU-a]\n");
+    assert_eq!(whole(&host, "held"), both());
 }
 
 #[test]
@@ -300,7 +307,7 @@ fn who_may_ask_for_whole_gpus_is_configured() {
     assert_eq!(plan(&host, &all, &|_| {})["gpus"].as_array().unwrap().len(), 2);
     host.set("admission.accept_nvidia_visible_devices_envvar_when_unprivileged", false);
     assert_eq!(plan(&host, &all, &|_| {}), Value::Null);
-    assert_eq!(plan(&host, &all, &annotated)["gpus"][0]["index"], 1);
+    assert_eq!(plan(&host, &all, &annotated), Value::Null, "an image may have set it, too");
     assert_eq!(plan(&host, &all, &privileged)["gpus"].as_array().unwrap().len(), 2);
     // A quota is another matter, but not what is whole beside it; and a word against GPUs counts.
     let quota = [QUOTA, TOTAL, "NVIDIA_VISIBLE_DEVICES=1"];

@@ -1,7 +1,7 @@
-//! No variable or annotation breaks the reader.
+//! No variable or annotation breaks the reader, or the decision by it.
 #![no_main]
 
-use cgpu::request::{Rules, Trust, name, read};
+use cgpu::request::{Brought, EntryPoint, Profile, Reaches, Rules, Said, Trust, decide, name};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -13,25 +13,37 @@ fuzz_target!(|data: &[u8]| {
         let Some(first) = line.bytes().next().filter(u8::is_ascii) else { continue };
         let (which, value) = (usize::from(first), &line[1..]);
         match which % 2 {
-            0 => match names.get(which / 2 % (names.len() + 1)) {
+            0 => match names.get(which / 2 % (names.len() + 2)) {
                 Some(name) => env.push(format!("{}={value}", name.variable)),
-                None => env.push(format!("{}={value}", name::NVIDIA_VISIBLE_DEVICES)),
+                None if which % 4 == 0 => env.push(format!("{}={value}", name::NVIDIA_VISIBLE_DEVICES)),
+                None => env.push(value.to_owned()),
             },
             _ => annotations.push((names[which / 2 % names.len()].annotation, value)),
         }
     }
-    let trust = Trust { env: true, annotations: true };
-    if let Ok(request) = read(&env, annotations, trust) {
-        for exclusive in [false, true] {
-            let whole = !exclusive;
-            let rules = Rules {
-                whole,
-                whole_beside_quota: whole,
-                exclusive,
-                require_quota: exclusive,
-                max_inst: 20,
-            };
-            let _ = request.not_in_effect(&rules);
-        }
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    let brought = Brought::default();
+    let said = Said {
+        env: &env,
+        annotations: &annotations,
+        id: Some("0"),
+        brought: &brought,
+        is_privileged: false,
+        reaches: &Reaches::default,
+        entry: EntryPoint::Runtime,
+    };
+    for strict in [false, true] {
+        let rules = Rules {
+            trust: Trust { env: true, annotations: true },
+            profile: if strict { Profile::Strict } else { Profile::Open },
+            whole: !strict,
+            whole_beside_quota: !strict,
+            exclusive: strict,
+            require_quota: strict,
+            refuses_privileged: strict,
+            resource_variables: &["DOCKER_RESOURCE_*".to_owned()],
+            is_gate: true,
+        };
+        let _ = decide(&said, &rules);
     }
 });

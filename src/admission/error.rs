@@ -12,7 +12,7 @@ use crate::inject::{InjectError, NodeError};
 use crate::inventory;
 use crate::plan::{ChangeError, GpuChangeError, Refusal, ResolveError};
 use crate::registry::RegistryError;
-use crate::request::{RequestError, Setting};
+use crate::request::RequestError;
 
 /// Why a container doesn't get what it asks for.
 #[derive(Debug, Error)]
@@ -51,7 +51,7 @@ pub enum AdmissionError {
     #[error("{setting}: {source}; or start it without GPUs, with NVIDIA_VISIBLE_DEVICES=void")]
     NoGpus {
         /// What asks for GPUs.
-        setting: Setting,
+        setting: String,
         /// Why there are none.
         #[source]
         source: inventory::ChildError,

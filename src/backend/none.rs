@@ -78,7 +78,7 @@ mod tests {
             gpus: Vec::new(),
             weight: 1,
             high_priority: false,
-            unenforced: false,
+            caveats: crate::plan::Caveats::default(),
         }
     }
 

@@ -9,7 +9,7 @@ use super::shape::{Misshapen, list, mounts, number, plain, text};
 use crate::rm::NVIDIA_MAJOR;
 
 /// The last minor number of a GPU; 254 and 255 are modeset and control.
-const LAST_GPU_MINOR: i64 = 253;
+pub(super) const LAST_GPU_MINOR: i64 = 253;
 
 fn devices(config: &mut Value) -> Result<&mut Vec<Value>, Misshapen> {
     list(config, &["linux", "devices"], "linux.devices")

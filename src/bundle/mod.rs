@@ -5,6 +5,7 @@
 //! for what changed: unknown fields, order, numbers and escapes stay to the byte. Nothing
 //! is written where nothing changed.
 
+mod brought;
 mod devices;
 mod edit;
 mod edits;
@@ -30,6 +31,7 @@ pub use shape::plain;
 
 use crate::failpoint::failpoint;
 use crate::process::ProcessId;
+use crate::request::Brought;
 
 /// The largest `config.json` we read, in bytes; runc reads its bundles whole, too.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
@@ -45,6 +47,17 @@ pub struct Bundle {
     value: Value,
     /// Go replaces bytes that are no UTF-8, JSON forbids them: we look, but don't edit.
     utf8: bool,
+}
+
+/// Which pid namespace a container is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PidNamespace<'a> {
+    /// One that is new with it.
+    New,
+    /// That of the runtime: the host's.
+    Runtime,
+    /// That at this path.
+    At(&'a str),
 }
 
 /// Why a bundle can't be read or written.
@@ -236,13 +249,6 @@ impl Bundle {
         })
     }
 
-    /// The programs of all hooks.
-    pub fn hook_programs(&self) -> impl Iterator<Item = &str> {
-        let stages = self.value.get("hooks").and_then(Value::as_object);
-        let calls = stages.into_iter().flat_map(serde_json::Map::values);
-        calls.filter_map(Value::as_array).flatten().filter_map(|call| call["path"].as_str())
-    }
-
     /// Whether the container gets a mount namespace that is new with it.
     #[must_use]
     pub fn has_own_mounts(&self) -> bool {
@@ -271,15 +277,49 @@ impl Bundle {
         })
     }
 
-    /// Whether the container can reach past any isolation: it may use every device, or
-    /// has CAP_SYS_ADMIN.
+    /// What others brought of GPUs into the bundle. What an earlier create of ours gave is theirs, too,
+    /// for this.
+    #[must_use]
+    pub fn brought(&self) -> Brought {
+        brought::brought(&self.value)
+    }
+
+    /// What of the host appears in the container: the sources of its bind mounts.
+    pub fn bind_sources(&self) -> impl Iterator<Item = &str> {
+        let mounts = self.value.get("mounts").and_then(Value::as_array).into_iter().flatten();
+        mounts.filter(|mount| shape::is_bind(mount)).filter_map(|mount| mount["source"].as_str())
+    }
+
+    /// Whether the container may use every device of the host.
+    #[must_use]
+    pub fn allows_every_device(&self) -> bool {
+        devices::allows_every_device(&self.value)
+    }
+
+    /// Whether the container's processes can have that capability: it is in one of their sets.
+    #[must_use]
+    pub fn has_capability(&self, name: &str) -> bool {
+        let sets = self.value.pointer("/process/capabilities").and_then(Value::as_object);
+        let mut sets = sets.into_iter().flat_map(serde_json::Map::values);
+        sets.any(|set| set.as_array().is_some_and(|list| list.iter().any(|item| item == name)))
+    }
+
+    /// Whether NVIDIA's toolkit would call the container privileged.
     #[must_use]
     pub fn is_privileged(&self) -> bool {
-        let capabilities = self.value.pointer("/process/capabilities/bounding");
-        devices::allows_every_device(&self.value)
-            || capabilities
-                .and_then(Value::as_array)
-                .is_some_and(|list| list.iter().any(|item| item == "CAP_SYS_ADMIN"))
+        self.allows_every_device() || self.has_capability("CAP_SYS_ADMIN")
+    }
+
+    /// The container's pid namespace.
+    #[must_use]
+    pub fn pid_namespace(&self) -> PidNamespace<'_> {
+        let all = self.value.pointer("/linux/namespaces").and_then(Value::as_array);
+        let found = all.into_iter().flatten().find(|namespace| namespace["type"] == "pid");
+        match found.map(|namespace| namespace["path"].as_str().unwrap_or_default()) {
+            None => PidNamespace::Runtime,
+            Some("") => PidNamespace::New,
+            Some(path) => PidNamespace::At(path),
+        }
     }
 
     /// Applies `edits`; says whether they changed anything.

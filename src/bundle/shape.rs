@@ -52,6 +52,13 @@ pub(super) fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
 }
 
+/// Whether a mount makes a part of the host appear in the container.
+pub(super) fn is_bind(mount: &Value) -> bool {
+    let options = mount.get("options").and_then(Value::as_array);
+    let is_option = |option: &Value| matches!(option.as_str(), Some("bind" | "rbind"));
+    text(mount, "type") == "bind" || options.is_some_and(|all| all.iter().any(is_option))
+}
+
 /// `path` without `//`, `/./` and `/../`. Links are the host's business.
 #[must_use]
 pub fn plain(path: &str) -> Cow<'_, str> {

@@ -157,7 +157,7 @@ fn everything(inventory: &Inventory) -> Plan {
         gpus: gpus.collect(),
         weight: 1,
         high_priority: false,
-        unenforced: false,
+        caveats: crate::plan::Caveats::default(),
     }
 }
 

@@ -11,9 +11,10 @@ use super::table::{aligned, printable};
 use crate::bundle::Bundle;
 use crate::host;
 use crate::host::Host;
-use crate::inject::{Mode, Purpose};
+use crate::inject::{Injection, Mode, Purpose};
 use crate::inventory;
 use crate::plan::Plan;
+use crate::request::{EntryPoint, Request, Verdict};
 use crate::runtime::{nvidia, real};
 use crate::units::bytes_to_mib;
 
@@ -24,37 +25,20 @@ use crate::units::bytes_to_mib;
 /// Where the create would be refused, with its reason.
 pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> Result<()> {
     let bundle = Bundle::load(dir, Path::new("config.json"))?;
-    let request = host.request(&bundle)?;
-    let reason = request.not_in_effect(&host.config.rules());
-    let plan = match reason {
-        Some(_) => None,
-        None => {
-            host::require_root()?;
-            // Unlike a create it leaves no cache behind.
-            let settings = host.inventory_settings();
-            let inventory = match inventory::cached(&settings)? {
-                Some(inventory) => inventory,
-                None => inventory::probe(&settings)?,
-            };
-            let plan = host.plan(&request, &inventory)?;
-            host.decide_injection(&plan, |config| {
-                let path = std::env::var_os("PATH");
-                let real = real::find(&config.runtime.candidates, path.as_deref());
-                real.is_ok_and(|real| nvidia::makes(&config.driver, &real))
-            });
-            host.nodes(&plan, &inventory, &bundle)?;
-            let injection = host.injection(&plan, &inventory, &bundle, Purpose::Inspect)?;
-            if injection.mode == Mode::NvidiaRuntime {
-                nvidia::runtime(&host.config.driver)?;
-            }
-            host.would_admit(&plan, bundle.dir())?;
-            Some((plan, injection))
-        }
+    let decision = host.decide(&bundle, None, EntryPoint::Runtime)?;
+    let mut warnings: Vec<String> = decision.near_misses.iter().map(ToString::to_string).collect();
+    let (plan, reason) = match &decision.verdict {
+        Verdict::NotOurs(reason) => (None, Some(reason.clone())),
+        Verdict::Ours(request) => (Some(planned(&mut host, request, &bundle)?), None),
     };
+    if let Some((plan, _)) = &plan {
+        warnings.extend(plan.warnings());
+    }
     match (format, &plan, &reason) {
         (Format::Json, ..) => {
             let plan = plan.as_ref().map(|(plan, _)| plan);
-            serde_json::to_writer_pretty(&mut *out, &json!({"plan": plan, "reason": reason}))?;
+            let all = json!({"plan": plan, "reason": reason, "warnings": warnings});
+            serde_json::to_writer_pretty(&mut *out, &all)?;
             writeln!(out)?;
         }
         (Format::Text, Some((plan, injection)), _) => {
@@ -67,7 +51,40 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
             writeln!(out, "not in effect: {}", reason.as_deref().unwrap_or_default())?;
         }
     }
+    if format == Format::Text {
+        for warning in &warnings {
+            writeln!(out, "warning: {}", printable(warning))?;
+        }
+    }
     Ok(out.flush()?)
+}
+
+/// What a create of `bundle` would come to, and how the driver's files would come.
+fn planned(host: &mut Host, request: &Request, bundle: &Bundle) -> Result<(Plan, Injection)> {
+    host::require_root()?;
+    // Unlike a create it leaves no cache behind.
+    let settings = host.inventory_settings();
+    let inventory = match inventory::cached(&settings)? {
+        Some(inventory) => inventory,
+        None => inventory::probe(&settings)?,
+    };
+    let plan = host.plan(request, &inventory)?;
+    if request.is_as_brought() {
+        host.would_admit(&plan, bundle.dir())?;
+        return Ok((plan, Injection::as_brought()));
+    }
+    host.decide_injection(&plan, |config| {
+        let path = std::env::var_os("PATH");
+        let real = real::find(&config.runtime.candidates, path.as_deref());
+        real.is_ok_and(|real| nvidia::makes(&config.driver, &real))
+    });
+    host.nodes(&plan, &inventory, bundle)?;
+    let injection = host.injection(&plan, &inventory, bundle, Purpose::Inspect)?;
+    if injection.mode == Mode::NvidiaRuntime {
+        nvidia::runtime(&host.config.driver)?;
+    }
+    host.would_admit(&plan, bundle.dir())?;
+    Ok((plan, injection))
 }
 
 fn text(plan: &Plan, held: bool) -> String {

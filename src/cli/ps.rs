@@ -10,7 +10,7 @@ use super::table::{aligned, or_dash, printable};
 use crate::admission::{UNSTARTED_S, deletion};
 use crate::host::Host;
 use crate::names;
-use crate::plan::{Kind, PlannedGpu};
+use crate::plan::{Caveats, Kind, PlannedGpu};
 use crate::registry::Key;
 use crate::units::bytes_to_mib;
 use crate::view::{ContainerFigures, Mode, Processes, ShareFigures, State};
@@ -26,6 +26,8 @@ struct Container<'a> {
     state: State,
     pid: Option<i32>,
     gpus: Vec<UsedGpu<'a>>,
+    #[serde(flatten)]
+    caveats: &'a Caveats,
 }
 
 #[derive(Debug, Serialize)]
@@ -56,7 +58,7 @@ pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write)
         }
         Format::Text => {
             out.write_all(table(&snapshot.containers).as_bytes())?;
-            for note in snapshot.containers.iter().filter_map(note) {
+            for note in snapshot.containers.iter().flat_map(notes) {
                 writeln!(out, "{note}")?;
             }
         }
@@ -66,7 +68,24 @@ pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write)
     unreadable.into_iter().next().map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// What is to be done about a container that stands so.
+/// What is to be known of a container, and what is to be done about it.
+fn notes(container: &ContainerFigures) -> Vec<String> {
+    let id = printable(&container.id);
+    let Caveats { unenforced_by, reaches_past } = &container.caveats;
+    let unenforced = unenforced_by.as_ref().map(|setting| match container.mode {
+        Mode::Shared => format!("{id}: has GPUs without a quota too: {}", printable(setting)),
+        Mode::Whole | Mode::Unenforced => {
+            format!("{id}: no quota is enforced on it: {}", printable(setting))
+        }
+    });
+    let reaches = (!reaches_past.is_empty()).then(|| {
+        let ways = printable(&reaches_past.join(", "));
+        format!("{id}: can reach past the enforcement of quotas: {ways}")
+    });
+    note(container).into_iter().chain(unenforced).chain(reaches).collect()
+}
+
+/// What is to be done about a container in its state.
 fn note(container: &ContainerFigures) -> Option<String> {
     let id = printable(&container.id);
     match container.state {
@@ -108,6 +127,7 @@ fn container(figures: &ContainerFigures) -> Container<'_> {
         state: figures.state,
         pid: figures.pid,
         gpus: figures.shares.iter().map(used).collect(),
+        caveats: &figures.caveats,
     }
 }
 
@@ -201,6 +221,7 @@ mod tests {
             calls: None,
             durations: None,
             workers: None,
+            caveats: Caveats::default(),
         }
     }
 

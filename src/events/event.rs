@@ -44,6 +44,9 @@ pub enum Kind {
     Created,
     /// A container isn't made, for `reason`.
     Refused,
+    /// Something of a container's bundle keeps quotas from being enforced, or nearly means something:
+    /// `reason` says what.
+    Warned,
     /// A container that was registered as `former_id` is known by its id now.
     Named,
     /// The quota on `gpu` is another.
@@ -298,7 +301,8 @@ impl Event {
     /// Whether the log has it as a warning: somebody has to find out why.
     #[must_use]
     pub fn is_warning(&self) -> bool {
-        self.reason.as_deref().is_some_and(|reason| WARNINGS.contains(&reason))
+        self.kind == Kind::Warned
+            || self.reason.as_deref().is_some_and(|reason| WARNINGS.contains(&reason))
     }
 
     /// Its line, the end of the line included; never more than [`MOST_LINE_BYTES`] bytes. Where it
@@ -394,7 +398,7 @@ impl Event {
                 (Some(bytes), Some(gpu)) => format!("{}: {} of GPU {gpu}", reason(), mib_up(bytes)),
                 _ => reason(),
             },
-            Kind::MonitorReplaced => reason(),
+            Kind::MonitorReplaced | Kind::Warned => reason(),
             Kind::GpuChanged => {
                 format!(
                     "GPU {}: {}",
@@ -464,6 +468,7 @@ impl Event {
                 let program = self.program.as_deref().unwrap_or("a process");
                 format!("{program}{pid} {}", self.headline())
             }
+            Kind::Warned => format!("warning: {}", self.headline()),
             Kind::MonitorReplaced => {
                 let status = self.status.as_ref().map_or(String::new(), |how| format!(" ({how})"));
                 format!("monitor: {}{status}", self.headline())
@@ -508,7 +513,7 @@ mod tests {
         assert!(!line.contains("null") && !line.contains("weight"), "{line}");
         let removed = Event::new(Kind::Removed).of("a", None, "");
         assert_eq!(removed.line(), "{\"at_us\":0,\"kind\":\"removed\",\"id\":\"a\"}\n");
-        for kind in ["created", "refused", "allocation_refused", "monitor_replaced"] {
+        for kind in ["created", "refused", "warned", "allocation_refused", "monitor_replaced"] {
             let read = Event::parse(&format!("{{\"at_us\":1,\"kind\":\"{kind}\",\"more\":{{}}}}"));
             assert_ne!(read.unwrap().kind, Kind::Unknown, "{kind}");
         }

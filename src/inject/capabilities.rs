@@ -14,6 +14,7 @@ use thiserror::Error;
 use super::nodes::{Found, NodeError, Nodes, look};
 use crate::bundle::{Bind, Bundle, BundleError, DeviceNode};
 use crate::plan::{Plan, PlannedGpu};
+use crate::request::MigInstance;
 
 /// What a container may do with MIG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,6 +145,26 @@ impl fmt::Display for Capability {
     }
 }
 
+/// The compute instances of MIG that nodes with these minor numbers open, as the driver says.
+#[must_use]
+pub fn instances(nodes: &[u32], proc_root: &Path) -> Vec<MigInstance> {
+    let text = fs::read_to_string(proc_root.join("driver/nvidia-caps/mig-minors"));
+    instances_in(&text.unwrap_or_default(), nodes)
+}
+
+/// The same of the driver's text: lines as `gpu0/gi1/ci0/access 13`, where `gpu0` is a minor number.
+fn instances_in(text: &str, nodes: &[u32]) -> Vec<MigInstance> {
+    let instance = |line: &str| {
+        let (capability, node) = line.rsplit_once(' ')?;
+        let mut parts = capability.split('/');
+        let mut number = |prefix| parts.next()?.strip_prefix(prefix)?.parse().ok();
+        let found =
+            MigInstance { gpu_minor: number("gpu")?, instances: (number("gi")?, number("ci")?) };
+        nodes.contains(&node.trim().parse().ok()?).then_some(found)
+    };
+    text.lines().filter_map(instance).collect()
+}
+
 /// What the MIG devices of `plan` take.
 ///
 /// # Errors
@@ -257,6 +278,16 @@ fn device_minor(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nodes_say_which_instances_they_open() {
+        let text = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n\
+                    gpu3/gi2/access 14\ngpu3/gi2/ci1/access 15\nodd\ngpux/gi1/ci0/access 16\n";
+        let found = instances_in(text, &[12, 13, 15, 16, 99]);
+        let instance = |gpu_minor, instances| MigInstance { gpu_minor, instances };
+        assert_eq!(found, [instance(0, (1, 0)), instance(3, (2, 1))]);
+        assert_eq!(instances(&[1], Path::new("/nowhere")), []);
+    }
 
     #[test]
     fn a_capabilitys_file_says_its_node() {

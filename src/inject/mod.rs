@@ -18,7 +18,7 @@ pub mod root;
 pub mod tree;
 pub mod userland;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use thiserror::Error;
 use tracing::warn;
@@ -29,6 +29,7 @@ use crate::bundle::{Bundle, BundleError, Edits};
 use crate::config::{Config, Inject};
 use crate::gpu::Inventory;
 use crate::plan::Plan;
+use crate::request::brought::{CDI_ANNOTATION, DEVICE_MOUNTS};
 use crate::rm::Version;
 use cdi::{CdiError, HostFacts, Specifications, Wanted};
 
@@ -113,7 +114,7 @@ pub fn injection(
     bundle: &Bundle,
     purpose: Purpose,
 ) -> Result<Injection, InjectError> {
-    let already = already_in(bundle);
+    let already = bundle.brought().driver_files;
     let is_ours = match config.driver.inject {
         Inject::Cdi | Inject::Native => true,
         Inject::Auto => already.is_none(),
@@ -161,6 +162,12 @@ pub fn injection(
 }
 
 impl Injection {
+    /// Nothing: the container has what others brought.
+    #[must_use]
+    pub fn as_brought() -> Self {
+        Injection::without(Mode::Off, "the container has what its engine brought".to_owned())
+    }
+
     fn without(mode: Mode, why: String) -> Self {
         Injection { mode, why, edits: Edits::default() }
     }
@@ -250,65 +257,10 @@ fn by_nvidia(bundle: &Bundle) -> Result<Edits, BundleError> {
     let asked = ASKS_FOR_MORE.iter().filter(there);
     Ok(Edits {
         env: asked.map(|name| ((*name).to_owned(), String::new())).collect(),
-        annotations_without: vec!["cdi.k8s.io/".to_owned()],
-        mounts_without: vec!["/var/run/nvidia-container-devices".to_owned()],
+        annotations_without: vec![CDI_ANNOTATION.to_owned()],
+        mounts_without: vec![DEVICE_MOUNTS.to_owned()],
         // The hook mounts it after us.
         masked: vec!["/tmp/nvidia-mps".to_owned()],
         ..Edits::default()
     })
-}
-
-/// The names of NVIDIA's hook that brings the driver's files.
-const NVIDIA_HOOKS: &[&str] =
-    &["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
-
-/// Whether somebody has brought GPUs into `bundle` before us.
-#[must_use]
-pub fn is_brought(bundle: &Bundle) -> bool {
-    already_in(bundle).is_some()
-}
-
-fn already_in(bundle: &Bundle) -> Option<String> {
-    already(bundle.mounted(), bundle.hook_programs())
-}
-
-/// Who has brought the driver's files into a bundle before us, if anybody has: NVIDIA's hook
-/// (docker's `--gpus`), or an engine that mounts by a CDI specification of its own accord.
-fn already<'a>(
-    mut mounted: impl Iterator<Item = (&'a str, &'a str)>,
-    mut hooks: impl Iterator<Item = &'a str>,
-) -> Option<String> {
-    let name = |path: &str| PathBuf::from(path).file_name().map(|name| name.to_owned());
-    let hook = hooks.find(|hook| {
-        name(hook).is_some_and(|name| NVIDIA_HOOKS.iter().any(|known| name == **known))
-    });
-    let mut mount = || {
-        mounted.find(|(path, _)| {
-            let name = name(path).unwrap_or_default();
-            name.to_string_lossy().starts_with("libcuda.so")
-        })
-    };
-    hook.map(|hook| format!("the hook {hook}"))
-        .or_else(|| mount().map(|(path, _)| format!("the mount at {path}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_bundle_has_of_the_driver_is_seen() {
-        let by = |mounted: &[&str], hooks: &[&str]| {
-            already(mounted.iter().map(|path| (*path, "")), hooks.iter().copied())
-        };
-        assert_eq!(by(&["/proc", "/usr/lib/libcudart.so.12"], &["/usr/bin/cgpu-hook"]), None);
-        assert_eq!(
-            by(&[], &["/usr/bin/nvidia-container-runtime-hook"]).unwrap(),
-            "the hook /usr/bin/nvidia-container-runtime-hook"
-        );
-        assert_eq!(
-            by(&["/usr/lib64/libcuda.so.535.1"], &[]).unwrap(),
-            "the mount at /usr/lib64/libcuda.so.535.1"
-        );
-    }
 }

@@ -289,7 +289,7 @@ mod tests {
             gpus: vec![gpu],
             weight: 1,
             high_priority: false,
-            unenforced: false,
+            caveats: crate::plan::Caveats::default(),
         }
     }
 

@@ -374,7 +374,13 @@ mod tests {
                 mig: None,
             })
             .collect();
-        Plan { backend: Kind::Km, gpus, weight, high_priority: false, unenforced: false }
+        Plan {
+            backend: Kind::Km,
+            gpus,
+            weight,
+            high_priority: false,
+            caveats: crate::plan::Caveats::default(),
+        }
     }
 
     fn holding(id: &str, gpu: u32, limit: Option<u64>, weight: u32) -> Holding {

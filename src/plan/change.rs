@@ -140,7 +140,13 @@ mod tests {
             mig: None,
         };
         let gpus = (0..).zip(limits).map(gpu).collect();
-        Plan { backend: Kind::Km, gpus, weight: 2, high_priority: false, unenforced: false }
+        Plan {
+            backend: Kind::Km,
+            gpus,
+            weight: 2,
+            high_priority: false,
+            caveats: crate::plan::Caveats::default(),
+        }
     }
 
     #[test]

@@ -33,9 +33,21 @@ pub struct Plan {
     pub weight: u32,
     /// Whether it may take up to `prio_ratio` per cent of a GPU while it has work.
     pub high_priority: bool,
-    /// Whether its quota was switched off (`CGPU_DISABLE`): it has its GPUs, and limits itself.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unenforced: bool,
+    /// What keeps quotas from being enforced on it, or by it on others.
+    #[serde(flatten)]
+    pub caveats: Caveats,
+}
+
+/// What is to be known of a container before its quota, or that of others beside it, is relied on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Caveats {
+    /// The setting by which it has GPUs without a quota although one was asked for: it limits itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unenforced_by: Option<String>,
+    /// How it reaches past the enforcement, a phrase each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reaches_past: Vec<String>,
 }
 
 /// One GPU of a [`Plan`].
@@ -159,6 +171,25 @@ impl Plan {
         let priority = priority.then(|| "high priority".to_owned());
         let asked: Vec<_> = weight.into_iter().chain(priority).collect();
         (!asked.is_empty()).then(|| asked.join(", "))
+    }
+
+    /// What its owner has to know of it, a sentence each, as the log, events and `cgpu inspect` have it.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let Caveats { unenforced_by, reaches_past } = &self.caveats;
+        let unenforced = unenforced_by.as_ref().map(|setting| match self.is_whole() {
+            true => format!("no quota is enforced on this container: {setting}"),
+            false => format!("this container has GPUs without a quota too: {setting}"),
+        });
+        let whose = if self.is_whole() { "others' quotas" } else { "its quota" };
+        let reaches = (!reaches_past.is_empty()).then(|| {
+            format!(
+                "this container can reach past the enforcement of {whose}: {}; start it without \
+                 these if quotas have to hold",
+                reaches_past.join(", ")
+            )
+        });
+        unenforced.into_iter().chain(reaches).collect()
     }
 
     /// Whether nothing of it is under a quota.

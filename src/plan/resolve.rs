@@ -11,50 +11,39 @@ mod limit;
 
 pub use error::ResolveError;
 
-use super::{Kind, Plan, PlannedGpu, PlannedMig};
+use super::{Caveats, Kind, Plan, PlannedGpu, PlannedMig};
 use crate::gpu::Inventory;
-use crate::request::{Quota, Request, Rules};
+use crate::request::{Quota, Request};
 use crate::units::mib_to_bytes;
 use choice::{Choice, Chosen, Purpose};
 
-/// The plan that `request` comes to on the GPUs of `inventory`.
+/// The plan that `request` comes to on the GPUs of `inventory`, on a host with at most `max_inst`
+/// containers a GPU.
 ///
 /// # Errors
 ///
-/// Where the request names what isn't there, contradicts itself, or asks for what a GPU
-/// can't give; and where there is nothing to plan ([`Request::not_in_effect`]).
+/// If the request names what isn't there, contradicts itself, or asks for what a GPU can't give.
 pub fn resolve(
     request: &Request,
     inventory: &Inventory,
     backend: Kind,
-    rules: &Rules,
+    max_inst: u32,
 ) -> Result<Plan, ResolveError> {
-    if let Some(reason) = request.not_in_effect(rules) {
-        return Err(ResolveError::NotInEffect { reason });
-    }
     let quotas = &request.quotas;
-    if let Some(naming) = request.selections.naming()
-        && quotas.is_empty()
-        && rules.require_quota
-        && !request.selections.is_mig_only()
-    {
-        return Err(ResolveError::QuotaRequired { selection: naming.setting.clone() });
+    let weight = weight(quotas, max_inst)?;
+    let mut caveats = Caveats {
+        unenforced_by: request.unenforced_by.clone(),
+        reaches_past: request.reaches.ways.iter().map(ToString::to_string).collect(),
+    };
+    if request.is_files_alone() {
+        let gpus = Vec::new();
+        return Ok(Plan { backend, gpus, weight, high_priority: false, caveats });
     }
-    let weight = weight(quotas, rules.max_inst)?;
-
     let purpose = match quotas.first() {
-        Some(quota) => {
-            let require_quota = rules.require_quota || !rules.whole_beside_quota;
-            Purpose::Shared { memory: &quota.memory, require_quota }
-        }
+        Some(quota) => Purpose::Shared { memory: &quota.memory, may_mix: request.may_mix },
         None => Purpose::Whole,
     };
-    if request.wants_files_alone() {
-        let gpus = Vec::new();
-        let unenforced = request.is_disabled();
-        return Ok(Plan { backend, gpus, weight, high_priority: false, unenforced });
-    }
-    let choice = choice::choose(&request.selections, inventory, purpose)?;
+    let choice = choice::choose(request, inventory, purpose)?;
     for quota in quotas {
         limit::check_length(quota, choice.shared_in_order_of(quota.source))?;
     }
@@ -74,13 +63,14 @@ pub fn resolve(
             }),
         })
     };
-    Ok(Plan {
-        backend,
-        gpus: choice.gpus.iter().map(planned).collect::<Result<_, ResolveError>>()?,
-        weight,
-        high_priority: !quotas.is_empty() && quotas.iter().all(|quota| quota.high_priority),
-        unenforced: request.is_disabled(),
-    })
+    let gpus = choice.gpus.iter().map(planned).collect::<Result<Vec<_>, ResolveError>>()?;
+    let is_mixed = !quotas.is_empty() && gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_none());
+    if let Some(listing) = request.selections.listing_variable().filter(|_| is_mixed) {
+        caveats.unenforced_by = Some(listing.setting.to_string());
+    }
+    let is_high = |quota: &Quota| quota.high_priority.is_some();
+    let high_priority = !quotas.is_empty() && quotas.iter().all(is_high);
+    Ok(Plan { backend, gpus, weight, high_priority, caveats })
 }
 
 /// The smaller quota on `gpu`, or `None` where it is the container's as a whole.
@@ -124,18 +114,17 @@ mod tests {
 
     use super::*;
     use crate::gpu::{Gpu, GpuState, MigDevice};
-    use crate::request::{self, Trust};
+    use crate::request::{
+        self, Brought, BroughtGpu, EntryPoint, Profile, Reaches, Rules, Said, Trust, decide,
+        testing,
+    };
     use crate::units::{MIB, bytes_to_mib};
 
-    const PLAIN: Rules = Rules {
-        whole: false,
-        whole_beside_quota: true,
-        exclusive: false,
-        require_quota: false,
-        max_inst: 20,
-    };
-    const EXCLUSIVE: Rules = Rules { exclusive: true, ..PLAIN };
-    const STRICT: Rules = Rules { require_quota: true, ..PLAIN };
+    const MAX_INST: u32 = 20;
+    const OPEN: Rules<'_> = testing::RULES;
+    const EXCLUSIVE: Rules<'_> = Rules { exclusive: true, ..OPEN };
+    const QUOTAS_ONLY: Rules<'_> = Rules { require_quota: true, ..OPEN };
+    const STRICT: Rules<'_> = Rules { profile: Profile::Strict, ..OPEN };
 
     /// One UUID each for eight GPUs; the last two begin alike.
     const UUIDS: [&str; 8] =
@@ -172,23 +161,75 @@ mod tests {
         Inventory::new(vec![gpu(0, 15000), lost, mig]).unwrap()
     }
 
-    /// A container in few words: settings by the short names of [`SHORT`].
-    fn ask(words: &[&str]) -> Request {
-        let mut env = Vec::new();
-        let mut annotations = Vec::new();
-        for word in words {
-            let (short, value) = word.split_once('=').unwrap();
-            let (_, name) = SHORT.iter().find(|(other, _)| *other == short).unwrap();
-            if name.starts_with("aliyun.com/") {
-                annotations.push((*name, value));
-            } else {
-                env.push(format!("{name}={value}"));
-            }
-        }
-        request::read(&env, annotations, Trust { env: true, annotations: true }).unwrap()
+    /// What is decided of a bundle in few words: settings by the short names of [`SHORT`], and what was
+    /// brought by `+node=0`, `+cdi=nvidia.com/gpu=0`, `+rule=0`, `+rule=*` and `+every`.
+    fn decided(words: &[&str], rules: &Rules<'_>) -> Result<Option<Request>, String> {
+        said(words, |said| {
+            let decision = decide(said, rules).map_err(|error| error.to_string())?;
+            Ok(decision.request().cloned())
+        })
     }
 
-    const SHORT: [(&str, &str); 12] = [
+    /// Lets `ask` have what the bundle of these words says.
+    fn said<T>(words: &[&str], ask: impl FnOnce(&Said<'_>) -> T) -> T {
+        let mut env = Vec::new();
+        let mut annotations = Vec::new();
+        let mut brought = Brought::default();
+        for word in words {
+            let (short, value) = word.split_once('=').unwrap_or((word, ""));
+            match short {
+                "+node" => {
+                    brought.gpus.push(BroughtGpu::node(value.parse().unwrap(), "/dev/nvidiaN"))
+                }
+                "+cdi" => brought.gpus.extend(BroughtGpu::of_annotation("cdi.k8s.io/x", value)),
+                "+rule" => brought.allowed.push(BroughtGpu::rule(value.parse().ok())),
+                "+every" => brought.everything = Some("every device"),
+                "+sandbox" => annotations.extend([
+                    ("io.kubernetes.cri.container-type", "sandbox"),
+                    ("io.kubernetes.cri.sandbox-id", "0123abcd"),
+                    ("io.kubernetes.cri.sandbox-name", "web-0"),
+                    ("io.kubernetes.cri.sandbox-namespace", "default"),
+                ]),
+                _ => {
+                    let (_, name) = SHORT.iter().find(|(other, _)| *other == short).unwrap();
+                    match name.starts_with("aliyun.com/") {
+                        true => annotations.push((*name, value)),
+                        false => env.push(format!("{name}={value}")),
+                    }
+                }
+            }
+        }
+        let env: Vec<&str> = env.iter().map(String::as_str).collect();
+        ask(&Said {
+            env: &env,
+            annotations: &annotations,
+            id: Some("0123abcd"),
+            brought: &brought,
+            is_privileged: brought.everything.is_some(),
+            reaches: &Reaches::default,
+            entry: EntryPoint::Runtime,
+        })
+    }
+
+    /// What a bundle comes to; `None` if it is none of ours.
+    fn outcome(
+        words: &[&str],
+        inventory: &Inventory,
+        rules: &Rules<'_>,
+    ) -> Result<Option<Plan>, String> {
+        let Some(request) = decided(words, rules)? else { return Ok(None) };
+        let plan = resolve(&request, inventory, Kind::Gate, MAX_INST);
+        plan.map(Some).map_err(|error| error.to_string())
+    }
+
+    fn plan_of(words: &[&str], inventory: &Inventory, rules: &Rules<'_>) -> Plan {
+        match outcome(words, inventory, rules) {
+            Ok(Some(plan)) => plan,
+            other => panic!("{words:?}: {other:?}"),
+        }
+    }
+
+    const SHORT: [(&str, &str); 14] = [
         ("mem", "ALIYUN_COM_GPU_MEM_CONTAINER"),
         ("dev", "ALIYUN_COM_GPU_MEM_DEV"),
         ("unit", "ALIYUN_COM_GPU_MEM_UNIT"),
@@ -201,6 +242,8 @@ mod tests {
         ("@weight", "aliyun.com/gpu-schd-weight"),
         ("@prio", "aliyun.com/gpu-high-prio"),
         ("@gpus", "aliyun.com/gpu-visible-devices"),
+        ("disable", "CGPU_DISABLE"),
+        ("swarm", "DOCKER_RESOURCE_GPU"),
     ];
 
     /// Index and quota in MiB of each GPU of the plan.
@@ -209,21 +252,18 @@ mod tests {
     }
 
     fn planned(words: &[&str], inventory: &Inventory) -> Vec<(u32, Option<u64>)> {
-        match resolve(&ask(words), inventory, Kind::Gate, &PLAIN) {
-            Ok(plan) => limits(&plan),
-            Err(error) => panic!("{words:?}: {error}"),
-        }
+        limits(&plan_of(words, inventory, &OPEN))
     }
 
-    fn refused_under(rules: &Rules, words: &[&str], inventory: &Inventory) -> String {
-        match resolve(&ask(words), inventory, Kind::Gate, rules) {
-            Ok(plan) => panic!("{words:?} should be refused, not planned as {plan:?}"),
-            Err(error) => error.to_string(),
+    fn refused_under(rules: &Rules<'_>, words: &[&str], inventory: &Inventory) -> String {
+        match outcome(words, inventory, rules) {
+            Err(error) => error,
+            other => panic!("{words:?} should be refused, and is {other:?}"),
         }
     }
 
     fn refused(words: &[&str], inventory: &Inventory) -> String {
-        refused_under(&PLAIN, words, inventory)
+        refused_under(&OPEN, words, inventory)
     }
 
     /// The GPUs chosen where every GPU of [`four`] is shared under 3 of 15.
@@ -234,8 +274,8 @@ mod tests {
 
     #[test]
     fn a_plan_says_all_that_inspect_shows() {
-        let request = ask(&["mem=4", "dev=15", "nvidia=1", "weight=2", "prio=1"]);
-        let plan = resolve(&request, &host(&[1, 16130]), Kind::Km, &PLAIN).unwrap();
+        let words = ["mem=4", "dev=15", "nvidia=1", "weight=2", "prio=1"];
+        let plan = plan_of(&words, &host(&[1, 16130]), &OPEN);
         let gpu = PlannedGpu {
             index: 1,
             uuid: "GPU-b1".to_owned(),
@@ -247,11 +287,11 @@ mod tests {
         assert_eq!(
             plan,
             Plan {
-                backend: Kind::Km,
+                backend: Kind::Gate,
                 gpus: vec![gpu],
                 weight: 2,
                 high_priority: true,
-                unenforced: false
+                caveats: crate::plan::Caveats::default()
             }
         );
     }
@@ -454,9 +494,11 @@ mod tests {
     fn without_trust_in_variables_only_annotations_choose() {
         let env = ["NVIDIA_VISIBLE_DEVICES=0", "ALIYUN_COM_GPU_MEM_CONTAINER=1"];
         let trust = Trust { env: false, annotations: true };
+        let rules = Rules { trust, ..OPEN };
         let resolved = |annotations: &[(&'static str, &'static str)]| {
-            let request = request::read(&env, annotations.iter().copied(), trust).unwrap();
-            limits(&resolve(&request, &host(&[16130, 16130]), Kind::Gate, &PLAIN).unwrap())
+            let decision = testing::decided(&env, annotations, &rules).unwrap();
+            let request = decision.request().unwrap();
+            limits(&resolve(request, &host(&[16130, 16130]), Kind::Gate, MAX_INST).unwrap())
         };
         let memory = ("aliyun.com/gpu-mem-container", "2");
         assert_eq!(resolved(&[memory]), [(0, Some(2048)), (1, Some(2048))]);
@@ -487,14 +529,14 @@ mod tests {
             (&["mem=1", "@mem=1", "weight=5", "prio=1", "@prio=0"], 1, false),
             (&["mem=1", "@mem=0", "weight=5", "@weight=3", "prio=1", "@prio=0"], 5, true),
         ] {
-            let plan = resolve(&ask(words), &four(), Kind::Gate, &PLAIN).unwrap();
+            let plan = plan_of(words, &four(), &OPEN);
             assert_eq!((plan.weight, plan.high_priority), (weight, high_priority), "{words:?}");
         }
     }
 
     #[test]
     fn refuses_a_weight_above_max_inst() {
-        assert!(resolve(&ask(&["mem=1", "weight=20"]), &four(), Kind::Gate, &PLAIN).is_ok());
+        assert_eq!(plan_of(&["mem=1", "weight=20"], &four(), &OPEN).weight, 20);
         for weight in ["21", "4294967297"] {
             assert_eq!(
                 refused(&["mem=1", &format!("weight={weight}")], &four()),
@@ -615,7 +657,7 @@ mod tests {
             (&["mem=0", "weight=x", "nvidia=1"], vec![1]),
             (&["nvidia=all", "@gpus=2"], vec![2]),
         ] {
-            let plan = resolve(&ask(words), &four(), Kind::Gate, &EXCLUSIVE).unwrap();
+            let plan = plan_of(words, &four(), &EXCLUSIVE);
             let expected: Vec<_> = gpus.into_iter().map(|index| (index, None)).collect();
             assert_eq!(limits(&plan), expected, "{words:?}");
             assert_eq!((plan.weight, plan.high_priority), (1, false));
@@ -642,8 +684,6 @@ mod tests {
         .unwrap()
     }
 
-    const WHOLE: Rules = Rules { whole: true, ..PLAIN };
-
     #[test]
     fn mig_devices_are_given_as_a_whole_by_all_of_their_names() {
         for (words, given) in [
@@ -659,14 +699,14 @@ mod tests {
             (&["nvidia=all", "@gpus=1:0"], &["1:0 MIG-5c1b"]),
             (&["aliyun=1:0", "nvidia=all"], &["1:0 MIG-5c1b"]),
         ] {
-            for rules in [WHOLE, Rules { exclusive: true, ..WHOLE }] {
-                let plan = resolve(&ask(words), &with_mig(), Kind::None, &rules).unwrap();
+            for rules in [OPEN, EXCLUSIVE] {
+                let plan = plan_of(words, &with_mig(), &rules);
                 let name = |gpu: &PlannedGpu| format!("{} {}", gpu.given_index(), gpu.given_uuid());
                 assert_eq!(plan.gpus.iter().map(name).collect::<Vec<_>>(), given, "{words:?}");
                 assert!(plan.is_whole());
             }
         }
-        let plan = resolve(&ask(&["nvidia=1:0"]), &with_mig(), Kind::None, &WHOLE).unwrap();
+        let plan = plan_of(&["nvidia=1:0"], &with_mig(), &OPEN);
         let PlannedGpu { index, ref uuid, minor, memory_total_bytes, ref mig, .. } = plan.gpus[0];
         assert_eq!((index, uuid.as_str(), minor), (1, "GPU-b1", 6));
         assert_eq!(memory_total_bytes, 4864 * MIB);
@@ -679,7 +719,7 @@ mod tests {
         let known = "1:0 (MIG-5c1b), 1:3 (MIG-GPU-b1/7/0), 2:0 (MIG-lost) (cgpu gpus shows them)";
         for name in ["MIG-5c1c", "MIG-5c", "1:1", "0:0", "MIG-GPU-b1/1/1", "MIG-GPU-a0/1/0"] {
             assert_eq!(
-                refused_under(&WHOLE, &[&format!("nvidia=0,{name}")], &with_mig()),
+                refused_under(&OPEN, &[&format!("nvidia=0,{name}")], &with_mig()),
                 format!(
                     "NVIDIA_VISIBLE_DEVICES=0,{name}: this host has no MIG device {name}; there \
                      are: {known}"
@@ -687,60 +727,265 @@ mod tests {
             );
         }
         assert_eq!(
-            refused_under(&WHOLE, &["nvidia=mig-all"], &four()),
+            refused_under(&OPEN, &["nvidia=mig-all"], &four()),
             "NVIDIA_VISIBLE_DEVICES=mig-all: this host has no MIG device mig-all; there are: none \
              (`nvidia-smi mig -cgi PROFILE -C` makes some, `cgpu gpus --refresh` looks again)"
         );
         assert_eq!(
-            refused_under(&WHOLE, &["nvidia=1"], &with_mig()),
+            refused_under(&OPEN, &["nvidia=1"], &with_mig()),
             format!(
                 "NVIDIA_VISIBLE_DEVICES=1: GPU 1 (GPU-b1) is in MIG mode and can be used through \
                  its MIG devices only; name some of them: {known}"
             )
         );
-        let lost = refused_under(&WHOLE, &["nvidia=2:0"], &with_mig());
+        let lost = refused_under(&OPEN, &["nvidia=2:0"], &with_mig());
         assert!(lost.contains("GPU 2 (GPU-c2) is lost"), "{lost}");
     }
 
     /// A MIG device is a part with memory of its own.
     #[test]
     fn require_quota_is_met_by_mig_devices_alone() {
-        let strict = Rules { require_quota: true, ..WHOLE };
-        let plan = resolve(&ask(&["nvidia=1:0"]), &with_mig(), Kind::None, &strict).unwrap();
-        assert_eq!(plan.gpus.len(), 1);
-        for words in [&["nvidia=1:0,0"][..], &["nvidia=all"], &["aliyun=1:0", "nvidia=0,1:0"]] {
-            assert!(refused_under(&strict, words, &with_mig()).contains("(require_quota)"));
+        for rules in [QUOTAS_ONLY, STRICT] {
+            assert_eq!(plan_of(&["nvidia=1:0"], &with_mig(), &rules).gpus.len(), 1);
+            for words in [&["nvidia=1:0,0"][..], &["nvidia=all"], &["aliyun=1:0", "nvidia=0,1:0"]] {
+                let error = refused_under(&rules, words, &with_mig());
+                assert!(error.contains("without a quota, which this host refuses"), "{error}");
+            }
         }
     }
 
     #[test]
     fn require_quota_refuses_gpus_without_one() {
         assert_eq!(
-            refused_under(&STRICT, &["nvidia=all"], &four()),
+            refused_under(&QUOTAS_ONLY, &["nvidia=all"], &four()),
             "NVIDIA_VISIBLE_DEVICES=all asks for GPUs without a quota, which this host refuses \
-             (require_quota); set ALIYUN_COM_GPU_MEM_CONTAINER and ALIYUN_COM_GPU_MEM_DEV, \
-             or take the GPUs away with NVIDIA_VISIBLE_DEVICES=void"
+             (require_quota); ask for a part with ALIYUN_COM_GPU_MEM_CONTAINER and \
+             ALIYUN_COM_GPU_MEM_DEV, or take the GPUs away with NVIDIA_VISIBLE_DEVICES=void"
         );
         assert_eq!(
-            refused_under(&STRICT, &["mem=3", "aliyun=2", "nvidia=0,2"], &four()),
-            "NVIDIA_VISIBLE_DEVICES=0,2 asks for GPU 0 (GPU-a0) without a quota, which this host \
-             refuses (require_quota, or accept_nvidia_visible_devices_envvar_when_unprivileged = \
-             false); name it in ALIYUN_COM_GPU_VISIBLE_DEVICES=2 too, or take it out"
+            refused_under(&QUOTAS_ONLY, &["+node=1"], &four()),
+            "this container has GPUs without a quota, by node /dev/nvidiaN, which this host refuses \
+             (require_quota); ask for a part with ALIYUN_COM_GPU_MEM_CONTAINER and \
+             ALIYUN_COM_GPU_MEM_DEV, or start it without them"
         );
-        assert_eq!(
-            refused_under(&STRICT, &["mem=3", "aliyun=none", "nvidia=all"], &four()),
-            "ALIYUN_COM_GPU_VISIBLE_DEVICES=none selects no GPU, NVIDIA_VISIBLE_DEVICES=all does; \
-             let them agree, or leave one of them out"
-        );
-        assert!(resolve(&ask(&["mem=3", "nvidia=0"]), &four(), Kind::Gate, &STRICT).is_ok());
+        for rules in [QUOTAS_ONLY, STRICT] {
+            assert_eq!(
+                refused_under(&rules, &["mem=3", "aliyun=2", "nvidia=0,2"], &four()),
+                "NVIDIA_VISIBLE_DEVICES=0,2 asks for GPU 0 (GPU-a0) without a quota beside those with \
+                 one, which is refused in Kubernetes and on hosts with require_quota, profile = \
+                 \"strict\" or accept_nvidia_visible_devices_envvar_when_unprivileged = false; name \
+                 it in ALIYUN_COM_GPU_VISIBLE_DEVICES=2 too, or take it out"
+            );
+            assert_eq!(
+                refused_under(&rules, &["mem=3", "aliyun=none", "nvidia=all"], &four()),
+                "ALIYUN_COM_GPU_VISIBLE_DEVICES=none selects no GPU, NVIDIA_VISIBLE_DEVICES=all does; \
+                 let them agree, or leave one of them out"
+            );
+            assert_eq!(
+                limits(&plan_of(&["mem=3", "nvidia=0"], &four(), &rules)),
+                [(0, Some(3072))]
+            );
+        }
     }
 
     #[test]
-    fn plans_nothing_that_is_not_in_effect() {
+    fn brought_gpus_are_found_by_minor_number_and_by_name() {
+        // Minor numbers count down, indices up.
+        assert_eq!(planned(&["+node=7", "+node=5", "+node=7"], &four()), [(0, None), (2, None)]);
+        assert_eq!(planned(&["mem=3", "dev=15", "+node=6"], &four()), [(1, Some(3000))]);
+        let by_name = ["+cdi=nvidia.com/gpu=2,nvidia.com/gpu=GPU-a0"];
+        assert_eq!(planned(&by_name, &four()), [(2, None), (0, None)]);
+        // The engine has turned the name into a node.
+        assert_eq!(planned(&["+cdi=nvidia.com/gpu=all", "+node=7"], &four()), [(0, None)]);
+        assert_eq!(planned(&["+rule=4"], &four()), [(3, None)]);
+        assert_eq!(planned(&["+rule=*"], &four()).len(), 4);
         assert_eq!(
-            refused(&["nvidia=all"], &four()),
-            "cGPU is not in effect for this container: ALIYUN_COM_GPU_MEM_CONTAINER is not set"
+            refused(&["mem=3", "+node=9"], &host(&[15000])),
+            "node /dev/nvidiaN: this host has no such GPU; it has GPU 0 (GPU-a0) (cgpu gpus shows them)"
         );
+        assert_eq!(
+            refused(&["mem=3", "+cdi=nvidia.com/gpu=mine"], &host(&[15000])),
+            "the annotation cdi.k8s.io/x: this host has no such GPU; it has GPU 0 (GPU-a0) \
+             (cgpu gpus shows them)"
+        );
+        let lost = refused(&["mem=3", "+node=6"], &ailing());
+        assert!(lost.starts_with("node /dev/nvidiaN: GPU 1 (GPU-b1) is lost"), "{lost}");
+    }
+
+    #[test]
+    fn brought_gpus_that_differ_from_the_named_are_refused_under_a_quota() {
+        let quota = ["mem=3", "dev=15"];
+        for (words, limits) in [
+            (&["nvidia=1", "+node=6"][..], vec![(1, Some(3000))]),
+            (&["aliyun=1,0", "+node=6", "+node=7"], vec![(1, Some(3000)), (0, Some(3000))]),
+            (&["@gpus=1", "+node=6"], vec![(1, Some(3000))]),
+            // A mixed container's, all of them.
+            (&["aliyun=1", "nvidia=0,1", "+node=6", "+node=7"], vec![(0, None), (1, Some(3000))]),
+        ] {
+            assert_eq!(planned(&[&quota, words].concat(), &four()), limits, "{words:?}");
+        }
+        for words in [
+            &["nvidia=0", "+node=6"][..],
+            &["nvidia=0,1", "+node=6"],
+            &["nvidia=1", "+node=6", "+node=7"],
+            &["@gpus=0", "+node=6"],
+        ] {
+            let error = refused(&[&quota, words].concat(), &four());
+            assert!(error.contains("and the engine brought GPU 1 (GPU-b1)"), "{error}");
+        }
+        assert_eq!(
+            refused(&["mem=3", "nvidia=0", "+node=6"], &four()),
+            "NVIDIA_VISIBLE_DEVICES=0 means GPU 0 (GPU-a0), and the engine brought GPU 1 (GPU-b1) \
+             (node /dev/nvidiaN); name the same, or leave one of them out"
+        );
+    }
+
+    #[test]
+    fn a_brought_gpu_in_mig_mode_counts_by_the_devices_that_came_with_it() {
+        // GPU 1 has the minor number 6.
+        let mut request = decided(&["+node=6"], &OPEN).unwrap().unwrap();
+        let plan = |request: &Request| resolve(request, &with_mig(), Kind::None, MAX_INST).unwrap();
+        assert_eq!(plan(&request).gpus, []);
+        request.mig = vec![request::MigInstance { gpu_minor: 6, instances: (1, 0) }];
+        assert_eq!(plan(&request).to_string(), "GPU 1:0 whole");
+        let error = refused(&["mem=3", "+node=6"], &with_mig());
+        assert!(error.starts_with("node /dev/nvidiaN: GPU 1 (GPU-b1) is in MIG mode"), "{error}");
+    }
+
+    #[test]
+    fn swarms_choice_agrees_with_the_others() {
+        let swarms = ["DOCKER_RESOURCE_*".to_owned()];
+        let rules = Rules { resource_variables: &swarms, ..OPEN };
+        let limits = |words: &[&str]| limits(&plan_of(words, &four(), &rules));
+        assert_eq!(limits(&["mem=3", "dev=15", "swarm=GPU-b1", "nvidia=all"]), [(1, Some(3000))]);
+        assert_eq!(limits(&["swarm=GPU-b1,GPU-a0"]), [(1, None), (0, None)]);
+        assert_eq!(limits(&["mem=3", "dev=15", "swarm=GPU-b1", "aliyun=1"]), [(1, Some(3000))]);
+        assert_eq!(
+            refused_under(&rules, &["mem=3", "swarm=GPU-b1", "aliyun=0"], &four()),
+            "ALIYUN_COM_GPU_VISIBLE_DEVICES=0 and DOCKER_RESOURCE_GPU=GPU-b1 name different GPUs; \
+             name the same, or leave one of them out"
+        );
+    }
+
+    /// What a bundle comes to, in a line.
+    fn line(words: &[&str], rules: &Rules<'_>) -> String {
+        let request = match decided(words, rules) {
+            Ok(Some(request)) => request,
+            Ok(None) => return "untouched".to_owned(),
+            Err(_) => return "refused".to_owned(),
+        };
+        let Ok(plan) = resolve(&request, &four(), Kind::Gate, MAX_INST) else {
+            return "refused".to_owned();
+        };
+        let as_brought = if request.is_as_brought() { ", as brought" } else { "" };
+        let unenforced = if plan.caveats.unenforced_by.is_some() { ", unenforced" } else { "" };
+        format!("{plan}{as_brought}{unenforced}")
+    }
+
+    /// One bundle for each row of the table, and what comes of it on four GPUs of 15000 MiB under `open`
+    /// and `strict`. The GPU with index 2 has the minor number 5.
+    const CASES: &[(&[&str], &str, &str)] = &[
+        (&["mem=3", "dev=15", "nvidia=2", "+node=5"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["mem=3", "dev=15", "nvidia=2", "+node=6"], "refused", "refused"),
+        (&["mem=3", "dev=15", "nvidia=2"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["mem=3", "dev=15", "nvidia=2", "+every"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["mem=3", "dev=15", "nvidia=2", "+rule=*"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (
+            &["mem=3", "dev=15", "nvidia=2", "+cdi=nvidia.com/gpu=all"],
+            "GPU 2 3000 MiB",
+            "GPU 2 3000 MiB",
+        ),
+        (
+            &["mem=3", "dev=15", "nvidia=void", "+cdi=nvidia.com/gpu=2"],
+            "GPU 2 3000 MiB",
+            "GPU 2 3000 MiB",
+        ),
+        (&["mem=3", "dev=15", "nvidia=void", "+node=5"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["mem=3", "dev=15", "nvidia=none", "+node=5"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["mem=3", "dev=15", "nvidia=", "+node=5"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["@mem=3", "@dev=15", "nvidia=void", "+node=5"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["mem=3", "dev=15", "+node=5"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (&["mem=3", "dev=15", "nvidia=all", "+node=5"], "GPU 2 3000 MiB", "GPU 2 3000 MiB"),
+        (
+            &["mem=3", "dev=15"],
+            "GPU 0 3000 MiB, GPU 1 3000 MiB, GPU 2 3000 MiB, GPU 3 3000 MiB",
+            "GPU 0 3000 MiB, GPU 1 3000 MiB, GPU 2 3000 MiB, GPU 3 3000 MiB",
+        ),
+        (&["mem=3", "dev=15", "nvidia=void", "+every"], "refused", "refused"),
+        (&["mem=3", "dev=15", "nvidia=void", "+rule=*"], "refused", "refused"),
+        (&["mem=3", "dev=15", "nvidia=void"], "untouched", "untouched"),
+        (&["mem=3", "dev=15", "disable=true", "nvidia=2"], "GPU 2 whole, unenforced", "refused"),
+        (&["mem=0", "nvidia=2"], "GPU 2 whole, unenforced", "refused"),
+        (&["mem=", "nvidia=2"], "GPU 2 whole, unenforced", "refused"),
+        (&["mem=0", "nvidia=2", "+node=6"], "GPU 2 whole, GPU 1 whole, unenforced", "refused"),
+        (&["mem=0", "nvidia=all", "+node=6"], "GPU 1 whole, unenforced", "refused"),
+        (
+            &["mem=3", "disable=true", "nvidia=all"],
+            "GPU 0 whole, GPU 1 whole, GPU 2 whole, GPU 3 whole, unenforced",
+            "refused",
+        ),
+        (
+            &["mem=3", "disable=true", "nvidia=void", "+node=6"],
+            "GPU 1 whole, as brought, unenforced",
+            "refused",
+        ),
+        (
+            &["mem=3", "disable=true", "+every"],
+            "GPU 0 whole, GPU 1 whole, GPU 2 whole, GPU 3 whole, as brought, unenforced",
+            "refused",
+        ),
+        (&["mem=3", "disable=true"], "untouched", "untouched"),
+        (&["mem=3", "disable=true", "nvidia=none"], "no GPU", "no GPU"),
+        (&["nvidia=2"], "GPU 2 whole", "refused"),
+        (&["nvidia=2", "+node=6"], "GPU 2 whole, GPU 1 whole", "refused"),
+        (&["nvidia=all", "+node=6"], "GPU 1 whole", "refused"),
+        (&["nvidia=all"], "GPU 0 whole, GPU 1 whole, GPU 2 whole, GPU 3 whole", "refused"),
+        (&["nvidia=void", "+node=6"], "GPU 1 whole, as brought", "refused"),
+        (&["+node=6"], "GPU 1 whole, as brought", "refused"),
+        (&["+rule=6"], "GPU 1 whole, as brought", "refused"),
+        (&["nvidia=none"], "no GPU", "no GPU"),
+        (&["nvidia=none", "+every"], "no GPU", "no GPU"),
+        (&["nvidia=void"], "untouched", "untouched"),
+        (&["+every"], "untouched", "untouched"),
+        (&[], "untouched", "untouched"),
+        (&["+sandbox", "@mem=3"], "untouched", "untouched"),
+        (&["+sandbox", "@mem=3", "+every"], "untouched", "untouched"),
+        (&["+sandbox", "@mem=3", "+node=6"], "refused", "refused"),
+        (&["+sandbox", "@mem=3", "nvidia=all"], "refused", "refused"),
+    ];
+
+    /// Bundles whose variables don't count.
+    const UNTRUSTED_CASES: &[(&[&str], &str)] = &[
+        (&["mem=3", "@gpus=1"], "refused"),
+        (&["mem=3", "+node=6"], "refused"),
+        (&["mem=3", "+every"], "refused"),
+        (&["mem=3", "nvidia=0"], "untouched"),
+        (&["mem=3", "@mem=4", "@dev=15", "+node=6"], "GPU 1 4000 MiB"),
+        (&["mem=0", "+node=6"], "GPU 1 whole, as brought"),
+        (&["mem=3", "disable=true", "+node=6"], "refused"),
+    ];
+
+    #[test]
+    fn the_table_is_what_becomes_of_bundles() {
+        let mut seen = vec![false; request::table::ROWS.len()];
+        let mut note = |words: &[&str], rules: &Rules<'_>| {
+            if let Some(row) = said(words, |said| testing::row(said, rules)) {
+                seen[row] = true;
+            }
+        };
+        for (words, open, strict) in CASES {
+            assert_eq!(line(words, &OPEN), *open, "{words:?}");
+            assert_eq!(line(words, &STRICT), *strict, "{words:?} under strict");
+            note(words, &OPEN);
+        }
+        let trust = Trust { env: false, annotations: true };
+        let rules = Rules { trust, ..OPEN };
+        for (words, expected) in UNTRUSTED_CASES {
+            assert_eq!(line(words, &rules), *expected, "{words:?}");
+            note(words, &rules);
+        }
+        let unseen: Vec<_> = (0..seen.len()).filter(|row| !seen[*row]).collect();
+        assert_eq!(unseen, [0; 0], "rows without a case");
     }
 
     fn list() -> impl Strategy<Value = Vec<u64>> {
@@ -756,7 +1001,15 @@ mod tests {
 
     fn try_plan(words: &[String], inventory: &Inventory) -> Result<Plan, ResolveError> {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        resolve(&ask(&words), inventory, Kind::Gate, &PLAIN)
+        let request = match decided(&words, &OPEN) {
+            Ok(request) => request.expect("it asks for a quota"),
+            // A contradiction is told before the host's GPUs are looked at.
+            Err(_) => {
+                let memory = request::Setting { name: "x".into(), value: String::new() };
+                return Err(ResolveError::NoMemory { memory, gpu: String::new() });
+            }
+        };
+        resolve(&request, inventory, Kind::Gate, MAX_INST)
     }
 
     /// What an image can say, in the short names of [`SHORT`] without a word for none.
@@ -793,14 +1046,18 @@ mod tests {
             words.extend(["@mem=3".to_owned(), "@dev=15".to_owned()]);
             words.extend(gpus.map(|gpus| format!("@gpus={gpus}")));
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let request = ask(&words);
-            match resolve(&request, &four(), Kind::Gate, &PLAIN) {
-                Ok(plan) => {
+            match outcome(&words, &four(), &OPEN) {
+                Ok(Some(plan)) => {
                     let limits = limits(&plan);
                     prop_assert!(limits.iter().all(|(_, limit)| limit.is_some_and(|mib| mib <= 3000)));
                 }
-                Err(ResolveError::NotInEffect { .. }) => {
-                    prop_assert!(request.selections.naming_variable().is_none(), "{:?}", words);
+                Ok(None) => {
+                    let names = |word: &&&str| {
+                        let value = word.split_once('=').map(|(_, value)| value);
+                        ["aliyun", "nvidia"].iter().any(|short| word.starts_with(short))
+                            && !matches!(value, Some("none" | "void" | ""))
+                    };
+                    prop_assert_eq!(words.iter().find(names), None);
                 }
                 Err(_) => {}
             }

@@ -93,7 +93,7 @@ mod tests {
                 gpus: vec![],
                 weight: 1,
                 high_priority: false,
-                unenforced: false,
+                caveats: crate::plan::Caveats::default(),
             },
         }
     }

@@ -30,7 +30,7 @@ fn record(id: &str, holder: Holder) -> Record {
             gpus: vec![gpu],
             weight: 1,
             high_priority: false,
-            unenforced: false,
+            caveats: crate::plan::Caveats::default(),
         },
     }
 }

@@ -2,7 +2,8 @@
 
 use thiserror::Error;
 
-use super::name::MEM_CONTAINER;
+use super::name::{MEM_CONTAINER, MEM_DEV, VISIBLE_DEVICES};
+use super::near_miss::NearMiss;
 use super::setting::{Quoted, Setting};
 
 /// Why a request can't be meant, on whatever host.
@@ -102,5 +103,170 @@ pub enum RequestError {
         setting: Setting,
         /// The item.
         item: String,
+    },
+    /// GPUs are named, and no quota.
+    #[error(
+        "{selection} asks for GPUs without a quota, which this host refuses ({rule}); ask for a part \
+         with {} and {}, or take the GPUs away with NVIDIA_VISIBLE_DEVICES=void",
+        MEM_CONTAINER.variable,
+        MEM_DEV.variable
+    )]
+    QuotaRequired {
+        /// What asks for GPUs.
+        selection: Setting,
+        /// The rule of the configuration.
+        rule: &'static str,
+    },
+    /// GPUs were brought, and no quota is asked for.
+    #[error(
+        "this container has GPUs without a quota, by {by}, which this host refuses ({rule}); ask for \
+         a part with {} and {}, or start it without them",
+        MEM_CONTAINER.variable,
+        MEM_DEV.variable
+    )]
+    QuotaRequiredOfBrought {
+        /// How the GPUs came.
+        by: String,
+        /// The rule of the configuration.
+        rule: &'static str,
+    },
+    /// A setting lifts the quota of a container that has GPUs.
+    #[error(
+        "{setting} would let this container have its GPUs ({by}) without a quota, which this host \
+         refuses ({rule}); take it out (an image may have set it: set it to \"false\", or the amount \
+         to a number, to overrule the image)"
+    )]
+    Lifted {
+        /// The setting.
+        setting: Setting,
+        /// How it has GPUs.
+        by: String,
+        /// The rule of the configuration.
+        rule: &'static str,
+    },
+    /// A quota on no GPU, and all of them at hand.
+    #[error(
+        "{memory} asks for a quota and {nothing} for no GPU, and this container has {brought}: it \
+         would have each GPU without a quota; name its GPUs with {}, or start it without that",
+        VISIBLE_DEVICES.variable
+    )]
+    NoGpuNamed {
+        /// What asks for the quota.
+        memory: Setting,
+        /// What says no GPU.
+        nothing: String,
+        /// What was brought.
+        brought: String,
+    },
+    /// A quota that doesn't count, and GPUs.
+    #[error(
+        "{memory} asks for a quota and doesn't count here ({key} = false), and this container has \
+         GPUs by {by}: it would have them without the quota; ask for it by a source that counts, or \
+         take it out"
+    )]
+    Untrusted {
+        /// What asks for the quota.
+        memory: Setting,
+        /// The key of the configuration.
+        key: &'static str,
+        /// How it has GPUs.
+        by: String,
+    },
+    /// A sandbox of a pod with a quota has GPUs.
+    #[error(
+        "this is the sandbox of a pod with {memory}, and it has GPUs by {by}: a sandbox uses none, and \
+         its pod's quota does not count in it; take the GPUs out of the sandbox"
+    )]
+    Sandbox {
+        /// What asks for the pod's quota.
+        memory: Setting,
+        /// How it has GPUs.
+        by: String,
+    },
+    /// One source names GPUs, another says that there are none.
+    #[error("{nothing} selects no GPU, {naming} does; let them agree, or leave one of them out")]
+    NothingAndSomething {
+        /// What selects none.
+        nothing: Setting,
+        /// What selects some.
+        naming: Setting,
+    },
+    /// A quota in the host's pid namespace.
+    #[error(
+        "{memory} asks for a quota, and this container is in the host's pid namespace: its processes \
+         could reach the monitor that enforces the quota; start it without --pid=host (Kubernetes: \
+         hostPID), or without the quota"
+    )]
+    HostPids {
+        /// What asks for the quota.
+        memory: Setting,
+    },
+    /// A weight or a priority by a variable, under `strict`.
+    #[error(
+        "{setting}: a weight above 1 or high priority counts by an annotation only on this host \
+         (profile = \"strict\"), since an image may have set the variable; use the annotation \
+         aliyun.com/gpu-schd-weight or aliyun.com/gpu-high-prio, or take the variable out"
+    )]
+    ShareByVariable {
+        /// What asks for it.
+        setting: Setting,
+    },
+    /// A near miss, under `strict`.
+    #[error("{near} (this host refuses such settings: profile = \"strict\")")]
+    NearMiss {
+        /// The near miss.
+        near: NearMiss,
+    },
+    /// A container with a quota reaches past the enforcement, under `strict`.
+    #[error(
+        "{memory} asks for a quota, and this container can reach past its enforcement: {ways}; this \
+         host refuses that (profile = \"strict\"): start it without these"
+    )]
+    ReachesPast {
+        /// What asks for the quota.
+        memory: Setting,
+        /// How.
+        ways: String,
+    },
+    /// A container with GPUs reaches past the enforcement, under `strict`.
+    #[error(
+        "this container has GPUs and can reach past the enforcement of others' quotas: {ways}; this \
+         host refuses that (profile = \"strict\"): start it without these, or without GPUs"
+    )]
+    WholeReachesPast {
+        /// How.
+        ways: String,
+    },
+    /// A container without GPUs reaches past the enforcement, and the configuration refuses that.
+    #[error(
+        "this container can reach past the enforcement of others' quotas: {ways}; this host refuses \
+         that (privileged = \"refuse\"): start it without these"
+    )]
+    Privileged {
+        /// How.
+        ways: String,
+    },
+    /// An annotation by which crun would replace the filter.
+    #[error(
+        "the annotation {} has crun ignore the container's seccomp section or replace the runtime, \
+         and an image can carry it; a container with GPUs is not created so by the precreate hook: \
+         make cgpu-runtime the runtime (podman --runtime cgpu, or runtime = \"cgpu\" under [engine] \
+         in containers.conf), or take the annotation out",
+        Quoted(.key)
+    )]
+    ReplacesFilter {
+        /// The annotation.
+        key: String,
+    },
+    /// A quota that the gate would enforce, by podman's precreate hook.
+    #[error(
+        "{memory} asks for a quota, and podman's precreate hook can't enforce it: what it puts into \
+         the bundle another runtime may read otherwise; make cgpu-runtime the runtime (podman \
+         --runtime cgpu, or runtime = \"cgpu\" under [engine] in containers.conf; `cgpu setup podman` \
+         registers it)"
+    )]
+    GateByPrecreateHook {
+        /// What asks for the quota.
+        memory: Setting,
     },
 }

@@ -6,55 +6,108 @@
 //! Cloud cGPU know, the annotations under these ([`name::NAMES`]):
 //! `aliyun.com/gpu-mem-container`, `aliyun.com/gpu-mem-dev`, `aliyun.com/gpu-mem-unit`,
 //! `aliyun.com/gpu-visible-devices`, `aliyun.com/gpu-schd-weight`,
-//! `aliyun.com/gpu-high-prio`, `aliyun.com/cgpu-disable`. Where both ask for a quota,
+//! `aliyun.com/gpu-high-prio`, `aliyun.com/cgpu-disable`. If both ask for a quota,
 //! both are kept and the smaller holds on each GPU.
+//!
+//! [`decide`] is the one question: what becomes of a bundle, by its settings and by what others
+//! [brought](Brought) into it.
 
+pub mod brought;
+mod cri;
+mod decide;
 mod error;
 pub mod name;
+mod near_miss;
 mod quota;
+pub mod reach;
 mod selection;
 mod setting;
+pub mod table;
 
+pub use brought::{Brought, BroughtGpu, BroughtName, MigInstance};
+pub use decide::{Decision, EntryPoint, Said, Verdict, decide};
 pub use error::RequestError;
+pub use near_miss::NearMiss;
+pub use reach::{Reach, Reaches};
 pub use setting::Setting;
 
 pub(crate) use quota::{Measure, Quota, Source};
 pub(crate) use selection::{Extent, GpuName, Selection};
 pub(crate) use setting::Quoted;
+pub(crate) use table::{On, Outcome};
+
+use std::borrow::Cow;
 
 use name::{NVIDIA_VISIBLE_DEVICES, Name, VISIBLE_DEVICES};
 use quota::{Ask, Off};
+use table::{Because, Named};
 
-/// How the device plugin's value begins where the scheduler found no GPU.
+/// How the device plugin's value begins if the scheduler found no GPU.
 const NO_GPU_FOUND: &str = "no-gpu-has-";
-
-/// The annotations by which containerd and CRI-O mark a pod's sandbox (the "pause"
-/// container). It carries the pod's annotations and uses no GPU.
-const SANDBOX: [&str; 2] =
-    ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"];
 
 /// Who may ask for GPUs: the configuration's `trust_env` and `trust_annotations`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trust {
-    /// `process.env` counts (image and user's variables can't be told apart there).
+    /// `process.env` counts (image and user's variables can't be distinguished there).
     pub env: bool,
     /// The bundle's annotations count.
     pub annotations: bool,
 }
 
-/// What the configuration's `[admission]` says of requests.
+/// Whether settings that an image can carry may lift or widen a quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// They may, as the documents of the original product say; each is reported.
+    Open,
+    /// They are refused.
+    Strict,
+}
+
+/// What the configuration says of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rules {
-    /// Containers without a quota get the GPUs that they name, as a whole.
+pub struct Rules<'a> {
+    /// Which sources count.
+    pub trust: Trust,
+    /// `[admission] profile`.
+    pub profile: Profile,
+    /// Containers without a quota get the GPUs that they name, whole.
     pub whole: bool,
-    /// Variables beside a quota may name GPUs that are had as a whole.
+    /// Variables and annotations of an unprivileged container may ask for whole GPUs, beside a quota
+    /// too.
     pub whole_beside_quota: bool,
-    /// GPUs held as a whole and shared ones exclude each other.
+    /// Whole GPUs and shared ones exclude each other.
     pub exclusive: bool,
     /// GPUs without a quota are refused.
     pub require_quota: bool,
-    /// Most containers on a GPU, and the sum of their weights; 1 ..= 25.
-    pub max_inst: u32,
+    /// Containers that name no GPU and reach past the enforcement are refused.
+    pub refuses_privileged: bool,
+    /// Variables that choose GPUs by UUID, as Swarm's do; one may end in `*`.
+    pub resource_variables: &'a [String],
+    /// Quotas are enforced by the gate.
+    pub is_gate: bool,
+}
+
+impl Rules<'_> {
+    fn is_strict(&self) -> bool {
+        self.profile == Profile::Strict
+    }
+
+    fn refuses_no_quota(&self) -> bool {
+        self.require_quota || self.is_strict()
+    }
+
+    /// Whether containers with GPUs and without a quota matter to other containers or are refused.
+    fn must_hold_whole(&self) -> bool {
+        self.exclusive || self.refuses_no_quota()
+    }
+
+    fn is_resource_variable(&self, name: &str) -> bool {
+        self.resource_variables.iter().any(|pattern| match pattern.strip_suffix('*') {
+            Some(prefix) => name.starts_with(prefix),
+            None => name == pattern,
+        })
+    }
 }
 
 /// What a container asks for, of the sources that are trusted.
@@ -62,46 +115,57 @@ pub struct Rules {
 pub struct Request {
     /// At most one of each source.
     pub(crate) quotas: Vec<Quota>,
-    /// Why the trusted sources without a quota have none.
+    /// Why sources without a quota have none.
     off: Vec<Off>,
     /// The GPUs it names.
     pub(crate) selections: Selections,
     trust: Trust,
+    /// What becomes of it.
+    pub(crate) outcome: Outcome,
+    /// The brought GPUs that are its own.
+    pub(crate) brought: Vec<BroughtName>,
+    /// How they came, as a message has it.
+    pub(crate) brought_by: String,
+    /// The MIG devices among them.
+    pub(crate) mig: Vec<MigInstance>,
+    /// Whether it may have GPUs without a quota beside those with one.
+    pub(crate) may_mix: bool,
+    /// The setting that lifts its quota.
+    pub(crate) unenforced_by: Option<String>,
+    /// How it reaches past the enforcement.
+    pub(crate) reaches: Reaches,
 }
 
-/// The GPUs a container names, each source's word kept apart.
+/// The GPUs a container names, by each source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Selections {
     /// `ALIYUN_COM_GPU_VISIBLE_DEVICES`; empty counts as absent.
     pub(crate) aliyun: Option<Selection>,
+    /// A variable of a resource (Swarm's `DOCKER_RESOURCE_*`) with UUIDs; NVIDIA's variable doesn't
+    /// count beside it, as in NVIDIA's toolkit.
+    pub(crate) resource: Option<Selection>,
     /// `NVIDIA_VISIBLE_DEVICES`; empty is no GPU.
     pub(crate) nvidia: Option<Selection>,
     /// The annotation; empty counts as absent.
     pub(crate) annotation: Option<Selection>,
 }
 
-/// Reads what a container asks for from `env` (`NAME=value`; of a name given twice the
-/// last counts, as in runc) and `annotations`, as far as `trust` goes.
+/// Reads what a bundle asks for, as far as its sources are trusted, and the settings of it that nearly
+/// mean something. If a variable is given twice the last counts, as in runc.
 ///
 /// # Errors
 ///
-/// Where a quota is asked for that can't be meant, or the scheduler reports through the
-/// variables that it found no GPU.
-pub fn read<'a>(
-    env: &[impl AsRef<str>],
-    annotations: impl IntoIterator<Item = (&'a str, &'a str)>,
-    trust: Trust,
-) -> Result<Request, RequestError> {
-    let annotations: Vec<_> = annotations.into_iter().collect();
-    let sandbox = SANDBOX
-        .iter()
-        .find_map(|name| annotation(&annotations, name))
-        .filter(|kind| kind.value == "sandbox");
-    // Only the pod's annotations: the same word in an image that podman or CRI-O takes
-    // annotations from must not take variables out of the rules.
-    let annotated = trust.annotations && sandbox.is_none();
-    let in_env = |name| variable(env, name).filter(|_| trust.env);
-    let in_annotations = |name| annotation(&annotations, name).filter(|_| annotated);
+/// If a quota is asked for that can't be meant, or the scheduler reports through the variables that it
+/// found no GPU.
+fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), RequestError> {
+    let trust = rules.trust;
+    let sandbox = cri::is_sandbox(said);
+    let of_env = |name: &'static str| variable(said.env, name);
+    let of_annotations = |name: &'static str| annotation(said.annotations, name);
+    let in_env = |name| of_env(name).filter(|_| trust.env);
+    // A pod's annotations mean its containers, and not its sandbox.
+    let in_annotations =
+        |name| of_annotations(name).filter(|_| trust.annotations && sandbox.is_none());
 
     let nvidia = in_env(NVIDIA_VISIBLE_DEVICES);
     if let Some(setting) = &nvidia
@@ -112,133 +176,286 @@ pub fn read<'a>(
 
     let mut quotas = Vec::new();
     let mut off = Vec::new();
+    let mut near_misses = Vec::new();
     let mut sort = |ask| match ask {
         Ask::Quota(quota) => quotas.push(quota),
         Ask::Off(reason) => off.push(reason),
     };
+    let by_variable = |name: Name| of_env(name.variable);
+    let by_annotation = |name: Name| of_annotations(name.annotation);
     if trust.env {
-        sort(quota::read(Source::Env, |name: Name| in_env(name.variable))?);
+        sort(quota::read(Source::Env, by_variable)?);
+        let settings = said.env.iter().filter_map(|item| item.split_once('='));
+        near_misses.extend(near_miss::find(Source::Env, settings, by_variable));
+    } else if let Some(memory) = quota::memory_asked(by_variable) {
+        sort(Ask::Off(Off::Untrusted("trust_env", Some(memory))));
     }
-    if let Some(sandbox) = sandbox {
-        sort(Ask::Off(Off::Sandbox(sandbox)));
+    if let Some(mark) = sandbox {
+        let mark = Setting { name: mark.into(), value: "sandbox".to_owned() };
+        let asked = quota::memory_asked(by_annotation).filter(|_| trust.annotations);
+        sort(Ask::Off(Off::Sandbox(mark, asked)));
     } else if trust.annotations {
-        sort(quota::read(Source::Annotations, |name: Name| in_annotations(name.annotation))?);
+        sort(quota::read(Source::Annotations, by_annotation)?);
+        let settings = said.annotations.iter().copied();
+        near_misses.extend(near_miss::find(Source::Annotations, settings, by_annotation));
+    } else if let Some(memory) = quota::memory_asked(by_annotation) {
+        sort(Ask::Off(Off::Untrusted("trust_annotations", Some(memory))));
     }
 
-    let selection = |setting| Selection { setting };
     let unless_empty = |setting: &Setting| setting.text() != Ok("");
-    let selections = Selections {
-        aliyun: in_env(VISIBLE_DEVICES.variable).filter(unless_empty).map(selection),
-        nvidia: nvidia.map(selection),
-        annotation: in_annotations(VISIBLE_DEVICES.annotation).filter(unless_empty).map(selection),
+    let resource = resource(said.env, rules).filter(|_| trust.env);
+    let by_mounts = |setting: &Setting| setting.value == brought::DEVICE_MOUNTS;
+    let nvidia = nvidia.filter(|setting| resource.is_none() && !by_mounts(setting));
+    let mut selections = Selections {
+        aliyun: in_env(VISIBLE_DEVICES.variable).filter(unless_empty).map(Selection::new),
+        resource,
+        nvidia: nvidia.map(Selection::new),
+        annotation: in_annotations(VISIBLE_DEVICES.annotation)
+            .filter(unless_empty)
+            .map(Selection::new),
     };
-    Ok(Request { quotas, off, selections, trust })
+    let accepts = rules.whole_beside_quota || said.is_privileged || said.brought.nvidia_hook;
+    if quotas.is_empty() && !accepts {
+        selections.forget_gpus();
+    }
+    let request = Request {
+        quotas,
+        off,
+        selections,
+        trust,
+        outcome: Outcome::NotOurs,
+        brought: Vec::new(),
+        brought_by: String::new(),
+        mig: Vec::new(),
+        may_mix: true,
+        unenforced_by: None,
+        reaches: Reaches::default(),
+    };
+    Ok((request, near_misses))
 }
 
-/// What the last item of that name says; one without `=` unsets the name.
-fn variable(env: &[impl AsRef<str>], name: &'static str) -> Option<Setting> {
-    let mut items = env.iter().map(|item| item.as_ref());
-    let last = items.rfind(|item| item.split('=').next() == Some(name))?;
+/// The value of the last variable of that name; one without `=` unsets the name.
+fn variable(env: &[&str], name: &'static str) -> Option<Setting> {
+    let last = env.iter().rfind(|item| item.split('=').next() == Some(name))?;
     let (_, value) = last.split_once('=')?;
-    Some(Setting { name, value: value.to_owned() })
+    Some(Setting { name: name.into(), value: value.to_owned() })
 }
 
 fn annotation(annotations: &[(&str, &str)], name: &'static str) -> Option<Setting> {
     let (_, value) = annotations.iter().rfind(|(key, _)| *key == name)?;
-    Some(Setting { name, value: (*value).to_owned() })
+    Some(Setting { name: name.into(), value: (*value).to_owned() })
+}
+
+/// The GPUs that variables of resources choose: those with UUIDs alone. Swarm writes numbers for what it
+/// only counts.
+fn resource(env: &[&str], rules: &Rules<'_>) -> Option<Selection> {
+    let is_uuid = |item: &str| match GpuName::parse(item.trim()) {
+        Some(GpuName::Uuid(_)) => true,
+        Some(GpuName::Mig(name)) => !name.contains(':'),
+        _ => false,
+    };
+    let items = env.iter().filter_map(|item| item.split_once('='));
+    let chosen = items
+        .filter(|(name, value)| rules.is_resource_variable(name) && value.split(',').all(is_uuid));
+    let mut found: Option<Setting> = None;
+    for (name, value) in chosen {
+        match &mut found {
+            Some(setting) => setting.value = format!("{},{value}", setting.value),
+            None => {
+                let name = Cow::Owned(name.to_owned());
+                found = Some(Setting { name, value: value.to_owned() });
+            }
+        }
+    }
+    found.map(Selection::new)
 }
 
 impl Request {
-    /// Why there will be no plan, or `None` where `plan::resolve` makes one or refuses.
-    ///
-    /// Decided without the host's GPUs, so that a container that asks for nothing costs
-    /// nothing and can't fail. A quota is only then off for want of a GPU where no
-    /// variable gets the container one from others. Under `whole`, `exclusive` or
-    /// `require_quota` a container that names more than MIG devices is always planned or
-    /// refused; under `whole` also one that says `none`: it gets the driver's files.
-    #[must_use]
-    pub fn not_in_effect(&self, rules: &Rules) -> Option<String> {
-        let must_be_held = rules.exclusive || rules.require_quota;
-        let whole_gpus_matter = rules.whole || must_be_held;
-        let naming = self.selections.naming_variable().is_some();
-        if self.quotas.is_empty() && rules.whole && !must_be_held {
-            // Nothing has to be refused, so that who says no GPU has none, and what NVIDIA's
-            // toolkit alone understands is left to it.
-            let words = [self.selections.nothing(), self.selections.of_nvidias_toolkit()];
-            let (nothing, foreign) = (words[0].filter(|_| naming), words[1]);
-            if let Some(nothing) = nothing {
-                return Some(format!("{} selects no GPU", nothing.setting));
-            }
-            if let Some(foreign) = foreign {
-                return Some(format!("{} is for NVIDIA's toolkit", foreign.setting));
-            }
-        }
-        let held = (whole_gpus_matter && naming)
-            || (rules.whole && (self.selections.is_by_annotation() || self.wants_files_alone()));
+    /// What is asked for by way of a quota.
+    fn quota_asked(&self) -> table::Quota {
+        let is = |of: fn(&Off) -> bool| self.off.iter().any(of);
         if !self.quotas.is_empty() {
-            let nothing = self.selections.nothing().filter(|_| !naming)?;
-            Some(format!("{} selects no GPU", nothing.setting))
-        } else if let Some(mig) = self.selections.only_mig().filter(|_| held && !rules.whole) {
-            Some(format!(
-                "{} names MIG devices, and MIG devices have memory of their own",
-                mig.setting
-            ))
-        } else if held {
-            None
-        } else if whole_gpus_matter && self.trust.env {
-            Some(format!("{}, and no variable names a GPU", self.why_no_quota()))
+            table::Quota::Asked
+        } else if is(|off| matches!(off, Off::Disabled(_, Some(_)))) {
+            table::Quota::Lifted
+        } else if is(|off| matches!(off, Off::Untrusted(_, Some(_)))) {
+            table::Quota::Untrusted
+        } else if is(|off| matches!(off, Off::Sandbox(_, Some(_)))) {
+            table::Quota::Sandbox
+        } else if is(|off| matches!(off, Off::Zero(_) | Off::Empty(_))) {
+            table::Quota::Zero
         } else {
-            Some(self.why_no_quota())
+            table::Quota::Unasked
         }
     }
 
-    /// Takes out the GPUs that variables name, where it has no quota: an image may have set them. A
-    /// variable that says no GPU stays.
-    pub fn forget_named_by_variables(&mut self) {
-        let names = |selection: &Selection| selection.extent() != Extent::Nothing;
-        if self.quotas.is_empty() && self.selections.variables().all(names) {
-            (self.selections.aliyun, self.selections.nvidia) = (None, None);
+    /// The setting that lifts its quota, or that asks for none.
+    fn lifting(&self) -> Option<&Setting> {
+        if !self.quotas.is_empty() {
+            return None;
+        }
+        let lifted = self.off.iter().find_map(|off| match off {
+            Off::Disabled(setting, Some(_)) => Some(setting),
+            _ => None,
+        });
+        let zero = || {
+            self.off.iter().find_map(|off| match off {
+                Off::Zero(setting) | Off::Empty(setting) => Some(setting),
+                _ => None,
+            })
+        };
+        lifted.or_else(zero)
+    }
+
+    /// Which GPUs are named.
+    fn named(&self) -> Named {
+        if self.contradicts_itself() {
+            return Named::NoGpu;
+        }
+        match self.selections.naming() {
+            Some(_) if self.selections.is_listed() => Named::Listed,
+            Some(_) => Named::All,
+            None if self.wants_files_alone() => Named::Files,
+            None if self.selections.nothing().is_some() => Named::NoGpu,
+            None => Named::Unsaid,
+        }
+    }
+
+    /// Whether a setting that decides says no GPU, and a variable names some.
+    fn contradicts_itself(&self) -> bool {
+        self.selections.nothing().is_some() && self.selections.naming_variable().is_some()
+    }
+
+    fn contradiction(&self) -> RequestError {
+        let setting = |selection: Option<&Selection>| {
+            let found = selection.map(|selection| selection.setting.clone());
+            found.unwrap_or(Setting { name: NVIDIA_VISIBLE_DEVICES.into(), value: String::new() })
+        };
+        RequestError::NothingAndSomething {
+            nothing: setting(self.selections.nothing()),
+            naming: setting(self.selections.naming_variable()),
+        }
+    }
+
+    /// What is left of an outcome if cgpu gives no whole GPUs here, or if NVIDIA's toolkit alone knows
+    /// what is meant.
+    fn narrowed(&self, outcome: Outcome, brought: &Brought, rules: &Rules<'_>) -> Outcome {
+        let as_brought = match brought.usable().is_empty() {
+            true => Outcome::NotOurs,
+            false => Outcome::AsBrought,
+        };
+        match outcome {
+            Outcome::FilesAlone if !rules.whole => Outcome::NotOurs,
+            Outcome::Whole(_) if !rules.whole && !rules.must_hold_whole() => as_brought,
+            Outcome::Whole(_) if !rules.whole && self.selections.only_mig().is_some() => as_brought,
+            Outcome::Whole(_) | Outcome::FilesAlone
+                if !rules.must_hold_whole() && self.selections.of_nvidias_toolkit().is_some() =>
+            {
+                as_brought
+            }
+            Outcome::Refused(Because::NoQuota) if self.is_mig_only(brought) => {
+                match self.selections.naming() {
+                    Some(_) => self.narrowed(Outcome::Whole(On::Either), brought, rules),
+                    None => as_brought,
+                }
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Whether all of its GPUs are MIG devices, as far as that is known without the host's GPUs.
+    fn is_mig_only(&self, brought: &Brought) -> bool {
+        let is_mig = |gpu: &BroughtName| match gpu {
+            BroughtName::Minor(minor) => brought.mig.iter().any(|mig| mig.gpu_minor == *minor),
+            BroughtName::Named(name) => matches!(GpuName::parse(name), Some(GpuName::Mig(_))),
+            BroughtName::All => false,
+        };
+        let usable = brought.usable();
+        let has_some = !usable.is_empty() || self.selections.naming().is_some();
+        has_some
+            && brought.everything.is_none()
+            && usable.iter().all(is_mig)
+            && self.selections.is_mig_only()
+    }
+
+    /// Why the bundle is none of ours.
+    fn why_not_ours(&self, rules: &Rules<'_>) -> String {
+        let naming = self.selections.naming_variable().is_some();
+        if self.quotas.is_empty() && rules.whole && !rules.must_hold_whole() {
+            let nothing = self.selections.nothing().filter(|_| naming);
+            if let Some(nothing) = nothing {
+                return format!("{} selects no GPU", nothing.setting);
+            }
+            if let Some(foreign) = self.selections.of_nvidias_toolkit() {
+                return format!("{} is for NVIDIA's toolkit", foreign.setting);
+            }
+        }
+        if !self.quotas.is_empty()
+            && let Some(nothing) = self.selections.nothing()
+        {
+            return format!("{} selects no GPU", nothing.setting);
+        }
+        if let Some(mig) = self.selections.only_mig()
+            && rules.must_hold_whole()
+        {
+            return format!(
+                "{} names MIG devices, and MIG devices have memory of their own",
+                mig.setting
+            );
+        }
+        match (rules.whole || rules.must_hold_whole()) && self.trust.env && !naming {
+            true => format!("{}, and no variable names a GPU", self.why_no_quota()),
+            false => self.why_no_quota(),
         }
     }
 
     /// Whether NVIDIA's variable alone says which GPUs: a program that reads it finds its own word.
     #[must_use]
     pub fn is_nvidias_alone(&self) -> bool {
-        let Selections { aliyun, nvidia, annotation } = &self.selections;
-        aliyun.is_none() && annotation.is_none() && nvidia.is_some()
+        let Selections { aliyun, resource, nvidia, annotation } = &self.selections;
+        aliyun.is_none() && resource.is_none() && annotation.is_none() && nvidia.is_some()
     }
 
     /// Whether it has no quota and says `none`: NVIDIA's word for the driver's files and no GPU.
-    #[must_use]
-    pub fn wants_files_alone(&self) -> bool {
+    fn wants_files_alone(&self) -> bool {
         let is_none = |selection: &Selection| selection.setting.text() == Ok("none");
-        self.quotas.is_empty()
-            && self.selections.naming_variable().is_none()
+        self.selections.naming_variable().is_none()
             && self.selections.nvidia.as_ref().is_some_and(is_none)
     }
 
-    /// Whether somebody has switched a quota off (`CGPU_DISABLE`), so that the variables stay as
-    /// they were given.
+    /// Whether it gets the driver's files and no GPU.
     #[must_use]
-    pub fn is_disabled(&self) -> bool {
-        self.quotas.is_empty() && self.off.iter().any(|off| matches!(off, Off::Disabled(_)))
+    pub fn is_files_alone(&self) -> bool {
+        self.outcome == Outcome::FilesAlone
     }
 
-    /// What asks for GPUs, or for the driver's files alone, where there is no quota.
+    /// Whether it has what others brought, and its bundle stays as it is.
+    #[must_use]
+    pub fn is_as_brought(&self) -> bool {
+        self.outcome == Outcome::AsBrought
+    }
+
+    /// Whether `CGPU_DISABLE` has switched a quota off, so that the variables stay as they were given.
+    #[must_use]
+    pub fn is_disabled(&self) -> bool {
+        self.quotas.is_empty() && self.off.iter().any(|off| matches!(off, Off::Disabled(..)))
+    }
+
+    /// The setting by which it asks for GPUs, or for the driver's files alone, without a quota.
     #[must_use]
     pub fn wants_driver_by(&self) -> Option<&Setting> {
-        let files_alone = self.selections.nvidia.as_ref().filter(|_| self.wants_files_alone());
+        let files_alone = self.selections.nvidia.as_ref().filter(|_| self.is_files_alone());
         let selection = self.selections.naming().or(files_alone);
         selection.filter(|_| self.quotas.is_empty()).map(|selection| &selection.setting)
     }
 
-    /// Whether it asks for a part of a GPU, which somebody has to enforce.
+    /// Whether it asks for a part of a GPU, which has to be enforced.
     #[must_use]
     pub fn has_quota(&self) -> bool {
         !self.quotas.is_empty()
     }
 
-    /// Why no source has a quota: what is set tells more than what isn't.
+    /// Why no source has a quota: a setting says more than one that is missing.
     fn why_no_quota(&self) -> String {
         let set = self.off.iter().filter(|off| !matches!(off, Off::NotSet(_)));
         let reasons: Vec<String> = set.map(Off::to_string).collect();
@@ -256,9 +473,9 @@ impl Request {
 }
 
 impl Selections {
-    /// The variable that decides where it speaks for itself.
+    /// The variable that decides if there are several.
     fn deciding_variable(&self) -> Option<&Selection> {
-        self.aliyun.as_ref().or(self.nvidia.as_ref())
+        self.variables().next()
     }
 
     /// A variable by which the container gets GPUs, from us or from others.
@@ -266,19 +483,28 @@ impl Selections {
         self.variables().find(|selection| selection.extent() != Extent::Nothing)
     }
 
-    /// What names GPUs: a variable, or, where none does, the annotation.
+    /// What names GPUs: a variable, or, if none does, the annotation.
     pub(crate) fn naming(&self) -> Option<&Selection> {
         let annotation = self.annotation.as_ref().filter(|_| self.is_by_annotation());
         self.naming_variable().or(annotation)
     }
 
-    /// NVIDIA's variable, where it says what its toolkit alone understands: a CDI device
-    /// (`nvidia.com/gpu=0`), or that GPUs come as mounts (`/var/run/nvidia-container-devices`).
+    /// Whether GPUs are named one by one.
+    fn is_listed(&self) -> bool {
+        let by_annotation = self.annotation.as_ref().filter(|_| self.is_by_annotation());
+        self.listing_variable().is_some()
+            || by_annotation.is_some_and(|selection| selection.extent() == Extent::List)
+    }
+
+    /// NVIDIA's variable, if it says what its toolkit alone understands: a CDI device that is no GPU,
+    /// say.
     fn of_nvidias_toolkit(&self) -> Option<&Selection> {
         // `MIG-GPU-…/1/0` is a MIG device.
         let is_mig = |item: &str| item.trim().get(..4).is_some_and(|head| head == "MIG-");
         let foreign = |item: &str| item.contains('=') || (item.contains('/') && !is_mig(item));
-        self.nvidia.as_ref().filter(|nvidia| nvidia.setting.value.split(',').any(foreign))
+        self.nvidia.as_ref().filter(|nvidia| {
+            nvidia.setting.value.split(',').any(foreign) && nvidia.names().is_err()
+        })
     }
 
     /// Whether the annotation names GPUs, and no variable says otherwise.
@@ -290,31 +516,88 @@ impl Selections {
     /// A variable that lists GPUs one by one; NVIDIA's first, whose list is the longer.
     pub(crate) fn listing_variable(&self) -> Option<&Selection> {
         let listing = |selection: &&Selection| selection.extent() == Extent::List;
-        self.nvidia.as_ref().filter(listing).or(self.aliyun.as_ref().filter(listing))
+        let mut by_length = [&self.nvidia, &self.aliyun, &self.resource].into_iter().flatten();
+        by_length.find(listing)
     }
 
-    /// The selection by which no GPU is left: the variables' word, or, where they list
-    /// none, the annotation's.
+    /// The selection by which no GPU is left: the variables' word, or, if they list none, the
+    /// annotation's.
     pub(crate) fn nothing(&self) -> Option<&Selection> {
         let nothing = |selection: &&Selection| selection.extent() == Extent::Nothing;
         let annotation = self.annotation.as_ref().filter(|_| self.listing_variable().is_none());
         self.deciding_variable().filter(nothing).or(annotation.filter(nothing))
     }
 
-    /// A variable that names MIG devices, where no variable names anything else.
+    /// A variable that names MIG devices, if no variable names anything else.
     fn only_mig(&self) -> Option<&Selection> {
         let mut naming = self.variables().filter(|s| s.extent() != Extent::Nothing);
         if naming.clone().all(Selection::is_mig_only) { naming.next() } else { None }
     }
 
-    /// Whether nothing but MIG devices is named, by whomever.
-    pub(crate) fn is_mig_only(&self) -> bool {
+    /// Whether nothing but MIG devices is named.
+    fn is_mig_only(&self) -> bool {
         let naming = |selection: &&Selection| selection.extent() != Extent::Nothing;
         self.variables().chain(&self.annotation).filter(naming).all(Selection::is_mig_only)
     }
 
+    /// Takes out what names GPUs: an image may have set it. What says no GPU stays.
+    fn forget_gpus(&mut self) {
+        let names = |selection: &Selection| selection.extent() != Extent::Nothing;
+        if self.variables().chain(&self.annotation).all(names) {
+            (self.aliyun, self.resource, self.nvidia, self.annotation) = (None, None, None, None);
+        }
+    }
+
     fn variables(&self) -> impl Iterator<Item = &Selection> + Clone {
-        [&self.aliyun, &self.nvidia].into_iter().flatten()
+        [&self.aliyun, &self.resource, &self.nvidia].into_iter().flatten()
+    }
+}
+
+/// What tests of requests share.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// The rules of the default configuration.
+    pub(crate) const RULES: Rules<'_> = Rules {
+        trust: Trust { env: true, annotations: true },
+        profile: Profile::Open,
+        whole: true,
+        whole_beside_quota: true,
+        exclusive: false,
+        require_quota: false,
+        refuses_privileged: false,
+        resource_variables: &[],
+        is_gate: true,
+    };
+
+    /// The row of the table that a bundle finds, counted from 0.
+    pub(crate) fn row(said: &Said<'_>, rules: &Rules<'_>) -> Option<usize> {
+        let (request, _) = read(said, rules).ok()?;
+        let (quota, named, brought) = decide::facts(&request, said);
+        let found = table::find(quota, named, brought);
+        table::ROWS.iter().position(|row| std::ptr::eq(row, found))
+    }
+
+    /// What becomes of an unprivileged bundle with these settings, into which nothing was brought.
+    pub(crate) fn decided(
+        env: &[&str],
+        annotations: &[(&str, &str)],
+        rules: &Rules<'_>,
+    ) -> Result<Decision, RequestError> {
+        let brought = Brought::default();
+        decide(
+            &Said {
+                env,
+                annotations,
+                id: Some("0123abcd"),
+                brought: &brought,
+                is_privileged: false,
+                reaches: &Reaches::default,
+                entry: EntryPoint::Runtime,
+            },
+            rules,
+        )
     }
 }
 
@@ -325,84 +608,151 @@ mod tests {
     use super::name::NAMES;
     use super::*;
 
-    const BOTH: Trust = Trust { env: true, annotations: true };
-    const PLAIN: Rules = Rules {
-        whole: false,
-        whole_beside_quota: true,
-        exclusive: false,
-        require_quota: false,
-        max_inst: 20,
-    };
-    const EXCLUSIVE: Rules = Rules { exclusive: true, ..PLAIN };
-    const STRICT: Rules = Rules { require_quota: true, ..PLAIN };
+    /// Rules under which cgpu gives no whole GPUs.
+    const PLAIN: Rules<'_> = Rules { whole: false, ..testing::RULES };
+    const EXCLUSIVE: Rules<'_> = Rules { exclusive: true, ..PLAIN };
+    const QUOTAS_ONLY: Rules<'_> = Rules { require_quota: true, ..PLAIN };
 
     const MEM: &str = "ALIYUN_COM_GPU_MEM_CONTAINER";
     const DEV: &str = "ALIYUN_COM_GPU_MEM_DEV";
 
-    /// What the variables `env` ask for, each as `NAME=value`.
-    fn from_env(env: &[&str]) -> Result<Request, RequestError> {
-        read(env, [], BOTH)
+    /// What becomes of the variables `env`, each as `NAME=value`.
+    fn from_env(env: &[&str]) -> Result<Decision, RequestError> {
+        testing::decided(env, &[], &PLAIN)
+    }
+
+    /// What becomes of them under `rules`: why they are none of ours, or `None`.
+    fn not_ours(env: &[&str], rules: &Rules<'_>) -> Result<Option<String>, RequestError> {
+        let decision = testing::decided(env, &[], rules)?;
+        Ok(match decision.verdict {
+            Verdict::NotOurs(reason) => Some(reason),
+            Verdict::Ours(_) => None,
+        })
     }
 
     /// What a memory list asks for of a GPU of 15.
-    fn from_memory(memory: &str) -> Result<Request, RequestError> {
+    fn from_memory(memory: &str) -> Result<Decision, RequestError> {
         from_env(&[&format!("{MEM}={memory}"), "ALIYUN_COM_GPU_MEM_DEV=15"])
     }
 
     /// What variables ask for beside a quota of 3 of 15.
-    fn beside_quota(env: &[&str]) -> Result<Request, RequestError> {
+    fn beside_quota(env: &[&str]) -> Result<Decision, RequestError> {
         let mut all = vec!["ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_DEV=15"];
         all.extend(env);
         from_env(&all)
     }
 
-    fn sentence(result: Result<Request, RequestError>) -> String {
+    fn sentence(result: Result<Decision, RequestError>) -> String {
         result.expect_err("this request should be refused").to_string()
     }
 
-    fn reason(request: &Request) -> String {
-        request.not_in_effect(&PLAIN).expect("this request should not be in effect")
+    fn reason(decision: &Decision) -> String {
+        match &decision.verdict {
+            Verdict::NotOurs(reason) => reason.clone(),
+            Verdict::Ours(request) => panic!("this should be none of ours: {request:?}"),
+        }
     }
 
-    fn only_quota(request: &Request) -> &Quota {
-        match &request.quotas[..] {
+    fn only_quota(decision: &Decision) -> &Quota {
+        match &decision.request().expect("it is ours").quotas[..] {
             [quota] => quota,
             quotas => panic!("one quota expected, not {quotas:?}"),
         }
     }
 
+    /// containerd's marks of a pod's container or sandbox.
+    fn marks<'a>(kind: &'a str, sandbox_id: &'a str) -> [(&'a str, &'a str); 4] {
+        [
+            ("io.kubernetes.cri.container-type", kind),
+            ("io.kubernetes.cri.sandbox-id", sandbox_id),
+            ("io.kubernetes.cri.sandbox-name", "web-0"),
+            ("io.kubernetes.cri.sandbox-namespace", "default"),
+        ]
+    }
+
+    /// The same by CRI-O.
+    fn marks_of_crio<'a>(kind: &'a str, sandbox_id: &'a str) -> [(&'a str, &'a str); 4] {
+        [
+            ("io.kubernetes.cri-o.ContainerType", kind),
+            ("io.kubernetes.cri-o.SandboxID", sandbox_id),
+            ("io.kubernetes.pod.name", "web-0"),
+            ("io.kubernetes.pod.namespace", "default"),
+        ]
+    }
+
+    /// The id that [`testing::decided`] gives.
+    const ID: &str = "0123abcd";
+
     #[test]
     fn a_pods_annotations_ask_for_nothing_in_its_sandbox() {
-        for (name, kind, off) in [
-            ("io.kubernetes.cri.container-type", "sandbox", true),
-            ("io.kubernetes.cri-o.ContainerType", "sandbox", true),
-            ("io.kubernetes.cri.container-type", "container", false),
+        let asks = [("aliyun.com/gpu-mem-container", "6"), ("aliyun.com/gpu-visible-devices", "0")];
+        for (marks, is_sandbox) in [
+            (marks("sandbox", ID), true),
+            (marks_of_crio("sandbox", ID), true),
+            (marks("container", ID), false),
+            (marks("sandbox", "another"), false),
+            (marks_of_crio("container", "another"), false),
         ] {
-            let annotations = [
-                (name, kind),
-                ("aliyun.com/gpu-mem-container", "6"),
-                ("aliyun.com/gpu-visible-devices", "0"),
-            ];
-            for trust in [BOTH, Trust { env: false, annotations: true }] {
-                let request = read(&["PATH=/bin"], annotations, trust).unwrap();
-                for rules in [PLAIN, EXCLUSIVE, STRICT] {
-                    let reason = request.not_in_effect(&rules);
-                    assert_eq!(reason.is_some(), off, "{name} {kind}: {reason:?}");
+            let annotations = [&marks[..], &asks].concat();
+            for env in [true, false] {
+                let trust = Trust { env, annotations: true };
+                for rules in [PLAIN, EXCLUSIVE, QUOTAS_ONLY, testing::RULES] {
+                    let rules = Rules { trust, ..rules };
+                    let decision = testing::decided(&["PATH=/bin"], &annotations, &rules).unwrap();
+                    assert_eq!(decision.request().is_none(), is_sandbox, "{marks:?} {decision:?}");
                 }
             }
+        }
+    }
+
+    /// podman copies annotations from an image's manifest: each mark but the id can be an image's.
+    #[test]
+    fn no_mark_alone_makes_a_sandbox() {
+        let quota =
+            [("aliyun.com/gpu-mem-container", "3"), ("aliyun.com/gpu-visible-devices", "0")];
+        let all = marks("sandbox", ID);
+        for left_out in 0..all.len() {
+            let mut marks = all.to_vec();
+            marks.remove(left_out);
+            let annotations = [&quota[..], &marks].concat();
+            let decision = testing::decided(&[], &annotations, &PLAIN).unwrap();
+            assert_eq!(only_quota(&decision).amounts, [3], "{marks:?}");
         }
     }
 
     #[test]
     fn calling_itself_a_sandbox_takes_no_container_out_of_the_rules() {
         let annotations = [("io.kubernetes.cri.container-type", "sandbox")];
-        let request = read(&["NVIDIA_VISIBLE_DEVICES=all"], annotations, BOTH).unwrap();
-        assert_eq!(request.not_in_effect(&EXCLUSIVE), None);
-        assert_eq!(request.not_in_effect(&STRICT), None);
+        let decided = |env: &[&str], rules| testing::decided(env, &annotations, rules);
+        let named = ["NVIDIA_VISIBLE_DEVICES=all"];
+        assert!(decided(&named, &EXCLUSIVE).unwrap().request().is_some());
+        assert!(decided(&named, &QUOTAS_ONLY).is_err());
         let quota = ["ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_DEV=15"];
-        let request = read(&quota, annotations, BOTH).unwrap();
-        assert_eq!(only_quota(&request).amounts, [3]);
-        assert_eq!(request.not_in_effect(&PLAIN), None);
+        assert_eq!(only_quota(&decided(&quota, &PLAIN).unwrap()).amounts, [3]);
+    }
+
+    #[test]
+    fn a_sandbox_with_gpus_and_its_pods_quota_is_refused() {
+        let annotations =
+            [&marks("sandbox", ID)[..], &[("aliyun.com/gpu-mem-container", "3")]].concat();
+        let error = testing::decided(&["NVIDIA_VISIBLE_DEVICES=0"], &annotations, &testing::RULES);
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "this is the sandbox of a pod with aliyun.com/gpu-mem-container=3, and it has GPUs by \
+             NVIDIA_VISIBLE_DEVICES=0: a sandbox uses none, and its pod's quota does not count in \
+             it; take the GPUs out of the sandbox"
+        );
+    }
+
+    #[test]
+    fn a_pods_containers_have_no_mixed_mode() {
+        let env = ["ALIYUN_COM_GPU_MEM_CONTAINER=3", "NVIDIA_VISIBLE_DEVICES=0,1"];
+        let may_mix = |annotations: &[(&str, &str)]| {
+            testing::decided(&env, annotations, &testing::RULES).unwrap().request().unwrap().may_mix
+        };
+        assert!(may_mix(&[]));
+        assert!(!may_mix(&marks("container", "another")));
+        assert!(!may_mix(&marks_of_crio("container", "another")));
     }
 
     #[test]
@@ -417,7 +767,6 @@ mod tests {
             let request = from_memory(memory).unwrap();
             assert_eq!(only_quota(&request).amounts, amounts, "{memory:?}");
             assert_eq!(only_quota(&request).measure, Measure::Parts(15));
-            assert_eq!(request.not_in_effect(&PLAIN), None);
         }
     }
 
@@ -454,7 +803,7 @@ mod tests {
             ("0,x", "x"),
             ("x,0", "x"),
         ] {
-            let setting = Setting { name: MEM, value: memory.to_owned() };
+            let setting = Setting { name: MEM.into(), value: memory.to_owned() };
             assert_eq!(
                 sentence(from_memory(memory)),
                 format!(
@@ -570,7 +919,7 @@ mod tests {
 
     #[test]
     fn a_high_priority_is_0_or_1() {
-        let high = |env: &[&str]| only_quota(&beside_quota(env).unwrap()).high_priority;
+        let high = |env: &[&str]| only_quota(&beside_quota(env).unwrap()).high_priority.is_some();
         assert!(!high(&[]));
         assert!(!high(&["ALIYUN_COM_GPU_HIGH_PRIO="]));
         assert!(!high(&["ALIYUN_COM_GPU_HIGH_PRIO=0"]));
@@ -584,13 +933,13 @@ mod tests {
     #[test]
     fn cgpu_disable_is_true_or_1_in_any_case() {
         for value in ["true", "TRUE", "True", "1", " 1 "] {
-            let setting = Setting { name: "CGPU_DISABLE", value: value.to_owned() };
+            let setting = Setting { name: "CGPU_DISABLE".into(), value: value.to_owned() };
             let request = beside_quota(&[&format!("CGPU_DISABLE={value}")]).unwrap();
             assert_eq!(reason(&request), setting.to_string());
         }
         for value in ["false", "False", "0", "", " "] {
             let request = beside_quota(&[&format!("CGPU_DISABLE={value}")]).unwrap();
-            assert_eq!(request.not_in_effect(&PLAIN), None);
+            assert_eq!(only_quota(&request).amounts, [3]);
         }
         assert_eq!(
             sentence(beside_quota(&["CGPU_DISABLE=yes"])),
@@ -614,8 +963,8 @@ mod tests {
             &["ALIYUN_COM_GPU_MEM_CONTAINER=1,0"],
             &["CGPU_DISABLE=true", "ALIYUN_COM_GPU_MEM_CONTAINER=x"],
         ] {
-            let request = from_env(&[off, &junk[..]].concat()).unwrap();
-            assert!(request.not_in_effect(&PLAIN).is_some(), "{off:?}");
+            let decision = from_env(&[off, &junk[..]].concat()).unwrap();
+            assert!(decision.request().is_none(), "{off:?}");
         }
     }
 
@@ -630,7 +979,8 @@ mod tests {
         assert_eq!(sentence(beside_quota(&[failed])), expected);
 
         let untrusted = Trust { env: false, annotations: true };
-        assert!(read(&[failed], [], untrusted).is_ok());
+        let rules = Rules { trust: untrusted, ..PLAIN };
+        assert!(testing::decided(&[failed], &[], &rules).is_ok());
     }
 
     #[test]
@@ -673,18 +1023,18 @@ mod tests {
             ("aliyun.com/gpu-high-prio", "1"),
             ("aliyun.com/cgpu-disable", "false"),
         ];
-        let request = read(&[""; 0], annotations, BOTH).unwrap();
-        let quota = only_quota(&request);
+        let decision = testing::decided(&[], &annotations, &PLAIN).unwrap();
+        let quota = only_quota(&decision);
         assert_eq!(quota.source, Source::Annotations);
         assert_eq!(quota.amounts, [512, 256]);
         assert_eq!(quota.measure, Measure::UnitBytes(1 << 20));
         assert_eq!(quota.weight.as_ref().map(|weight| weight.value), Some(2));
-        assert!(quota.high_priority);
-        assert!(request.selections.annotation.is_some());
+        assert!(quota.high_priority.is_some());
+        assert!(decision.request().unwrap().selections.annotation.is_some());
 
         let refused = |name, value| {
             let annotations = [("aliyun.com/gpu-mem-container", "3"), (name, value)];
-            sentence(read(&[""; 0], annotations, BOTH))
+            sentence(testing::decided(&[], &annotations, &PLAIN))
         };
         assert_eq!(
             refused("aliyun.com/gpu-mem-dev", "2"),
@@ -704,25 +1054,50 @@ mod tests {
         let annotations =
             [("aliyun.com/gpu-mem-container", "y"), ("aliyun.com/gpu-visible-devices", "0")];
         let reads = |env_trusted, annotations_trusted| {
-            read(&env, annotations, Trust { env: env_trusted, annotations: annotations_trusted })
+            let trust = Trust { env: env_trusted, annotations: annotations_trusted };
+            testing::decided(&env, &annotations, &Rules { trust, ..PLAIN })
         };
         assert!(sentence(reads(true, false)).starts_with("ALIYUN_COM_GPU_MEM_CONTAINER=x"));
         assert!(sentence(reads(false, true)).starts_with("aliyun.com/gpu-mem-container=y"));
 
-        let neither = reads(false, false).unwrap();
+        let neither = Trust { env: false, annotations: false };
+        for rules in [PLAIN, EXCLUSIVE, QUOTAS_ONLY] {
+            let rules = Rules { trust: neither, ..rules };
+            assert_eq!(
+                reason(&testing::decided(&env, &annotations, &rules).unwrap()),
+                "ALIYUN_COM_GPU_MEM_CONTAINER=x doesn't count (trust_env is false) and \
+                 aliyun.com/gpu-mem-container=y doesn't count (trust_annotations is false)"
+            );
+            assert_eq!(
+                reason(&testing::decided(&["NVIDIA_VISIBLE_DEVICES=0"], &[], &rules).unwrap()),
+                "neither variables nor annotations are trusted \
+                 (trust_env and trust_annotations are false)"
+            );
+        }
+        let trust = Trust { env: false, annotations: true };
+        let rules = Rules { trust, ..PLAIN };
         assert_eq!(
-            reason(&neither),
-            "neither variables nor annotations are trusted \
-             (trust_env and trust_annotations are false)"
-        );
-        assert!(neither.not_in_effect(&STRICT).is_some());
-        assert!(neither.not_in_effect(&EXCLUSIVE).is_some());
-
-        let annotations_only = Trust { env: false, annotations: true };
-        assert_eq!(
-            reason(&read(&env, [], annotations_only).unwrap()),
+            reason(&testing::decided(&["NVIDIA_VISIBLE_DEVICES=0"], &[], &rules).unwrap()),
             "aliyun.com/gpu-mem-container is not set (trust_env is false)"
         );
+    }
+
+    #[test]
+    fn a_quota_of_an_untrusted_source_is_not_lost_beside_gpus() {
+        let env = ["ALIYUN_COM_GPU_MEM_CONTAINER=3"];
+        let annotations = [("aliyun.com/gpu-visible-devices", "0")];
+        let trust = Trust { env: false, annotations: true };
+        let rules = Rules { trust, ..testing::RULES };
+        assert_eq!(
+            sentence(testing::decided(&env, &annotations, &rules)),
+            "ALIYUN_COM_GPU_MEM_CONTAINER=3 asks for a quota and doesn't count here (trust_env = \
+             false), and this container has GPUs by aliyun.com/gpu-visible-devices=0: it would have \
+             them without the quota; ask for it by a source that counts, or take it out"
+        );
+        assert!(testing::decided(&env, &[], &rules).unwrap().request().is_none());
+        // A trusted quota is enough.
+        let quota = [("aliyun.com/gpu-mem-container", "2")];
+        assert_eq!(only_quota(&testing::decided(&env, &quota, &rules).unwrap()).amounts, [2]);
     }
 
     #[test]
@@ -731,28 +1106,29 @@ mod tests {
         for annotation in
             [("aliyun.com/cgpu-disable", "true"), ("aliyun.com/gpu-mem-container", "0"), ("x", "y")]
         {
-            let request = read(&quota, [annotation], BOTH).unwrap();
-            assert_eq!(only_quota(&request).source, Source::Env);
-            assert_eq!(request.not_in_effect(&PLAIN), None);
+            let decision = testing::decided(&quota, &[annotation], &PLAIN).unwrap();
+            assert_eq!(only_quota(&decision).source, Source::Env);
         }
         let quota = [("aliyun.com/gpu-mem-container", "3")];
         for variable in ["CGPU_DISABLE=true", "ALIYUN_COM_GPU_MEM_CONTAINER=0", "PATH=/"] {
-            let request = read(&[variable], quota, BOTH).unwrap();
-            assert_eq!(only_quota(&request).source, Source::Annotations);
-            assert_eq!(request.not_in_effect(&PLAIN), None);
+            let decision = testing::decided(&[variable], &quota, &PLAIN).unwrap();
+            assert_eq!(only_quota(&decision).source, Source::Annotations);
         }
-        let request =
-            read(&["CGPU_DISABLE=1"], [("aliyun.com/gpu-mem-container", "0")], BOTH).unwrap();
-        assert_eq!(reason(&request), "CGPU_DISABLE=1 and aliyun.com/gpu-mem-container=0");
+        let zero = [("aliyun.com/gpu-mem-container", "0")];
+        let decision = testing::decided(&["CGPU_DISABLE=1"], &zero, &PLAIN).unwrap();
+        assert_eq!(reason(&decision), "CGPU_DISABLE=1 and aliyun.com/gpu-mem-container=0");
     }
 
     #[test]
-    fn a_quota_without_a_gpu_is_not_in_effect() {
+    fn a_quota_without_a_gpu_is_none_of_ours() {
         let selecting = |env: &[&str], annotation: &str| {
             let mut all = vec!["ALIYUN_COM_GPU_MEM_CONTAINER=3"];
             all.extend(env);
             let annotations = [("aliyun.com/gpu-visible-devices", annotation)];
-            read(&all, annotations, BOTH).unwrap().not_in_effect(&PLAIN)
+            match testing::decided(&all, &annotations, &PLAIN) {
+                Ok(Decision { verdict: Verdict::NotOurs(reason), .. }) => Some(reason),
+                _ => None,
+            }
         };
         for (env, annotation, expected) in [
             (&["NVIDIA_VISIBLE_DEVICES=none"][..], "", Some("NVIDIA_VISIBLE_DEVICES=none")),
@@ -798,29 +1174,73 @@ mod tests {
             (&["ALIYUN_COM_GPU_VISIBLE_DEVICES="], false),
             (&["ALIYUN_COM_GPU_MEM_CONTAINER=0"], false),
         ] {
-            let request = from_env(env).unwrap();
-            assert!(request.not_in_effect(&PLAIN).is_some(), "{env:?}");
-            assert_eq!(request.not_in_effect(&EXCLUSIVE).is_none(), held, "{env:?}");
-            assert_eq!(request.not_in_effect(&STRICT).is_none(), held, "{env:?}");
+            assert!(not_ours(env, &PLAIN).unwrap().is_some(), "{env:?}");
+            let exclusive = not_ours(env, &EXCLUSIVE);
+            assert_eq!(!matches!(exclusive, Ok(Some(_))), held, "{env:?} {exclusive:?}");
+            assert_eq!(not_ours(env, &QUOTAS_ONLY).is_err(), held, "{env:?}");
         }
-        let mig = from_env(&["NVIDIA_VISIBLE_DEVICES=MIG-1"]).unwrap();
         assert_eq!(
-            mig.not_in_effect(&EXCLUSIVE).unwrap(),
+            not_ours(&["NVIDIA_VISIBLE_DEVICES=MIG-1"], &EXCLUSIVE).unwrap().unwrap(),
             "NVIDIA_VISIBLE_DEVICES=MIG-1 names MIG devices, \
              and MIG devices have memory of their own"
         );
-        let none = from_env(&["PATH=/"]).unwrap();
         assert_eq!(
-            none.not_in_effect(&STRICT).unwrap(),
+            not_ours(&["PATH=/"], &QUOTAS_ONLY).unwrap().unwrap(),
             "ALIYUN_COM_GPU_MEM_CONTAINER is not set, and no variable names a GPU"
+        );
+        let quota =
+            beside_quota(&["ALIYUN_COM_GPU_VISIBLE_DEVICES=none", "NVIDIA_VISIBLE_DEVICES=all"]);
+        assert_eq!(
+            sentence(quota),
+            "ALIYUN_COM_GPU_VISIBLE_DEVICES=none selects no GPU, NVIDIA_VISIBLE_DEVICES=all does; \
+             let them agree, or leave one of them out"
         );
     }
 
     #[test]
-    fn selecting_no_gpu_is_no_way_around_a_required_quota() {
-        let request =
-            beside_quota(&["ALIYUN_COM_GPU_VISIBLE_DEVICES=none", "NVIDIA_VISIBLE_DEVICES=all"]);
-        assert_eq!(request.unwrap().not_in_effect(&STRICT), None);
+    fn swarms_variables_choose_gpus_by_uuid() {
+        let swarms = ["DOCKER_RESOURCE_*".to_owned()];
+        let rules = Rules { resource_variables: &swarms, ..testing::RULES };
+        let resource = |env: &[&str], rules: &Rules| {
+            let all = [&["ALIYUN_COM_GPU_MEM_CONTAINER=3"], env].concat();
+            let decision = testing::decided(&all, &[], rules).unwrap();
+            let selections = decision.request().unwrap().selections.clone();
+            let resource = selections.resource.map(|selection| selection.setting.to_string());
+            (resource, selections.nvidia.is_some())
+        };
+        let of_swarm = Some("DOCKER_RESOURCE_GPU=GPU-a,GPU-b".to_owned());
+        let env = ["DOCKER_RESOURCE_GPU=GPU-a,GPU-b", "NVIDIA_VISIBLE_DEVICES=all"];
+        assert_eq!(resource(&env, &rules), (of_swarm.clone(), false));
+        let two = ["DOCKER_RESOURCE_NVIDIA-GPU=GPU-a", "DOCKER_RESOURCE_X=GPU-b"];
+        assert_eq!(resource(&two, &rules).0.unwrap(), "DOCKER_RESOURCE_NVIDIA-GPU=GPU-a,GPU-b");
+        // What Swarm only counts is no GPU's index.
+        let counted = ["DOCKER_RESOURCE_SSD=1", "NVIDIA_VISIBLE_DEVICES=0"];
+        assert_eq!(resource(&counted, &rules), (None, true));
+        assert_eq!(resource(&env, &testing::RULES), (None, true));
+        let gpus = ["DOCKER_RESOURCE_GPU".to_owned()];
+        let exact = Rules { resource_variables: &gpus, ..rules };
+        assert_eq!(resource(&env, &exact).0, of_swarm);
+        assert_eq!(resource(&two, &exact).0, None);
+    }
+
+    #[test]
+    fn variables_and_annotations_of_an_image_ask_for_no_whole_gpus_if_they_are_not_accepted() {
+        let rules = Rules { whole_beside_quota: false, ..testing::RULES };
+        let annotation = [("aliyun.com/gpu-visible-devices", "0")];
+        for (env, annotations) in [
+            (&["NVIDIA_VISIBLE_DEVICES=all"][..], &[][..]),
+            (&["ALIYUN_COM_GPU_VISIBLE_DEVICES=0"], &[]),
+            (&[], &annotation[..]),
+            (&["NVIDIA_VISIBLE_DEVICES=all"], &annotation[..]),
+        ] {
+            let decision = testing::decided(env, annotations, &rules).unwrap();
+            assert!(decision.request().is_none(), "{decision:?}");
+            assert!(
+                testing::decided(env, annotations, &testing::RULES).unwrap().request().is_some()
+            );
+        }
+        let quota = ["ALIYUN_COM_GPU_MEM_CONTAINER=3", "NVIDIA_VISIBLE_DEVICES=0"];
+        assert!(testing::decided(&quota, &[], &rules).unwrap().request().is_some());
     }
 
     /// Text that is often nearly right.
@@ -848,19 +1268,30 @@ mod tests {
                     None => value,
                 })
                 .collect();
-            let annotations = annotations
+            let annotations: Vec<(&str, &str)> = annotations
                 .iter()
-                .map(|(at, value)| (NAMES.get(*at).map_or("", |n| n.annotation), value.as_str()));
+                .map(|(at, value)| (NAMES.get(*at).map_or("", |n| n.annotation), value.as_str()))
+                .collect();
+            let env: Vec<&str> = env.iter().map(String::as_str).collect();
             let trust = Trust { env: env_trusted, annotations: annotations_trusted };
-            let text = match read(&env, annotations, trust) {
-                Ok(request) => [PLAIN, EXCLUSIVE, STRICT]
-                    .iter()
-                    .filter_map(|rules| request.not_in_effect(rules))
-                    .collect(),
-                Err(error) => error.to_string(),
-            };
-            prop_assert!(!text.contains(char::is_control));
-            prop_assert!(text.len() < 6000);
+            for rules in [PLAIN, EXCLUSIVE, QUOTAS_ONLY, testing::RULES] {
+                for profile in [Profile::Open, Profile::Strict] {
+                    let rules = Rules { trust, profile, ..rules };
+                    let text = match testing::decided(&env, &annotations, &rules) {
+                        Ok(decision) => {
+                            let near = decision.near_misses.iter().map(ToString::to_string);
+                            let reason = match &decision.verdict {
+                                Verdict::NotOurs(reason) => Some(reason.clone()),
+                                Verdict::Ours(_) => None,
+                            };
+                            near.chain(reason).collect()
+                        }
+                        Err(error) => error.to_string(),
+                    };
+                    prop_assert!(!text.contains(char::is_control));
+                    prop_assert!(text.len() < 6000);
+                }
+            }
         }
     }
 }

@@ -45,8 +45,17 @@ pub(crate) struct Quota {
     pub(crate) measure: Measure,
     /// The compute weight, where given.
     pub(crate) weight: Option<Weight>,
-    /// Whether it asks for high priority.
-    pub(crate) high_priority: bool,
+    /// What asks for high priority, if anything does.
+    pub(crate) high_priority: Option<Setting>,
+}
+
+impl Quota {
+    /// What asks for a weight above 1 or for high priority by a variable, which an image may have set.
+    pub(super) fn share_by_variable(&self) -> Option<Setting> {
+        let weight = self.weight.as_ref().filter(|weight| weight.value > 1);
+        let setting = weight.map(|weight| &weight.setting).or(self.high_priority.as_ref());
+        setting.filter(|_| self.source == Source::Env).cloned()
+    }
 }
 
 /// What an amount of memory counts in.
@@ -73,25 +82,42 @@ pub(super) enum Off {
     /// There is no memory list.
     NotSet(&'static str),
     /// The memory list is empty.
-    Empty(&'static str),
+    Empty(Setting),
     /// The memory list has a zero.
     Zero(Setting),
-    /// It says so.
-    Disabled(Setting),
-    /// The annotations are a pod's, and this is not one of its containers.
-    Sandbox(Setting),
+    /// It says so. The memory list that it lifts, if there is one that would count.
+    Disabled(Setting, Option<Setting>),
+    /// The annotations are a pod's, and this is its sandbox. The memory list, if there is one.
+    Sandbox(Setting, Option<Setting>),
+    /// The configuration doesn't trust the source. The memory list, if there is one that would count.
+    Untrusted(&'static str, Option<Setting>),
+}
+
+impl Off {
+    /// The memory list that asks for a quota and doesn't count, and the key by which it doesn't.
+    pub(super) fn memory(&self) -> Option<(&Setting, &'static str)> {
+        match self {
+            Off::Untrusted(key, memory) => Some((memory.as_ref()?, key)),
+            Off::Sandbox(_, memory) => Some((memory.as_ref()?, "")),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Off {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Off::NotSet(name) => write!(f, "{name} is not set"),
-            Off::Empty(name) => write!(f, "{name} is empty"),
+            Off::Empty(memory) => write!(f, "{} is empty", memory.name),
             Off::Zero(memory) if memory.value.contains(',') => {
                 write!(f, "{memory} contains a zero")
             }
-            Off::Zero(setting) | Off::Disabled(setting) => write!(f, "{setting}"),
-            Off::Sandbox(setting) => write!(f, "{setting}: a pod's sandbox uses no GPU"),
+            Off::Zero(setting) | Off::Disabled(setting, _) => write!(f, "{setting}"),
+            Off::Sandbox(setting, _) => write!(f, "{setting}: a pod's sandbox uses no GPU"),
+            Off::Untrusted(key, Some(memory)) => {
+                write!(f, "{memory} doesn't count ({key} is false)")
+            }
+            Off::Untrusted(key, None) => write!(f, "{key} is false"),
         }
     }
 }
@@ -109,13 +135,13 @@ pub(super) fn read(
     if let Some(setting) = get(DISABLE)
         && is_disabled(&setting)?
     {
-        return Ok(Ask::Off(Off::Disabled(setting)));
+        return Ok(Ask::Off(Off::Disabled(setting, memory_asked(&get))));
     }
     let Some(memory) = get(MEM_CONTAINER) else {
         return Ok(Ask::Off(Off::NotSet(source.name(MEM_CONTAINER))));
     };
     if memory.text()?.is_empty() {
-        return Ok(Ask::Off(Off::Empty(memory.name)));
+        return Ok(Ask::Off(Off::Empty(memory)));
     }
     let amounts = read_amounts(&memory)?;
     if amounts.contains(&0) {
@@ -125,10 +151,21 @@ pub(super) fn read(
         source,
         measure: read_measure(source, &get, &memory, &amounts)?,
         weight: get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten(),
-        high_priority: get(HIGH_PRIO).map_or(Ok(false), |setting| is_high_priority(&setting))?,
+        high_priority: high_priority(get(HIGH_PRIO))?,
         memory,
         amounts,
     }))
+}
+
+/// The memory list of a source whose quota doesn't count for another reason; `None` if it asks for none.
+/// One that can't be meant asks for something.
+pub(super) fn memory_asked(get: impl Fn(Name) -> Option<Setting>) -> Option<Setting> {
+    let asks = |memory: &Setting| {
+        let is_none =
+            |text: &str| text.is_empty() || text.split(',').any(|n| number(n.trim()) == Some(0));
+        !memory.text().is_ok_and(is_none)
+    };
+    get(MEM_CONTAINER).filter(asks)
 }
 
 impl Source {
@@ -149,11 +186,12 @@ fn is_disabled(setting: &Setting) -> Result<bool, RequestError> {
     }
 }
 
-fn is_high_priority(setting: &Setting) -> Result<bool, RequestError> {
+fn high_priority(setting: Option<Setting>) -> Result<Option<Setting>, RequestError> {
+    let Some(setting) = setting else { return Ok(None) };
     match setting.text()? {
-        "1" => Ok(true),
-        "0" | "" => Ok(false),
-        _ => Err(RequestError::BadPriority { setting: setting.clone() }),
+        "1" => Ok(Some(setting)),
+        "0" | "" => Ok(None),
+        _ => Err(RequestError::BadPriority { setting }),
     }
 }
 
@@ -178,7 +216,7 @@ fn read_measure(
         }
     };
     let Some(parts) = number(total.text()?).filter(|&parts| parts > 0) else {
-        return Err(RequestError::BadTotal { setting: total, memory: memory.name });
+        return Err(RequestError::BadTotal { setting: total, memory: source.name(MEM_CONTAINER) });
     };
     match amounts.iter().copied().max() {
         Some(amount) if amount > parts => {

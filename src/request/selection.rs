@@ -1,10 +1,11 @@
 //! Which GPUs a container names: [`Selection`], kept word for word until a plan needs it.
 //!
-//! Knows how GPUs are named. Must not know which GPUs there are. A container without a
+//! Knows how GPUs are named, by CDI's names of devices too. Must not know which GPUs there are. A container without a
 //! quota must start whatever its selections say, so nothing here is refused before
 //! [`Selection::names`] is asked for.
 
 use super::RequestError;
+use super::brought::{BroughtName, cdi_gpu};
 use super::setting::Setting;
 
 /// A choice of GPUs, as it came.
@@ -12,6 +13,8 @@ use super::setting::Setting;
 pub(crate) struct Selection {
     /// What was said.
     pub(crate) setting: Setting,
+    /// The same by names of GPUs, if it was said by CDI's names of devices.
+    plain: Option<String>,
 }
 
 /// What a [`Selection`] says before its names are read.
@@ -37,9 +40,19 @@ pub(crate) enum GpuName<'a> {
 }
 
 impl Selection {
+    pub(super) fn new(setting: Setting) -> Self {
+        let is_cdi = setting.value.contains('=');
+        let plain = is_cdi.then(|| by_gpus(&setting.value)).flatten();
+        Selection { setting, plain }
+    }
+
+    fn text(&self) -> Result<&str, RequestError> {
+        self.plain.as_deref().map_or_else(|| self.setting.text(), Ok)
+    }
+
     /// How far it reaches; any other text is a list.
     pub(crate) fn extent(&self) -> Extent {
-        match self.setting.text() {
+        match self.text() {
             Ok("all") => Extent::All,
             Ok("none" | "void" | "") => Extent::Nothing,
             _ => Extent::List,
@@ -56,7 +69,7 @@ impl Selection {
             setting: self.setting.clone(),
             item: item.to_owned(),
         };
-        let items = self.setting.text()?.split(',').map(str::trim);
+        let items = self.text()?.split(',').map(str::trim);
         items.map(|item| GpuName::parse(item).ok_or_else(|| bad(item))).collect()
     }
 
@@ -67,8 +80,22 @@ impl Selection {
     }
 }
 
+/// A list of CDI's names as a list of GPUs; `None` if one of them is no GPU of NVIDIA's.
+fn by_gpus(value: &str) -> Option<String> {
+    let mut names = Vec::new();
+    for item in value.split(',') {
+        match cdi_gpu(item.trim())? {
+            BroughtName::All => return Some("all".to_owned()),
+            BroughtName::Named(name) => names.push(name),
+            BroughtName::Minor(_) => return None,
+        }
+    }
+    Some(names.join(","))
+}
+
 impl<'a> GpuName<'a> {
-    fn parse(item: &'a str) -> Option<Self> {
+    /// What a name of a GPU says; `None` if it could be no GPU's.
+    pub(crate) fn parse(item: &'a str) -> Option<Self> {
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         let begins = |prefix: &str| {
             item.get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix))
@@ -102,7 +129,16 @@ mod tests {
     use super::*;
 
     fn selection(value: &str) -> Selection {
-        Selection { setting: Setting { name: "NVIDIA_VISIBLE_DEVICES", value: value.to_owned() } }
+        Selection::new(Setting { name: "NVIDIA_VISIBLE_DEVICES".into(), value: value.to_owned() })
+    }
+
+    #[test]
+    fn names_of_cdi_are_read_as_names_of_gpus() {
+        use GpuName::{Index, Mig, Uuid};
+        let named = selection("nvidia.com/gpu=0, nvidia.com/gpu=GPU-a,nvidia.com/gpu=0:1");
+        assert_eq!(named.names().unwrap(), [Index("0"), Uuid("GPU-a"), Mig("0:1")]);
+        assert_eq!(selection("nvidia.com/gpu=0,nvidia.com/gpu=all").extent(), Extent::All);
+        assert!(selection("nvidia.com/gpu=0,nvidia.com/gds=all").names().is_err());
     }
 
     #[test]
@@ -160,7 +196,7 @@ mod tests {
             ("0,all", "all"),
             ("ALL", "ALL"),
             ("GPUé", "GPUé"),
-            ("nvidia.com/gpu=0", "nvidia.com/gpu=0"),
+            ("vendor.com/gpu=0", "vendor.com/gpu=0"),
         ] {
             let selection = selection(value);
             let expected = RequestError::BadGpuName {

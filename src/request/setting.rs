@@ -3,6 +3,7 @@
 //! A container's author writes these values, and messages quote them to the terminals
 //! of others. Invariant: [`Quoted`] is printable ASCII of bounded length.
 
+use std::borrow::Cow;
 use std::fmt::{self, Write as _};
 
 use super::RequestError;
@@ -13,8 +14,8 @@ const QUOTED_CHARS: usize = 64;
 /// A variable or an annotation, with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// The variable's or the annotation's name.
-    pub name: &'static str,
+    /// The variable's or the annotation's name; one that isn't ours may be anybody's choice.
+    pub name: Cow<'static, str>,
     /// What it was set to, as it came.
     pub value: String,
 }
@@ -36,7 +37,7 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.name, Quoted(&self.value))
+        write!(f, "{}={}", Quoted(&self.name), Quoted(&self.value))
     }
 }
 
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     fn setting(value: &str) -> Setting {
-        Setting { name: "CGPU_DISABLE", value: value.to_owned() }
+        Setting { name: "CGPU_DISABLE".into(), value: value.to_owned() }
     }
 
     #[test]

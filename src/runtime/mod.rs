@@ -30,12 +30,13 @@ use crate::failpoint::failpoint;
 use crate::hook;
 use crate::host;
 use crate::host::Host;
-use crate::inject::{self, Mode, Nodes, Purpose};
+use crate::inject::{self, Injection, Mode, Nodes, Purpose};
 use crate::names;
 use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
+use crate::request::{Decision, EntryPoint, Request, Verdict};
 
 /// Why a call ended here.
 #[derive(Debug, Error)]
@@ -282,14 +283,14 @@ impl Reserved {
     /// Gives the bundle what the container needs, and starts what has to be there first.
     fn equip(
         &self,
-        record: &Record,
+        (record, request): (&Record, &Request),
         bundle: &mut Bundle,
         (nodes, driver): (Nodes, Edits),
         calls: Vec<HookCall>,
         (by, begun): (ProcessId, Option<Launcher>),
     ) -> Result<(), AdmissionError> {
         let farewell = calls.last().cloned();
-        let edits = self.host.edits(record, bundle, nodes, driver, calls)?;
+        let edits = self.host.edits((record, request), bundle, nodes, driver, calls)?;
         let changed = bundle.apply(&edits)?;
         let way = match edits.seccomp {
             Some(_) => Way::Bundle,
@@ -332,30 +333,74 @@ impl Reserved {
     }
 }
 
-/// Reserves what a create asks for and edits its bundle; `None` where it asks for
-/// nothing, and nothing was touched.
+/// Reserves what a container asks for and edits its bundle; `None` if it asks for nothing, and nothing
+/// was touched.
 fn prepare(
     real: &Real,
     line: &argv::CommandLine,
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
-    let mut host = Host { way: Way::Ahead, ..Host::load(line.config.as_deref())? };
     let (dir, file) = (bundle_dir(create), bundle_file(create));
-    let mut bundle = match Bundle::load(&dir, &file) {
+    let bundle = match Bundle::load(&dir, &file) {
         // The runtime, which looks in the same place, says so in its own words.
         Err(error) if error.is_absence() && create.certain => return Ok(None),
         loaded => loaded?,
     };
-    let request = host.request(&bundle)?;
-    if let Some(reason) = request.not_in_effect(&host.config.rules()) {
-        return match bundle.hooks().is_some_and(marks::are_ours) {
-            true => Err(RuntimeError::Leftover { bundle: bundle.dir().to_owned(), reason }),
-            false => Ok(None),
-        };
+    let id = create.id.as_ref().and_then(|id| id.to_str());
+    let host = match Host::load(line.config.as_deref()) {
+        Ok(host) => Host { way: Way::Ahead, ..host },
+        Err(_) if names_nothing(&bundle, id) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let decision = host.decide(&bundle, id, EntryPoint::Runtime)?;
+    let root = key_root(real, create.root.as_deref());
+    if !decision.near_misses.is_empty() {
+        let key = Key { root: root.clone(), id: id.unwrap_or_default().to_owned() };
+        host.report_near_misses(&key, &bundle, &decision);
     }
+    let request = match decision.verdict {
+        Verdict::Ours(request) => request,
+        Verdict::NotOurs(reason) => {
+            return match bundle.hooks().is_some_and(marks::are_ours) {
+                true => Err(RuntimeError::Leftover { bundle: bundle.dir().to_owned(), reason }),
+                false => Ok(None),
+            };
+        }
+    };
     if host.may_leave_alone(&request) {
         return Ok(None);
     }
+    let may_be_unregistered = request.is_as_brought() && !host.config.admission.exclusive;
+    let key = id.ok_or(RuntimeError::NoId).map(|id| Key { root, id: id.to_owned() });
+    match key.and_then(|key| register((real, create), host, key, &request, bundle)) {
+        // It was given nothing and promised nothing: that it isn't listed is no reason to stop it.
+        Err(error) if may_be_unregistered => {
+            let error: &dyn Error = &error;
+            warn!(id, error, "a container with GPUs that its engine brought is not registered");
+            Ok(None)
+        }
+        registered => registered,
+    }
+}
+
+/// Whether the container of `bundle` may be started without a configuration that can be read: no
+/// setting of it asks for anything.
+fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
+    let host = Host::new(config::Config::default(), None, Way::Ahead);
+    let is_ours = bundle.hooks().is_some_and(marks::are_ours);
+    let decision = host.decide(bundle, id, EntryPoint::Runtime);
+    let asks = |decision: Decision| decision.request().is_some_and(|one| !one.is_as_brought());
+    !is_ours && decision.is_ok_and(|decision| !asks(decision))
+}
+
+/// Reserves what `request` comes to for the container of `key`, and edits its bundle.
+fn register(
+    (real, create): (&Real, &Create),
+    mut host: Host,
+    key: Key,
+    request: &Request,
+    mut bundle: Bundle,
+) -> Result<Option<Reserved>, RuntimeError> {
     let gated = request.has_quota() && host.backend == Kind::Gate;
     if gated && create.verb == argv::Verb::Restore {
         return Err(RuntimeError::Restore);
@@ -365,18 +410,25 @@ fn prepare(
     let begun = request.has_quota().then(|| host.isolation(host.backend).begin_launch());
     failpoint("recruited");
     crate::log::init(&host.config.log);
-    let id = create.id.as_ref().and_then(|id| id.to_str()).ok_or(RuntimeError::NoId)?;
-    let key = Key { root: key_root(real, create.root.as_deref()), id: id.to_owned() };
 
-    let inventory = host.inventory(&request)?;
-    let plan = host.plan(&request, &inventory)?;
+    let inventory = host.inventory(request)?;
+    let plan = host.plan(request, &inventory)?;
+    let as_brought = request.is_as_brought();
+    if as_brought && plan.gpus.is_empty() {
+        return Ok(None);
+    }
     // NVIDIA's runtime looks at no other verb.
     host.decide_injection(&plan, |config| {
         create.verb == argv::Verb::Create && nvidia::makes(&config.driver, real)
     });
-    let nodes = host.nodes(&plan, &inventory, &bundle)?;
-    inject::link_by_number(&nodes, Path::new("/dev"));
-    let injection = host.injection(&plan, &inventory, &bundle, Purpose::Create)?;
+    let (nodes, injection) = match as_brought {
+        true => (Nodes::default(), Injection::as_brought()),
+        false => {
+            let nodes = host.nodes(&plan, &inventory, &bundle)?;
+            inject::link_by_number(&nodes, Path::new("/dev"));
+            (nodes, host.injection(&plan, &inventory, &bundle, Purpose::Create)?)
+        }
+    };
     let nvidia = match injection.mode {
         Mode::NvidiaRuntime => Some(nvidia::runtime(&host.config.driver)?),
         Mode::Cdi | Mode::Native | Mode::Off => None,
@@ -386,24 +438,24 @@ fn prepare(
         true => Holder::Reserved { by },
         false => launched(by, real, create, &key),
     };
-    let stages = match holder {
+    let stages: &[HookStage] = match holder {
+        // The runtime's state says when it has ended, and nothing has to be taken down then.
+        Holder::Launched { .. } if as_brought => &[],
         Holder::Launched { .. } => &[HookStage::Poststop],
         _ => HookStage::OURS,
     };
     let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, &plan, stages)?;
-    if bundle.is_privileged() && !plan.is_whole() {
-        warn!(id, "{}", admission::PRIVILEGED);
-    }
     // What a precreate hook has reserved for this bundle is ours to give.
     let program = host::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release(&hook::announced(token))?;
     }
-    let name = names::of_bundle(id, &bundle);
-    let told = (name.as_deref(), Some(injection.mode));
+    let name = names::of_bundle(&key.id, &bundle);
+    let told = (name.as_deref(), Some(injection.mode).filter(|_| !as_brought));
     let record = host.reserve(key.clone(), bundle.dir(), plan, holder, told)?;
     let reserved = Reserved { host, key, name, nvidia };
-    match reserved.equip(&record, &mut bundle, (nodes, injection.edits), calls, (by, begun)) {
+    let driver = (nodes, injection.edits);
+    match reserved.equip((&record, request), &mut bundle, driver, calls, (by, begun)) {
         Ok(()) => Ok(Some(reserved)),
         Err(error) => {
             reserved.undo();

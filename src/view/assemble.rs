@@ -159,6 +159,7 @@ impl Found {
             calls: observed.as_ref().and_then(|observed| observed.calls),
             durations: observed.as_ref().and_then(|observed| observed.durations),
             workers: observed.as_ref().and_then(|observed| observed.workers),
+            caveats: plan.caveats.clone(),
         }
     }
 
@@ -235,7 +236,7 @@ impl Found {
 /// How a container has its GPUs.
 fn mode(plan: &Plan) -> Mode {
     match plan.backend {
-        _ if plan.unenforced => Mode::Unenforced,
+        _ if plan.is_whole() && plan.caveats.unenforced_by.is_some() => Mode::Unenforced,
         _ if plan.is_whole() => Mode::Whole,
         Kind::None => Mode::Unenforced,
         Kind::Gate | Kind::Km => Mode::Shared,
@@ -270,7 +271,13 @@ mod tests {
     }
 
     fn container(id: &str, backend: Kind, gpus: Vec<PlannedGpu>) -> FoundContainer {
-        let plan = Plan { backend, gpus, weight: 2, high_priority: false, unenforced: false };
+        let plan = Plan {
+            backend,
+            gpus,
+            weight: 2,
+            high_priority: false,
+            caveats: crate::plan::Caveats::default(),
+        };
         let init = Some(ProcessId { pid: 7, start_ticks: 1 });
         FoundContainer {
             record: Record {
@@ -409,7 +416,7 @@ mod tests {
     fn a_container_that_nothing_holds_is_not_enforced() {
         let told = container("told", Kind::None, vec![planned(0, Some(1000))]);
         let mut disabled = container("disabled", Kind::None, vec![planned(0, None)]);
-        disabled.record.plan.unenforced = true;
+        disabled.record.plan.caveats.unenforced_by = Some("CGPU_DISABLE=true".into());
         let mut closed = container("closed", Kind::Gate, vec![planned(0, Some(1000))]);
         closed.condition = Condition::Closed;
         let shown = found(vec![told, disabled, closed]).assemble();

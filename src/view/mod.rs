@@ -14,7 +14,7 @@ pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
 pub use gather::Processes;
 
 use crate::calls::{Calls, Durations};
-use crate::plan::{Kind, PlannedGpu};
+use crate::plan::{Caveats, Kind, PlannedGpu};
 
 #[cfg(doc)]
 use crate::host::Host;
@@ -118,6 +118,9 @@ pub struct ContainerFigures {
     pub durations: Option<Durations>,
     /// How many workers its monitor has had: one, and one more for each that was replaced.
     pub workers: Option<u64>,
+    /// What keeps quotas from being enforced on it, or by it on others.
+    #[serde(flatten)]
+    pub caveats: Caveats,
 }
 
 /// A container's part of a GPU.

@@ -9,32 +9,15 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::gated::{FIRST_MIB, Gated, RMTOOL, got_bytes, monitors, stop};
-use crate::host::{ask, state};
+use crate::host::ask;
 use crate::km_standin::StandIn;
 use crate::support::{Bundle, Runtime, eventually};
-
-/// What everybody is told whose monitor has ended.
-const SILENT: [&str; 3] = ["the monitor at ", " does not answer: ", ": create it again"];
 
 /// What the wrapper says of one that has its listener, or doesn't take it.
 const SILENT_AHEAD: [&str; 3] = ["the monitor at ", " doesn't answer: ", "make the container anew"];
 
 /// What it says of one that was never there to be told whose it is.
 const ENDED: [&str; 3] = ["the monitor ", " has ended as soon as it was started", "see that it is"];
-
-/// A bundle that podman's precreate hook has been at; the reservation's token.
-fn precreated(gated: &Gated, id: &str) -> (Bundle, String) {
-    let bundle = gated.bundle(id, 1000, &[RMTOOL, "fill"]);
-    let file = bundle.directory.join("config.json");
-    let config = fs::read(&file).expect("it was written");
-    fs::write(&file, gated.host.hook(&["precreate"], config).ok().stdout).expect("it is ours");
-    let words = &bundle.config()["hooks"]["createRuntime"][0]["args"];
-    let token = words[3].as_str().expect("a token is text").to_owned();
-    assert_eq!(words[2], "--reservation");
-    assert_eq!(gated.host.records().len(), 1, "it is reserved");
-    eventually(|| monitors(&gated.host).len() == 2);
-    (bundle, token)
-}
 
 fn send(pid: i32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid), signal); // gone already, then
@@ -57,70 +40,6 @@ fn nothing_is_left(gated: &Gated) {
     let left = crate::host::names(&gated.host.state_dir().join("gate"));
     assert_eq!(left, [].into(), "directories of monitors");
     gated.host.check_registry();
-}
-
-#[test]
-fn a_precreated_container_whose_monitor_is_gone_is_not_created() {
-    let gated = Gated::new();
-    let scratch = &gated.host.scratch;
-    // The runtimes themselves, as podman calls them; crun looks for the listener before its hooks.
-    let silent = &SILENT[..];
-    let runtimes: [(&str, Runtime<'_>, &[&str]); 2] = [
-        ("runc", scratch.runc(), silent),
-        ("crun", scratch.crun(), &["seccomp receiver", "Connection refused"]),
-    ];
-    for (name, runtime, parts) in runtimes {
-        let (bundle, _) = precreated(&gated, &format!("by-{name}"));
-        end_monitor(&gated);
-        let failed = runtime.create(&bundle).fails();
-        for part in parts {
-            assert!(failed.stderr.contains(part), "{name}: no {part:?} in {failed}");
-        }
-        let there = runtime.call(&["state", &bundle.id]);
-        assert!(!there.status.success(), "{name} has it: {there}");
-        if name == "crun" {
-            // It came to no hook, so that the reservation ends with its time.
-            gated
-                .host
-                .edit_record("precreate", |record| record["holder"]["until_boot_s"] = 0.into());
-            gated.host.gc();
-        }
-        nothing_is_left(&gated);
-    }
-}
-
-#[test]
-fn the_create_runtime_hook_fails_where_the_monitor_does_not_serve() {
-    let gated = Gated::new();
-    let call = |stage: &str, pid: u32, (bundle, token): &(Bundle, String)| {
-        let told = state(&bundle.id, pid, &bundle.directory);
-        gated.host.hook(&[stage, "--reservation", token], told)
-    };
-    // It serves.
-    let served = precreated(&gated, "served");
-    let init = gated.host.sleeper();
-    call("createRuntime", init.pid(), &served).ok();
-    assert_eq!(gated.host.container("served")["state"], "active");
-    drop(init);
-    call("poststop", 0, &served).ok();
-    nothing_is_left(&gated);
-    // It's dead, or doesn't answer.
-    for stops in [false, true] {
-        let closed = precreated(&gated, "closed");
-        let all = monitors(&gated.host);
-        match stops {
-            false => end_monitor(&gated),
-            true => all.iter().for_each(|pid| stop(Pid::from_raw(*pid))),
-        }
-        let init = gated.host.sleeper();
-        let failed = call("createRuntime", init.pid(), &closed).exits(1);
-        for part in SILENT {
-            assert!(failed.stderr.contains(part), "no {part:?} in {failed}");
-        }
-        assert_eq!(gated.host.records(), [].into(), "stops {stops}");
-        all.iter().for_each(|pid| send(*pid, Signal::SIGCONT));
-        nothing_is_left(&gated);
-    }
 }
 
 /// The wrapper, with that program in the place of the monitor.

@@ -72,22 +72,6 @@ fn the_profile_of_the_bundle_stays_as_it_was() {
 }
 
 #[test]
-fn a_bundle_that_brings_its_listener_from_precreate_is_gated_by_that() {
-    let gated = Gated::new();
-    let bundle = gated.bundle_with("app", |config| {
-        ask(config, 1000);
-        config["process"]["args"] = json!([RMTOOL, "fill"]);
-    });
-    let file = bundle.directory.join("config.json");
-    let config = fs::read(&file).expect("it was written");
-    fs::write(&file, gated.host.hook(&["precreate"], config).ok().stdout).expect("it is ours");
-    let filled = gated.host.runtime().run(&bundle).ok();
-    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
-    assert!(bundle.config()["linux"]["seccomp"]["listenerPath"].is_string());
-    gated.soon_is_empty();
-}
-
-#[test]
 fn a_profile_with_a_listener_is_refused_and_nothing_is_left() {
     let gated = Gated::new();
     let bundle = gated.bundle_with("app", |config| {

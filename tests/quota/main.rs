@@ -18,6 +18,7 @@ mod table;
 mod activation;
 mod ahead;
 mod attacks;
+mod brought;
 mod engines;
 mod events;
 mod exports;

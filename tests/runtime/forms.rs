@@ -266,9 +266,9 @@ fn our_own_flag_wins_over_the_variable_and_never_reaches_the_real_runtime() {
 }
 
 #[test]
-fn a_named_configuration_that_is_not_there_stops_a_create_and_nothing_else() {
+fn a_named_configuration_that_is_not_there_stops_what_asks_for_gpus_and_nothing_else() {
     let host = Host::new(Engine::Runc);
-    let bundle = host.bundle("id", &[], "exec sleep 1000");
+    let bundle = host.bundle("id", &["NVIDIA_VISIBLE_DEVICES=0"], "exec sleep 1000");
     let dir = bundle.directory.to_string_lossy().into_owned();
     let root = host.path("root").to_string_lossy().into_owned();
     let without = |variable: &str, args: &[&str]| {
@@ -285,7 +285,9 @@ fn a_named_configuration_that_is_not_there_stops_a_create_and_nothing_else() {
     assert_eq!(without("", &flagged).exits(1).stderr, message);
     assert!(host.listed().is_empty());
 
-    host.bare(&["create", "-b", &dir, "id"]).ok();
+    let plain = host.bundle("plain", &["PATH=/bin"], "exec sleep 1000");
+    let dir = plain.directory.to_string_lossy().into_owned();
+    without("/nowhere.toml", &["--root", &root, "create", "-b", &dir, "id"]).ok();
     for args in [&["state", "id"][..], &["start", "id"], &["kill", "id", "KILL"]] {
         let args = [&["--root", &root], args].concat();
         without("/nowhere.toml", &args).ok();

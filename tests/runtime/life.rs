@@ -18,7 +18,7 @@ fn with_foreign_nodes(config: &mut Value) {
     let rule = |minor: u32| json!({"allow": true, "type": "c", "major": 195, "minor": minor, "access": "rwm"});
     config["linux"]["devices"] = json!([device(0), device(2)]);
     config["linux"]["resources"]["devices"] =
-        json!([{"allow": false, "access": "rwm"}, rule(0), rule(2)]);
+        json!([{"allow": true, "access": "rwm"}, rule(0), rule(2)]);
     let mounts = config["mounts"].as_array_mut().expect("runc wrote a list");
     mounts.push(json!({
         "destination": "/dev/nvidia2", "source": "/dev/null", "type": "bind", "options": ["bind"],
@@ -53,6 +53,23 @@ fn a_container_sees_its_gpus_and_no_others() {
     }
 }
 
+/// Nodes that an engine declares one by one are its user's choice, and no others may be named beside.
+#[test]
+fn single_nodes_that_differ_from_the_named_gpus_are_refused() {
+    let host = Host::new(Engine::Runc);
+    let bundle = host.bundle("id", &borrowed(&asking("3", "1")), "true");
+    let mut config = bundle.config();
+    with_foreign_nodes(&mut config);
+    config["linux"]["resources"]["devices"] = json!([{"allow": false, "access": "rwm"}]);
+    bundle.write_config(&config);
+    let refused = host.wrapped(&["run", "-b", "id", "id"]).exits(1).stderr;
+    let [own, brought] = [1, 0].map(|index| format!("GPU {index} ({})", uuid(index)));
+    let expected =
+        format!("NVIDIA_VISIBLE_DEVICES=1 means {own}, and the engine brought {brought}, ");
+    assert!(refused.contains(&expected), "{refused}");
+    assert!(host.registered().is_empty());
+}
+
 #[test]
 fn the_device_cgroup_lets_a_container_open_its_gpus_and_no_others() {
     // Without a cgroup manager, as on hybrid machines, crun sets no device rules.
@@ -72,6 +89,9 @@ fn opens_its_gpus_and_no_others(engine: Engine) {
     let bundle = host.bundle("id", &borrowed(&asking("3", "1")), line);
     let mut config = bundle.config();
     with_foreign_nodes(&mut config);
+    // Rules are no choice of GPUs, unlike the nodes that engines declare with them.
+    config["linux"]["devices"] = json!([]);
+    config["linux"]["resources"]["devices"][0]["allow"] = json!(false);
     for set in ["bounding", "effective", "permitted"] {
         let set = &mut config["process"]["capabilities"][set];
         set.as_array_mut().expect("runc wrote a list").push("CAP_MKNOD".into());

@@ -25,7 +25,8 @@ pub fn weight(percent: u32, gpus: usize, most: u32) -> Option<u32> {
 
 /// The variables of a container that has so many units of each of these GPUs, as
 /// AliyunContainerService's plugin sets them, but for `NVIDIA_VISIBLE_DEVICES`, which has UUIDs: an
-/// index can be another GPU's after a reboot.
+/// index can be another GPU's after a reboot. Each name that the runtime reads is set, for one that is
+/// missing would be the image's to set.
 ///
 /// # Errors
 ///
@@ -49,6 +50,7 @@ pub fn environment(
     let total = *units as usize * parts.len();
     let mut variables = vec![
         ("NVIDIA_VISIBLE_DEVICES", joined(|gpu| gpu.uuid.clone())),
+        ("ALIYUN_COM_GPU_VISIBLE_DEVICES", joined(|gpu| gpu.uuid.clone())),
         ("ALIYUN_COM_GPU_MEM_IDX", joined(|gpu| gpu.index.to_string())),
         (
             "ALIYUN_COM_GPU_MEM_POD",
@@ -56,18 +58,28 @@ pub fn environment(
         ),
         ("ALIYUN_COM_GPU_MEM_CONTAINER", units.to_string()),
     ];
-    // The quota is the ratio of both, where all GPUs have as much; else so many units.
-    match parts.iter().all(|(gpu, _)| gpu.units == first.units) {
-        true => variables.push(("ALIYUN_COM_GPU_MEM_DEV", first.units.to_string())),
-        false => variables.push(("ALIYUN_COM_GPU_MEM_UNIT", unit.name().to_owned())),
-    }
-    if let Some(weight) = asked.weight {
-        variables.push(("ALIYUN_COM_GPU_SCHD_WEIGHT", weight.to_string()));
-    }
-    if asked.is_free {
-        variables.push(("CGPU_DISABLE", "true".to_owned()));
-    }
+    // The quota is the ratio of both if all GPUs have as much; else it is so many units.
+    let is_ratio = parts.iter().all(|(gpu, _)| gpu.units == first.units);
+    let total = if is_ratio { first.units.to_string() } else { String::new() };
+    variables.extend([
+        ("ALIYUN_COM_GPU_MEM_DEV", total),
+        ("ALIYUN_COM_GPU_MEM_UNIT", unit.name().to_owned()),
+        ("ALIYUN_COM_GPU_SCHD_WEIGHT", asked.weight.unwrap_or(1).to_string()),
+        ("ALIYUN_COM_GPU_HIGH_PRIO", "0".to_owned()),
+        ("CGPU_DISABLE", asked.is_free.to_string()),
+    ]);
     Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+/// The variables of a container that has these GPUs whole. What asks for a quota is left to the image: it
+/// can only have less by that.
+#[must_use]
+pub fn whole_environment(uuids: &[String]) -> BTreeMap<String, String> {
+    let variables = [
+        ("NVIDIA_VISIBLE_DEVICES", uuids.join(",")),
+        ("ALIYUN_COM_GPU_VISIBLE_DEVICES", uuids.join(",")),
+    ];
+    variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 #[cfg(test)]
@@ -86,10 +98,15 @@ mod tests {
         };
         let one = of(&[(1, 6)], false).unwrap();
         let expected = [
+            ("ALIYUN_COM_GPU_HIGH_PRIO", "0"),
             ("ALIYUN_COM_GPU_MEM_CONTAINER", "6"),
             ("ALIYUN_COM_GPU_MEM_DEV", "16"),
             ("ALIYUN_COM_GPU_MEM_IDX", "1"),
             ("ALIYUN_COM_GPU_MEM_POD", "6"),
+            ("ALIYUN_COM_GPU_MEM_UNIT", "GiB"),
+            ("ALIYUN_COM_GPU_SCHD_WEIGHT", "1"),
+            ("ALIYUN_COM_GPU_VISIBLE_DEVICES", &gpus[1].uuid),
+            ("CGPU_DISABLE", "false"),
             ("NVIDIA_VISIBLE_DEVICES", &gpus[1].uuid),
         ];
         assert!(one.iter().map(|(name, value)| (&**name, &**value)).eq(expected), "{one:?}");
@@ -100,7 +117,8 @@ mod tests {
         assert_eq!(both["CGPU_DISABLE"], "true");
         let mixed = of(&[(0, 2), (2, 2)], false).unwrap();
         assert_eq!(mixed["ALIYUN_COM_GPU_MEM_UNIT"], "GiB");
-        assert!(!mixed.contains_key("ALIYUN_COM_GPU_MEM_DEV"), "there is none of both");
+        // An image's total must not count: 2 of 2 would be all of a GPU.
+        assert_eq!(mixed["ALIYUN_COM_GPU_MEM_DEV"], "", "there is none of both");
         let of_two = Known { pod_units: Some(9), weight: Some(3), ..Known::default() };
         let of_two = environment(&[(&gpus[0], 2)], Unit::GiB, &of_two).unwrap();
         assert_eq!(of_two["ALIYUN_COM_GPU_MEM_POD"], "9");
@@ -108,6 +126,20 @@ mod tests {
         let error = of(&[(0, 2), (1, 1)], false).unwrap_err();
         assert!(error.contains("2 of GPU 0, 1 of GPU 1"), "{error}");
         assert!(of(&[], false).is_err());
+    }
+
+    /// What the runtime reads and the plugin doesn't set would be the image's to set.
+    #[test]
+    fn each_name_that_the_runtime_reads_is_set() {
+        let gpus = [gpu(0, "aaa", 16 << 30), gpu(1, "bbb", 24 << 30)];
+        let gpus = shared(&gpus, Unit::GiB).unwrap();
+        for parts in [&[(&gpus[0], 2)][..], &[(&gpus[0], 2), (&gpus[1], 2)]] {
+            let set = environment(parts, Unit::GiB, &Known::default()).unwrap();
+            for name in cgpu::request::name::NAMES {
+                assert!(set.contains_key(name.variable), "{} {set:?}", name.variable);
+            }
+            assert!(set.contains_key(cgpu::request::name::NVIDIA_VISIBLE_DEVICES));
+        }
     }
 
     #[test]

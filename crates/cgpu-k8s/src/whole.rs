@@ -10,6 +10,7 @@ use tokio_stream::StreamExt;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
+use crate::environment::whole_environment;
 use crate::plugin::{Devices, Plugin, answer};
 use crate::uses::Use;
 
@@ -40,7 +41,7 @@ impl WholePlugin {
         let indices = uuids.iter().map(index).collect::<Result<Vec<u32>, String>>()?;
         self.0.give(&indices, Use::Whole)?;
         info!(gpus = ?indices, "given out as a whole");
-        let envs = [("NVIDIA_VISIBLE_DEVICES".to_owned(), uuids.join(","))].into();
+        let envs = whole_environment(uuids).into_iter().collect();
         Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
     }
 }

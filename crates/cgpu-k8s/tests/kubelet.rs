@@ -288,7 +288,8 @@ fn the_kubelet_is_told_of_every_gpu_s_own_memory_and_a_container_gets_one_gpu_s(
     ] {
         assert_eq!(variables.get(name).map(String::as_str), Some(value), "{name}");
     }
-    assert!(!variables.contains_key("CGPU_DISABLE"));
+    assert_eq!(variables["CGPU_DISABLE"], "false");
+    assert_eq!(variables["ALIYUN_COM_GPU_VISIBLE_DEVICES"], UUIDS[0]);
     // Together they have it, and none of them alone.
     let chosen = node.runtime.block_on(client.get_preferred_allocation(prefer(30))).unwrap();
     assert!(chosen.into_inner().container_responses[0].device_ids.is_empty());

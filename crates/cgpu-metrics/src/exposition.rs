@@ -444,7 +444,7 @@ mod tests {
 
     use cgpu::calls::Durations;
     use cgpu::events::Cause;
-    use cgpu::plan::{Kind, PlannedGpu};
+    use cgpu::plan::{Caveats, Kind, PlannedGpu};
     use cgpu::units::MIB;
     use cgpu::view::{Mode, State};
 
@@ -507,6 +507,7 @@ mod tests {
                 sum_ns: 2_500_000_000,
             }),
             workers: Some(3),
+            caveats: Caveats::default(),
         };
         Snapshot {
             cgpu_version: "0.1.0".into(),

@@ -3,12 +3,16 @@
 //! Knows names and GPUs. Must not know amounts of memory. Variables decide first
 //! (`ALIYUN_COM_GPU_VISIBLE_DEVICES` before NVIDIA's, which many images bake in as
 //! `all`), then the annotation narrows what they left open or agrees with what they
-//! list. Invariant: no list in a [`Choice`] has a GPU twice.
+//! list. Whether GPUs that others brought are the choice, or have to agree with it, the request says.
+//! Invariant: no list in a [`Choice`] has a GPU twice.
 
 use super::ResolveError;
-use super::error::{label, mig_label};
+use super::error::{label, listed, mig_label};
 use crate::gpu::{Gpu, GpuState, Inventory, MigDevice};
-use crate::request::{Extent, GpuName, Selection, Selections, Setting, Source};
+use crate::request::{
+    BroughtName, Extent, GpuName, MigInstance, On, Outcome, Request, RequestError, Selection,
+    Selections, Setting, Source,
+};
 
 /// What GPUs are chosen for.
 #[derive(Debug, Clone, Copy)]
@@ -17,8 +21,8 @@ pub(super) enum Purpose<'a> {
     Shared {
         /// What asks for it.
         memory: &'a Setting,
-        /// Whether GPUs without a quota are refused.
-        require_quota: bool,
+        /// Whether the container may have GPUs without a quota beside.
+        may_mix: bool,
     },
     /// All GPUs are the container's as a whole.
     Whole,
@@ -54,28 +58,69 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// The GPUs that `selections` mean, which select at least one.
+impl<'a> Choice<'a> {
+    /// The same GPUs for each source.
+    fn of(gpus: Vec<Chosen<'a>>) -> Self {
+        Choice { shared_by_env: gpus.clone(), shared_by_annotation: gpus.clone(), gpus }
+    }
+
+    fn labels(gpus: &[Chosen<'_>]) -> String {
+        listed(&gpus.iter().map(Chosen::label).collect::<Vec<_>>())
+    }
+}
+
+/// The GPUs of a container with `request`.
 pub(super) fn choose<'a>(
-    selections: &Selections,
+    request: &Request,
     inventory: &'a Inventory,
     purpose: Purpose<'_>,
 ) -> Result<Choice<'a>, ResolveError> {
     let host = Host { inventory, purpose };
-    let annotation = selections.annotation.as_ref();
-    if let (Some(nothing), Some(naming)) = (selections.nothing(), selections.naming_variable()) {
-        return Err(nothing_and_something(nothing, naming));
+    let selections = &request.selections;
+    let brought = || host.find_brought(&request.brought, &request.mig, &request.brought_by);
+    match request.outcome {
+        Outcome::AsBrought | Outcome::Quota(On::Brought) | Outcome::Whole(On::Brought) => {
+            Ok(Choice::of(brought()?))
+        }
+        Outcome::Quota(On::Both | On::Either) => {
+            let (named, brought) = (choose_named(selections, host)?, brought()?);
+            let is_same = named.gpus.len() == brought.len()
+                && named.gpus.iter().all(|one| brought.contains(one));
+            match selections.naming() {
+                Some(naming) if !is_same => Err(ResolveError::BroughtDiffer {
+                    naming: naming.setting.clone(),
+                    named: Choice::labels(&named.gpus),
+                    brought: format!("{} ({})", Choice::labels(&brought), request.brought_by),
+                }),
+                _ => Ok(named),
+            }
+        }
+        Outcome::Whole(On::Both | On::Either) => {
+            let mut gpus = choose_named(selections, host)?.gpus;
+            for one in brought()? {
+                if !gpus.contains(&one) {
+                    gpus.push(one);
+                }
+            }
+            Ok(Choice::of(gpus))
+        }
+        _ => choose_named(selections, host),
     }
+}
+
+/// The GPUs that `selections` mean, which select at least one.
+fn choose_named<'a>(
+    selections: &Selections,
+    host: Host<'a, '_>,
+) -> Result<Choice<'a>, ResolveError> {
+    let annotation = selections.annotation.as_ref();
     let Some(variable) = selections.listing_variable() else {
         // The variables leave it open.
         let gpus = match annotation {
             Some(selection) => host.find(selection)?,
             None => host.all()?,
         };
-        return Ok(Choice {
-            shared_by_env: gpus.clone(),
-            shared_by_annotation: gpus.clone(),
-            gpus,
-        });
+        return Ok(Choice::of(gpus));
     };
 
     let (gpus, shared) = host.find_by_variables(selections)?;
@@ -114,10 +159,22 @@ impl<'a> Host<'a, '_> {
         selections: &Selections,
     ) -> Result<(Vec<Chosen<'a>>, Vec<Chosen<'a>>), ResolveError> {
         let (aliyun, nvidia) = (selections.aliyun.as_ref(), selections.nvidia.as_ref());
-        let shared = match aliyun.or(nvidia) {
+        let resource = selections.resource.as_ref();
+        let shared = match aliyun.or(resource).or(nvidia) {
             Some(selection) => self.find(selection)?,
             None => self.all()?,
         };
+        if let (Some(aliyun), Some(resource)) = (aliyun, resource) {
+            let given = self.find(resource)?;
+            let is_list = aliyun.extent() == Extent::List;
+            if is_list
+                && (given.len() != shared.len() || given.iter().any(|one| !shared.contains(one)))
+            {
+                let (one, other) = (aliyun.setting.clone(), resource.setting.clone());
+                return Err(ResolveError::DifferentVariables { one, other });
+            }
+            return Ok((given.clone(), given));
+        }
         let (Some(aliyun), Some(nvidia)) = (aliyun, nvidia) else {
             return Ok((shared.clone(), shared));
         };
@@ -129,16 +186,16 @@ impl<'a> Host<'a, '_> {
             return Err(ResolveError::Contradiction {
                 aliyun: aliyun.setting.clone(),
                 gpu: gpu.label(),
-                nvidia: nvidia.setting.clone(),
+                nvidia: nvidia.setting.to_string(),
             });
         }
         match gpus.iter().find(|one| !shared.contains(one)) {
             None => Ok((shared.clone(), shared)),
-            Some(whole) if matches!(self.purpose, Purpose::Shared { require_quota: true, .. }) => {
+            Some(whole) if matches!(self.purpose, Purpose::Shared { may_mix: false, .. }) => {
                 Err(ResolveError::WholeGpuRefused {
                     nvidia: nvidia.setting.clone(),
                     gpu: whole.label(),
-                    aliyun: aliyun.setting.clone(),
+                    aliyun: aliyun.setting.to_string(),
                 })
             }
             Some(_) => Ok((gpus, shared)),
@@ -154,69 +211,112 @@ impl<'a> Host<'a, '_> {
         }
         let mut chosen = Vec::new();
         for name in selection.names()? {
-            let found = match name {
-                GpuName::Mig(item) => self.find_mig(&selection.setting, item)?,
-                GpuName::Index(_) | GpuName::Uuid(_) => {
-                    vec![Chosen { gpu: self.find_one(&selection.setting, name)?, mig: None }]
-                }
-            };
-            for one in found {
-                if !chosen.contains(&one) {
-                    chosen.push(one);
-                }
-            }
+            add(&mut chosen, self.find_name(&selection.setting.to_string(), name)?);
         }
         Ok(chosen)
     }
 
+    /// The GPUs that were brought, each at its first place. A GPU in MIG mode counts by the MIG devices
+    /// that came with it: its own node alone opens none.
+    fn find_brought(
+        &self,
+        names: &[BroughtName],
+        mig: &[MigInstance],
+        by: &str,
+    ) -> Result<Vec<Chosen<'a>>, ResolveError> {
+        let unknown = || ResolveError::UnknownBrought {
+            said: by.to_owned(),
+            known: self.inventory.gpus().iter().map(label).collect(),
+        };
+        let mut chosen = Vec::new();
+        for name in names {
+            let found = match name {
+                BroughtName::All => self.all()?,
+                BroughtName::Named(name) => {
+                    self.find_name(by, GpuName::parse(name).ok_or_else(unknown)?)?
+                }
+                BroughtName::Minor(minor) => {
+                    let gpu = self.inventory.gpus().iter().find(|gpu| gpu.minor == *minor);
+                    let gpu = gpu.ok_or_else(unknown)?;
+                    match (gpu.mig_enabled, self.purpose) {
+                        (true, Purpose::Whole) => {
+                            let is_open = |device: &&MigDevice| {
+                                mig.iter().any(|open| {
+                                    open.gpu_minor == *minor
+                                        && device.instances() == Some(open.instances)
+                                })
+                            };
+                            let open = gpu.mig_devices.iter().filter(is_open);
+                            open.map(|mig| Chosen { gpu, mig: Some(mig) }).collect()
+                        }
+                        _ => vec![Chosen { gpu: self.usable(by, gpu)?, mig: None }],
+                    }
+                }
+            };
+            add(&mut chosen, found);
+        }
+        Ok(chosen)
+    }
+
+    fn find_name(&self, said: &str, name: GpuName<'_>) -> Result<Vec<Chosen<'a>>, ResolveError> {
+        match name {
+            GpuName::Mig(item) => self.find_mig(said, item),
+            GpuName::Index(_) | GpuName::Uuid(_) => {
+                Ok(vec![Chosen { gpu: self.find_one(said, name)?, mig: None }])
+            }
+        }
+    }
+
     /// The GPU of that name, if it can be given.
-    fn find_one(&self, setting: &Setting, name: GpuName<'_>) -> Result<&'a Gpu, ResolveError> {
+    fn find_one(&self, said: &str, name: GpuName<'_>) -> Result<&'a Gpu, ResolveError> {
         let gpu = match name {
-            GpuName::Uuid(prefix) => self.find_by_uuid(setting, prefix)?,
+            GpuName::Uuid(prefix) => self.find_by_uuid(said, prefix)?,
             // An index beyond u32 is no GPU's.
             GpuName::Index(text) | GpuName::Mig(text) => {
                 text.parse().ok().and_then(|index| self.inventory.by_index(index))
             }
         };
-        let setting = setting.clone();
         match gpu {
             None => Err(ResolveError::UnknownGpu {
-                setting,
+                said: said.to_owned(),
                 item: name.as_str().to_owned(),
                 known: self.inventory.gpus().iter().map(label).collect(),
             }),
-            Some(gpu) if gpu.state == GpuState::Lost => {
-                Err(ResolveError::LostGpu { setting, gpu: label(gpu) })
+            Some(gpu) => self.usable(said, gpu),
+        }
+    }
+
+    /// The GPU, if it can be given.
+    fn usable(&self, said: &str, gpu: &'a Gpu) -> Result<&'a Gpu, ResolveError> {
+        let said = said.to_owned();
+        match self.purpose {
+            _ if gpu.state == GpuState::Lost => {
+                Err(ResolveError::LostGpu { said, gpu: label(gpu) })
             }
-            Some(gpu) if gpu.mig_enabled => {
-                let gpu = label(gpu);
-                Err(match self.purpose {
-                    Purpose::Shared { .. } => ResolveError::MigModeGpu { setting, gpu },
-                    Purpose::Whole => {
-                        let known = self.known_mig_devices();
-                        ResolveError::MigModeWholeGpu { setting, gpu, known }
-                    }
-                })
+            _ if !gpu.mig_enabled => Ok(gpu),
+            Purpose::Shared { .. } => Err(ResolveError::MigModeGpu { said, gpu: label(gpu) }),
+            Purpose::Whole => {
+                let known = self.known_mig_devices();
+                Err(ResolveError::MigModeWholeGpu { said, gpu: label(gpu), known })
             }
-            Some(gpu) => Ok(gpu),
         }
     }
 
     /// The MIG devices that `item` names, if they can be given: one, or all of the host.
-    fn find_mig(&self, setting: &Setting, item: &str) -> Result<Vec<Chosen<'a>>, ResolveError> {
+    fn find_mig(&self, said: &str, item: &str) -> Result<Vec<Chosen<'a>>, ResolveError> {
         if let Purpose::Shared { memory, .. } = self.purpose {
-            let (setting, item) = (setting.clone(), item.to_owned());
-            return Err(ResolveError::MigUnderQuota { setting, item, memory: memory.clone() });
+            let (said, item) = (said.to_owned(), item.to_owned());
+            return Err(ResolveError::MigUnderQuota { said, item, memory: memory.clone() });
         }
         let found: Vec<_> = self.mig_devices().filter(|one| one.is_called(item)).collect();
         let lost = found.iter().find(|one| one.gpu.state == GpuState::Lost);
         if let Some(lost) = lost.filter(|_| item != ALL_MIG) {
-            return Err(ResolveError::LostGpu { setting: setting.clone(), gpu: label(lost.gpu) });
+            return Err(ResolveError::LostGpu { said: said.to_owned(), gpu: label(lost.gpu) });
         }
         let usable = found.into_iter().filter(|one| one.gpu.state == GpuState::Ok);
         match usable.collect::<Vec<_>>() {
             none if none.is_empty() => Err(ResolveError::UnknownMig {
-                setting: setting.clone(),
+                said: said.to_owned(),
                 item: item.to_owned(),
                 known: self.known_mig_devices(),
             }),
@@ -235,11 +335,7 @@ impl<'a> Host<'a, '_> {
     }
 
     /// The GPU whose UUID is `prefix`, or else the only one whose UUID begins with it.
-    fn find_by_uuid(
-        &self,
-        setting: &Setting,
-        prefix: &str,
-    ) -> Result<Option<&'a Gpu>, ResolveError> {
+    fn find_by_uuid(&self, said: &str, prefix: &str) -> Result<Option<&'a Gpu>, ResolveError> {
         let gpus = self.inventory.gpus();
         if let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid.eq_ignore_ascii_case(prefix)) {
             return Ok(Some(gpu));
@@ -252,7 +348,7 @@ impl<'a> Host<'a, '_> {
             [] => Ok(None),
             [gpu] => Ok(Some(gpu)),
             ref candidates => Err(ResolveError::AmbiguousGpu {
-                setting: setting.clone(),
+                said: said.to_owned(),
                 item: prefix.to_owned(),
                 candidates: candidates.iter().map(|gpu| label(gpu)).collect(),
             }),
@@ -310,9 +406,16 @@ impl Chosen<'_> {
     }
 }
 
-fn nothing_and_something(nothing: &Selection, naming: &Selection) -> ResolveError {
-    ResolveError::NothingAndSomething {
-        nothing: nothing.setting.clone(),
-        naming: naming.setting.clone(),
+/// Adds GPUs that aren't there yet.
+fn add<'a>(chosen: &mut Vec<Chosen<'a>>, found: Vec<Chosen<'a>>) {
+    for one in found {
+        if !chosen.contains(&one) {
+            chosen.push(one);
+        }
     }
+}
+
+fn nothing_and_something(nothing: &Selection, naming: &Selection) -> ResolveError {
+    let (nothing, naming) = (nothing.setting.clone(), naming.setting.clone());
+    ResolveError::from(RequestError::NothingAndSomething { nothing, naming })
 }

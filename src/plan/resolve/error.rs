@@ -8,12 +8,6 @@ use crate::request::{Quoted, RequestError, Setting};
 /// Why a request can't be met by any state of this host.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum ResolveError {
-    /// There is nothing to plan.
-    #[error("cGPU is not in effect for this container: {reason}")]
-    NotInEffect {
-        /// Why, as [`Request::not_in_effect`](crate::request::Request::not_in_effect) says.
-        reason: String,
-    },
     /// The names of GPUs can't be read.
     #[error(transparent)]
     Selection {
@@ -21,20 +15,11 @@ pub enum ResolveError {
         #[from]
         source: RequestError,
     },
-    /// `require_quota`, and the container has none.
+    /// The container has a quota on some of its GPUs only, and may not.
     #[error(
-        "{selection} asks for GPUs without a quota, which this host refuses (require_quota); \
-         set ALIYUN_COM_GPU_MEM_CONTAINER and ALIYUN_COM_GPU_MEM_DEV, \
-         or take the GPUs away with NVIDIA_VISIBLE_DEVICES=void"
-    )]
-    QuotaRequired {
-        /// What asks for GPUs.
-        selection: Setting,
-    },
-    /// `require_quota`, and the container has a quota on some of its GPUs only.
-    #[error(
-        "{nvidia} asks for {gpu} without a quota, which this host refuses (require_quota, or \
-         accept_nvidia_visible_devices_envvar_when_unprivileged = false); \
+        "{nvidia} asks for {gpu} without a quota beside those with one, which is refused in \
+         Kubernetes and on hosts with require_quota, profile = \"strict\" or \
+         accept_nvidia_visible_devices_envvar_when_unprivileged = false; \
          name it in {aliyun} too, or take it out"
     )]
     WholeGpuRefused {
@@ -43,17 +28,17 @@ pub enum ResolveError {
         /// The GPU.
         gpu: String,
         /// What names the GPUs under a quota.
-        aliyun: Setting,
+        aliyun: String,
     },
     /// A number that is no GPU's index, or a UUID that is no GPU's.
     #[error(
-        "{setting}: this host has no GPU {}; it has {} (cgpu gpus shows them)",
+        "{said}: this host has no GPU {}; it has {} (cgpu gpus shows them)",
         Quoted(.item),
         listed(.known)
     )]
     UnknownGpu {
-        /// What was said.
-        setting: Setting,
+        /// What names it, or how it came.
+        said: String,
         /// The name.
         item: String,
         /// The GPUs there are.
@@ -61,13 +46,13 @@ pub enum ResolveError {
     },
     /// The beginning of more than one UUID.
     #[error(
-        "{setting}: {} can mean {}; write more of the UUID",
+        "{said}: {} can mean {}; write more of the UUID",
         Quoted(.item),
         listed(.candidates)
     )]
     AmbiguousGpu {
-        /// What was said.
-        setting: Setting,
+        /// What names it, or how it came.
+        said: String,
         /// The name.
         item: String,
         /// The GPUs it can mean.
@@ -75,35 +60,35 @@ pub enum ResolveError {
     },
     /// The GPU can't be reached.
     #[error(
-        "{setting}: {gpu} is lost, it fell off the bus; \
+        "{said}: {gpu} is lost, it fell off the bus; \
          name another GPU (cgpu gpus shows them), or restart the host"
     )]
     LostGpu {
-        /// What was said.
-        setting: Setting,
+        /// What names it, or how it came.
+        said: String,
         /// The GPU.
         gpu: String,
     },
     /// The GPU can be used through its MIG devices only.
     #[error(
-        "{setting}: {gpu} is in MIG mode and can be used through its MIG devices only; \
+        "{said}: {gpu} is in MIG mode and can be used through its MIG devices only; \
          name another GPU (cgpu gpus shows them), or switch the mode off (nvidia-smi -mig 0)"
     )]
     MigModeGpu {
-        /// What was said.
-        setting: Setting,
+        /// What names it, or how it came.
+        said: String,
         /// The GPU.
         gpu: String,
     },
     /// A MIG device is to be shared.
     #[error(
-        "{setting}: MIG device {} can't be under the quota of {memory}, it has memory of its own; \
+        "{said}: MIG device {} can't be under the quota of {memory}, it has memory of its own; \
          name whole GPUs (cgpu gpus shows them), or ask for no quota",
         Quoted(.item)
     )]
     MigUnderQuota {
-        /// What was said.
-        setting: Setting,
+        /// What names it, or how it came.
+        said: String,
         /// The MIG device.
         item: String,
         /// What asks for the quota.
@@ -111,23 +96,23 @@ pub enum ResolveError {
     },
     /// The GPU is asked for as a whole, and can be used through its MIG devices only.
     #[error(
-        "{setting}: {gpu} is in MIG mode and can be used through its MIG devices only; name \
+        "{said}: {gpu} is in MIG mode and can be used through its MIG devices only; name \
          some of them: {}",
         mig_listed(.known)
     )]
     MigModeWholeGpu {
-        /// What was said.
-        setting: Setting,
+        /// What names it, or how it came.
+        said: String,
         /// The GPU.
         gpu: String,
         /// The MIG devices of the host.
         known: Vec<String>,
     },
     /// No MIG device has that name.
-    #[error("{setting}: this host has no MIG device {}; there are: {}", Quoted(.item), mig_listed(.known))]
+    #[error("{said}: this host has no MIG device {}; there are: {}", Quoted(.item), mig_listed(.known))]
     UnknownMig {
-        /// What was said.
-        setting: Setting,
+        /// What names it, or how it came.
+        said: String,
         /// The name.
         item: String,
         /// The MIG devices of the host.
@@ -150,15 +135,39 @@ pub enum ResolveError {
         /// The GPU.
         gpu: String,
         /// What lacks it.
-        nvidia: Setting,
+        nvidia: String,
     },
-    /// One source names GPUs, another says that there are none.
-    #[error("{nothing} selects no GPU, {naming} does; let them agree, or leave one of them out")]
-    NothingAndSomething {
-        /// What selects none.
-        nothing: Setting,
-        /// What selects some.
+    /// A GPU that was brought is none that the host knows.
+    #[error(
+        "{said}: this host has no such GPU; it has {} (cgpu gpus shows them)",
+        listed(.known)
+    )]
+    UnknownBrought {
+        /// How it came.
+        said: String,
+        /// The GPUs there are.
+        known: Vec<String>,
+    },
+    /// The GPUs that were brought are not those that are named.
+    #[error(
+        "{naming} means {named}, and the engine brought {brought}; name the same, or leave \
+         one of them out"
+    )]
+    BroughtDiffer {
+        /// What names GPUs.
         naming: Setting,
+        /// The named GPUs.
+        named: String,
+        /// The brought GPUs, and how they came.
+        brought: String,
+    },
+    /// Two variables list different GPUs.
+    #[error("{one} and {other} name different GPUs; name the same, or leave one of them out")]
+    DifferentVariables {
+        /// One.
+        one: Setting,
+        /// The other.
+        other: Setting,
     },
     /// Variables and annotation name different GPUs.
     #[error(
@@ -222,7 +231,7 @@ fn mig_listed(items: &[String]) -> String {
     }
 }
 
-fn listed(items: &[String]) -> String {
+pub(super) fn listed(items: &[String]) -> String {
     if items.is_empty() { "none".to_owned() } else { items.join(", ") }
 }
 

@@ -1,6 +1,6 @@
 //! Hosts for tests.
 
-use cgpu::plan::{Kind, PlannedGpu};
+use cgpu::plan::{Caveats, Kind, PlannedGpu};
 use cgpu::units::MIB;
 use cgpu::view::{
     ContainerFigures, GpuFigures, Mode, ProcessFigures, ShareFigures, Snapshot, State,
@@ -81,5 +81,6 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         calls: None,
         durations: None,
         workers: None,
+        caveats: Caveats::default(),
     }
 }

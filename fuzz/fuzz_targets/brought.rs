@@ -1,0 +1,48 @@
+//! Whatever a bundle has of GPUs: if it asks for a quota it gets one, or is refused, or has no GPU.
+#![no_main]
+
+use std::path::PathBuf;
+
+use cgpu::bundle::Bundle;
+use cgpu::request::{EntryPoint, Profile, Reaches, Rules, Said, Trust, Verdict, decide};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let Ok(bundle) = Bundle::from_bytes(data, PathBuf::new(), "config.json".into()) else { return };
+    let brought = bundle.brought();
+    let (Ok(mut env), Ok(annotations)) = (bundle.env(), bundle.annotations()) else { return };
+    env.extend([
+        "ALIYUN_COM_GPU_MEM_CONTAINER=3",
+        "ALIYUN_COM_GPU_MEM_DEV=15",
+        "ALIYUN_COM_GPU_MEM_UNIT=",
+        "CGPU_DISABLE=false",
+    ]);
+    let said = Said {
+        env: &env,
+        annotations: &annotations,
+        id: None,
+        brought: &brought,
+        is_privileged: bundle.is_privileged(),
+        reaches: &Reaches::default,
+        entry: EntryPoint::Runtime,
+    };
+    let rules = Rules {
+        trust: Trust { env: true, annotations: true },
+        profile: Profile::Open,
+        whole: true,
+        whole_beside_quota: true,
+        exclusive: false,
+        require_quota: false,
+        refuses_privileged: false,
+        resource_variables: &["DOCKER_RESOURCE_*".to_owned()],
+        is_gate: true,
+    };
+    match decide(&said, &rules).map(|decision| decision.verdict) {
+        Ok(Verdict::Ours(request)) => assert!(request.has_quota(), "{request:?}"),
+        Ok(Verdict::NotOurs(reason)) => {
+            let is_bare = brought.gpus.is_empty() && brought.allowed.is_empty();
+            assert!(is_bare && brought.everything.is_none(), "{reason}: {brought:?}");
+        }
+        Err(_) => {}
+    }
+});

@@ -1,0 +1,233 @@
+//! One question: what becomes of a bundle, by all that it says of GPUs and by the host's rules: [`decide`].
+//!
+//! Owns the order: the bundle is [read](super::read), its facts find their row in the
+//! [table](super::table), and then the host's other rules refuse what the row would allow. Pure. Must
+//! not know which GPUs there are: which GPU a name or a node means is `plan`'s matter.
+
+use std::fmt;
+
+use super::brought::{Brought, BroughtName, Extent};
+use super::near_miss::NearMiss;
+use super::reach::Reaches;
+use super::table::{self, Because, Named, On, Outcome, Quota};
+use super::{Off, Request, RequestError, Rules, cri, read};
+
+/// All that a bundle says of GPUs.
+#[derive(Clone, Copy)]
+pub struct Said<'a> {
+    /// The items of `process.env`, as `NAME=value`.
+    pub env: &'a [&'a str],
+    /// The annotations.
+    pub annotations: &'a [(&'a str, &'a str)],
+    /// The container's id; `None` if it isn't known yet.
+    pub id: Option<&'a str>,
+    /// What others brought.
+    pub brought: &'a Brought,
+    /// Whether NVIDIA's toolkit would call the container privileged: every device, or CAP_SYS_ADMIN.
+    pub is_privileged: bool,
+    /// How the container reaches past the enforcement. It is asked only if that matters: the answer
+    /// takes a look at the host's files.
+    pub reaches: &'a dyn Fn() -> Reaches,
+    /// Who asks.
+    pub entry: EntryPoint,
+}
+
+impl fmt::Debug for Said<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Said { env, annotations, id, brought, is_privileged, reaches: _, entry } = self;
+        f.debug_struct("Said")
+            .field("env", env)
+            .field("annotations", annotations)
+            .field("id", id)
+            .field("brought", brought)
+            .field("is_privileged", is_privileged)
+            .field("entry", entry)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Who asks what becomes of a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryPoint {
+    /// The OCI runtime, before the container is created.
+    Runtime,
+    /// podman's precreate hook: another runtime reads the bundle afterwards.
+    PrecreateHook,
+    /// A hook that is called when the bundle was read already.
+    LateHook,
+}
+
+/// What becomes of a bundle that isn't refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// What becomes of it.
+    pub verdict: Verdict,
+    /// Settings of it that nearly mean something.
+    pub near_misses: Vec<NearMiss>,
+}
+
+/// What becomes of a bundle that isn't refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is started as the bare runtime would start it; why, as a sentence.
+    NotOurs(String),
+    /// It is planned, registered and, if needed, edited.
+    Ours(Box<Request>),
+}
+
+impl Decision {
+    /// The request, unless the bundle is none of ours.
+    #[must_use]
+    pub fn request(&self) -> Option<&Request> {
+        match &self.verdict {
+            Verdict::Ours(request) => Some(request),
+            Verdict::NotOurs(_) => None,
+        }
+    }
+}
+
+/// What becomes of the bundle that says `said`.
+///
+/// # Errors
+///
+/// If it asks for what can't be meant, or for what `rules` refuse.
+pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
+    let (mut request, near_misses) = read(said, rules)?;
+    let not_ours = |reason| {
+        Ok(Decision { verdict: Verdict::NotOurs(reason), near_misses: near_misses.clone() })
+    };
+    let (quota, named, brought) = facts(&request, said);
+    let must_be_held = rules.refuses_no_quota() || rules.exclusive;
+    if request.contradicts_itself() && (quota == Quota::Asked || must_be_held) {
+        return Err(request.contradiction());
+    }
+    let row = table::find(quota, named, brought);
+    let outcome = match rules.is_strict() {
+        true => row.strict,
+        false => row.open,
+    };
+    let outcome = request.narrowed(outcome, said.brought, rules);
+    let outcome = match outcome {
+        Outcome::Refused(because) => return Err(refusal(&request, said, because, rules)),
+        // MIG devices have memory of their own, which no quota has to divide.
+        Outcome::Whole(_) | Outcome::AsBrought
+            if rules.require_quota && !request.is_mig_only(said.brought) =>
+        {
+            return Err(refusal(&request, said, Because::NoQuota, rules));
+        }
+        outcome => outcome,
+    };
+    let is_unenforced = matches!(quota, Quota::Lifted | Quota::Zero);
+    if matches!(outcome, Outcome::NotOurs | Outcome::FilesAlone) && rules.refuses_privileged {
+        let reaches = (said.reaches)();
+        if !reaches.ways.is_empty() {
+            return Err(RequestError::Privileged { ways: reaches.listed() });
+        }
+    }
+    if outcome == Outcome::NotOurs {
+        return not_ours(request.why_not_ours(rules));
+    }
+    request.outcome = outcome;
+    request.may_mix =
+        rules.whole_beside_quota && !rules.refuses_no_quota() && !cri::is_container(said);
+    if is_unenforced && outcome != Outcome::FilesAlone {
+        request.unenforced_by = request.lifting().map(ToString::to_string);
+    }
+    request.brought = match outcome {
+        Outcome::Quota(On::Both | On::Brought) => said.brought.chosen(),
+        Outcome::Whole(On::Either | On::Brought) | Outcome::AsBrought => said.brought.usable(),
+        _ => Vec::new(),
+    };
+    if outcome == Outcome::AsBrought && request.brought.is_empty() {
+        request.brought.push(BroughtName::All);
+    }
+    request.brought_by = said.brought.by();
+    request.mig.clone_from(&said.brought.mig);
+    check(&mut request, said, rules, &near_misses)?;
+    Ok(Decision { verdict: Verdict::Ours(Box::new(request)), near_misses })
+}
+
+/// The columns of the table for a bundle.
+pub(super) fn facts(request: &Request, said: &Said<'_>) -> (Quota, Named, Extent) {
+    let (quota, named) = (request.quota_asked(), request.named());
+    let brought = match quota {
+        Quota::Asked => said.brought.choice(named == Named::Listed),
+        _ => said.brought.extent(),
+    };
+    (quota, named, brought)
+}
+
+/// Refuses what the table allows and other rules don't.
+fn check(
+    request: &mut Request,
+    said: &Said<'_>,
+    rules: &Rules<'_>,
+    near_misses: &[NearMiss],
+) -> Result<(), RequestError> {
+    if request.outcome == Outcome::FilesAlone {
+        return Ok(());
+    }
+    let memory = request.quotas.first().map(|quota| quota.memory.clone());
+    if said.entry == EntryPoint::PrecreateHook {
+        let replaces = |key: &str| key.starts_with("run.oci.seccomp") || key == "run.oci.handler";
+        if let Some((key, _)) = said.annotations.iter().find(|(key, _)| replaces(key)) {
+            return Err(RequestError::ReplacesFilter { key: (*key).to_owned() });
+        }
+        if let Some(memory) = memory.clone().filter(|_| rules.is_gate) {
+            return Err(RequestError::GateByPrecreateHook { memory });
+        }
+    }
+    let reaches = (said.reaches)();
+    if let Some(memory) = memory.clone().filter(|_| rules.is_gate && reaches.host_pids) {
+        return Err(RequestError::HostPids { memory });
+    }
+    if rules.is_strict() {
+        if let Some(setting) =
+            request.quotas.iter().find_map(super::quota::Quota::share_by_variable)
+        {
+            return Err(RequestError::ShareByVariable { setting });
+        }
+        if let Some(near) = near_misses.iter().find(|near| near.is_refused_by_strict()) {
+            return Err(RequestError::NearMiss { near: near.clone() });
+        }
+        if !reaches.ways.is_empty() {
+            let ways = reaches.listed();
+            return Err(match memory {
+                Some(memory) => RequestError::ReachesPast { memory, ways },
+                None => RequestError::WholeReachesPast { ways },
+            });
+        }
+    }
+    request.reaches = reaches;
+    Ok(())
+}
+
+/// The refusal of a row of the table, or of a rule that refuses as one does.
+fn refusal(
+    request: &Request,
+    said: &Said<'_>,
+    because: Because,
+    rules: &Rules<'_>,
+) -> RequestError {
+    let naming = request.selections.naming().map(|naming| naming.setting.clone());
+    let by = naming.as_ref().map_or_else(|| said.brought.by(), ToString::to_string);
+    let rule = if rules.is_strict() { "profile = \"strict\"" } else { "require_quota" };
+    let memory = request.off.iter().find_map(Off::memory);
+    let nothing = request.selections.nothing().map(|nothing| nothing.setting.to_string());
+    match (because, memory, request.quotas.first(), nothing, naming) {
+        (Because::Untrusted, Some((memory, key)), ..) => {
+            RequestError::Untrusted { memory: memory.clone(), key, by }
+        }
+        (Because::Sandbox, Some((memory, _)), ..) => {
+            RequestError::Sandbox { memory: memory.clone(), by }
+        }
+        (Because::NoGpuNamed, _, Some(quota), Some(nothing), _) => {
+            RequestError::NoGpuNamed { memory: quota.memory.clone(), nothing, brought: by }
+        }
+        (.., naming) => match (request.lifting().cloned(), naming) {
+            (Some(setting), _) => RequestError::Lifted { setting, by, rule },
+            (None, Some(selection)) => RequestError::QuotaRequired { selection, rule },
+            (None, None) => RequestError::QuotaRequiredOfBrought { by, rule },
+        },
+    }
+}

@@ -1,0 +1,298 @@
+//! GPUs that others brought into a bundle, and what an image says: no quota is lost in silence.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::engines::{APP, HOOK, config, options, volume, was_held};
+use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes};
+use crate::support::{Bundle, Docker, IMAGE, Podman, eventually};
+
+const QUOTA: [&str; 2] = ["ALIYUN_COM_GPU_MEM_CONTAINER=1000", "ALIYUN_COM_GPU_MEM_UNIT=MiB"];
+
+/// What an engine does to a bundle by a CDI specification of GPU `index`, as docker 28, podman 5 and
+/// containerd 2.1 do it; the nodes are the simulated driver's, which are files.
+fn cdi(gated: &Gated, index: u32, visible: &str) -> impl Fn(&mut Value) {
+    let dev = gated.sim.dir().join("dev");
+    let visible = format!("NVIDIA_VISIBLE_DEVICES={visible}");
+    move |config: &mut Value| {
+        let names = ["nvidiactl".to_owned(), "nvidia-uvm".to_owned(), format!("nvidia{index}")];
+        let mounts = config["mounts"].as_array_mut().expect("runc wrote a list");
+        mounts.extend(names.iter().map(|name| {
+            let to = format!("/dev/{name}");
+            json!({"destination": to, "type": "bind", "source": dev.join(name), "options": ["rbind", "rw"]})
+        }));
+        config["process"]["env"].as_array_mut().expect("runc wrote a list").push(json!(visible));
+    }
+}
+
+fn with_env(config: &mut Value, variables: &[&str]) {
+    let env = config["process"]["env"].as_array_mut().expect("runc wrote a list");
+    env.extend(variables.iter().map(|variable| json!(variable)));
+}
+
+fn file(bundle: &Bundle) -> PathBuf {
+    bundle.directory.join("config.json")
+}
+
+#[test]
+fn a_quota_beside_a_cdi_device_holds_whatever_its_specification_says() {
+    let gated = Gated::new();
+    for (at, visible) in ["void", "none", "", "0"].into_iter().enumerate() {
+        for by_annotation in [false, true] {
+            let bundle = gated.bundle_with(&format!("app-{at}-{by_annotation}"), |config| {
+                cdi(&gated, 0, visible)(config);
+                match by_annotation {
+                    false => with_env(config, &QUOTA),
+                    true => {
+                        config["annotations"]["aliyun.com/gpu-mem-container"] = json!("1000");
+                        config["annotations"]["aliyun.com/gpu-mem-unit"] = json!("MiB");
+                    }
+                }
+                config["process"]["args"] = json!(APP);
+            });
+            was_held(&gated.host.runtime().run(&bundle));
+        }
+    }
+    // The second GPU alone was brought, and an image says all.
+    let bundle = gated.bundle_with("second", |config| {
+        cdi(&gated, 1, "all")(config);
+        with_env(config, &QUOTA);
+        config["process"]["args"] = json!(["sleep", "1000"]);
+    });
+    gated.host.runtime().create(&bundle).ok();
+    let container = gated.host.container("second");
+    assert_eq!(container["gpus"].as_array().unwrap().len(), 1, "{container}");
+    assert_eq!(container["gpus"][0]["index"], 1);
+    gated.host.runtime().delete(&bundle).ok();
+    // One was brought, and another is named.
+    let bundle = gated.bundle_with("differ", |config| {
+        cdi(&gated, 1, "0")(config);
+        with_env(config, &QUOTA);
+    });
+    let refused = gated.host.runtime().create(&bundle);
+    gated.host.was_told(refused, &bundle, &["and the engine brought GPU 1", "name the same"]);
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_brought_gpu_without_a_quota_is_registered_and_its_bundle_stays() {
+    let mut gated = Gated::new();
+    let bundle = |gated: &Gated, id: &str| {
+        gated.bundle_with(id, |config| {
+            cdi(gated, 0, "void")(config);
+            config["process"]["args"] = json!(["sleep", "1000"]);
+        })
+    };
+    let whole = bundle(&gated, "whole");
+    let before = fs::read(file(&whole)).unwrap();
+    let runtime = gated.host.runtime();
+    runtime.create(&whole).ok();
+    runtime.start(&whole).ok();
+    assert_eq!(fs::read(file(&whole)).unwrap(), before, "to the byte, and without a hook");
+    let container = gated.host.container("whole");
+    assert_eq!((&container["mode"], &container["gpus"][0]["index"]), (&json!("whole"), &json!(0)));
+    assert!(eventually(|| gated.host.container("whole")["state"] == "active"));
+    let filled = gated.exec(&whole, &["fill"]).ok();
+    assert!(got_bytes(&filled) > 15_000 * MIB, "{filled}");
+    runtime.delete(&whole).ok();
+    // Without a hook its record stays until the next creation, and isn't shown.
+    assert!(eventually(|| gated.host.ps().is_empty()));
+    gated.host.gc();
+    gated.soon_is_empty();
+
+    // The rules see it.
+    gated.host.set("admission.exclusive", true);
+    let shared = gated.sleeping("shared", 1000);
+    let refused = gated.host.runtime().create(&whole);
+    gated.host.was_told(refused, &whole, &["it is shared", "admission.exclusive is on"]);
+    gated.host.runtime().delete(&shared).ok();
+    gated.host.set("admission.require_quota", true);
+    let unasked = bundle(&gated, "unasked");
+    let refused = gated.host.runtime().create(&unasked);
+    gated.host.was_told(
+        refused,
+        &unasked,
+        &["this container has GPUs without a quota, by the mount of ", "(require_quota)"],
+    );
+    gated.soon_is_empty();
+}
+
+#[test]
+fn nothing_of_ours_stops_a_container_that_names_nothing() {
+    let gated = Gated::new();
+    let bundle = gated.bundle_with("brought", |config| {
+        cdi(&gated, 0, "void")(config);
+        config["process"]["args"] = json!(["echo", "runs"]);
+    });
+    let plain =
+        gated.bundle_with("plain", |config| config["process"]["args"] = json!(["echo", "runs"]));
+    let asks = gated.bundle_with("asks", |config| {
+        cdi(&gated, 0, "void")(config);
+        with_env(config, &QUOTA);
+    });
+    let text = fs::read(gated.host.config()).unwrap();
+    fs::write(gated.host.config(), "nonsense = [[[").unwrap();
+    for bundle in [&bundle, &plain] {
+        assert_eq!(gated.host.runtime().run(bundle).ok().stdout, "runs\n");
+    }
+    let refused = gated.host.runtime().create(&asks).fails();
+    assert!(refused.stderr.contains("cgpu: configuration"), "{refused}");
+    fs::write(gated.host.config(), text).unwrap();
+    // No record can be written: the directory is no directory.
+    let state = gated.host.state_dir();
+    let _ = fs::remove_dir_all(&state);
+    fs::write(&state, "").unwrap();
+    assert_eq!(gated.host.runtime().run(&bundle).ok().stdout, "runs\n");
+    gated.host.runtime().create(&asks).fails();
+    fs::remove_file(&state).unwrap();
+    let warned = "a container with GPUs that its engine brought is not registered";
+    assert!(gated.host.log().contains(warned), "{}", gated.host.log());
+}
+
+/// An image's variables can't be distinguished from its user's.
+#[test]
+fn what_an_image_lifts_is_reported_and_refused_under_strict() {
+    let mut gated = Gated::new();
+    let flag = format!("--cgpu-config={}", config(&gated));
+    let docker = Docker::builder().runtime(RUNTIME).runtime_arg(flag).start();
+    docker.run(&["--name", "base", IMAGE, "true"]).ok();
+    docker.call(&["commit", "--change", "ENV CGPU_DISABLE=true", "base", "evil"]).ok();
+    docker.remove("base").ok();
+    let volume = volume();
+    let run = |more: &[&str], image: &str, command: &[&str]| {
+        docker.run(&[&["--runtime=cgpu"], more, &options(&volume), &[image], command].concat())
+    };
+    run(&["-d", "--name", "demo"], "evil", &["sleep", "1000"]).ok();
+    let filled = docker.exec("demo", &[RMTOOL, "fill"]).ok();
+    assert!(got_bytes(&filled) > 15_000 * MIB, "as the documents say: {filled}");
+    let sentence = "no quota is enforced on this container: CGPU_DISABLE=true";
+    assert!(gated.host.log().contains(&format!("WARN {sentence}")), "{}", gated.host.log());
+    let told = gated.host.cgpu(&["events", "demo"]).ok().stdout;
+    assert!(told.contains(&format!("warning: {sentence}")), "{told}");
+    let shown = gated.host.cgpu(&["ps"]).ok().stdout;
+    assert!(shown.contains("no quota is enforced on it: CGPU_DISABLE=true"), "{shown}");
+    assert_eq!(gated.host.ps()[0]["unenforced_by"], "CGPU_DISABLE=true");
+    docker.remove("demo").ok();
+    // Its user overrules it.
+    was_held(&run(&["--rm", "-e", "CGPU_DISABLE=false"], "evil", &APP));
+
+    gated.host.set("admission.profile", "strict");
+    let run = |more: &[&str], image: &str, command: &[&str]| {
+        docker.run(&[&["--runtime=cgpu"], more, &options(&volume), &[image], command].concat())
+    };
+    let refused = run(&["--rm"], "evil", &APP).fails();
+    assert!(
+        refused.stderr.contains("CGPU_DISABLE=true would let this container have its GPUs"),
+        "{refused}"
+    );
+    was_held(&run(&["--rm"], IMAGE, &APP));
+    for (more, part) in [
+        (&["-e", "ALIYUN_COM_GPU_SCHD_WEIGHT=2"][..], "counts by an annotation only"),
+        (&["-e", "ALIYUN_COM_GPU_HIGH_PRIO=1"], "counts by an annotation only"),
+        (&["-e", "aliyun_com_gpu_mem_dev=15"], "did you mean ALIYUN_COM_GPU_MEM_DEV?"),
+        (&["--cap-add", "SYS_ADMIN"], "can reach past its enforcement: CAP_SYS_ADMIN"),
+        (&["-v", "/:/host"], "a mount of / (the host's root)"),
+    ] {
+        let refused = run(&[&["--rm"], more].concat(), IMAGE, &APP).fails();
+        assert!(refused.stderr.contains(part), "{part}: {refused}");
+    }
+    // One that names no GPU is none of the profile's.
+    docker
+        .run(&["--rm", "--runtime=cgpu", "-v", "/:/host", "--cap-add", "SYS_ADMIN", IMAGE, "true"])
+        .ok();
+    gated.host.set("admission.privileged", "refuse");
+    let refused = docker.run(&["--rm", "--runtime=cgpu", "-v", "/:/host", IMAGE, "true"]).fails();
+    assert!(refused.stderr.contains("(privileged = \"refuse\")"), "{refused}");
+    docker.run(&["--rm", "--runtime=cgpu", IMAGE, "true"]).ok();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_quota_in_the_hosts_pid_namespace_is_refused_in_both_profiles() {
+    let mut gated = Gated::new();
+    for profile in ["open", "strict"] {
+        gated.host.set("admission.profile", profile);
+        let bundle = gated.bundle_with(profile, |config| {
+            with_env(config, &[&QUOTA[..], &["NVIDIA_VISIBLE_DEVICES=0"]].concat());
+            let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
+            namespaces.retain(|namespace| namespace["type"] != "pid");
+        });
+        let refused = gated.host.runtime().create(&bundle);
+        gated.host.was_told(refused, &bundle, &["in the host's pid namespace", "--pid=host"]);
+    }
+    gated.soon_is_empty();
+}
+
+#[test]
+fn near_misses_are_events_and_shown_by_inspect() {
+    let gated = Gated::new();
+    let bundle = gated.bundle_with("near", |config| {
+        with_env(config, &["ALIYUN_COM_GPU_MEM_CONTAINER =3", "CGPU_DISABLED=1", "CGPU_COUNT=1"]);
+        config["process"]["args"] = json!(["true"]);
+    });
+    gated.host.runtime().run(&bundle).ok();
+    let told = gated.host.cgpu(&["events"]).ok().stdout;
+    for part in ["did you mean ALIYUN_COM_GPU_MEM_CONTAINER?", "did you mean CGPU_DISABLE?"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert!(!told.contains("CGPU_COUNT"), "{told}");
+    let dir = bundle.directory.display().to_string();
+    let shown = gated.host.cgpu(&["inspect", "--bundle", &dir, "--format", "json"]).ok().json();
+    assert_eq!(shown["warnings"].as_array().unwrap().len(), 2, "{shown}");
+    assert_eq!(shown["plan"], Value::Null);
+}
+
+/// podman copies annotations from an image's manifest.
+#[test]
+fn annotations_of_an_image_neither_cancel_a_quota_nor_replace_the_filter() {
+    let gated = Gated::new();
+    let scratch = &gated.host.scratch;
+    let context = scratch.directory("context");
+    fs::write(context.join("Containerfile"), format!("FROM {IMAGE}\n")).unwrap();
+    let build = |podman: &Podman, tag: &str, annotation: &str| {
+        let context = context.display().to_string();
+        podman.call(&["build", "--annotation", annotation, "-t", tag, &context]).ok();
+    };
+    let podman = Podman::builder()
+        .runtime(RUNTIME)
+        .runtime_flag(format!("cgpu-config={}", config(&gated)))
+        .start();
+    build(&podman, "sandboxed", "io.kubernetes.cri.container-type=sandbox");
+    let volume = volume();
+    let quota = [
+        "--annotation",
+        "aliyun.com/gpu-mem-container=1000",
+        "--annotation",
+        "aliyun.com/gpu-mem-unit=MiB",
+        "-e",
+        "NVIDIA_VISIBLE_DEVICES=0",
+        "-v",
+        &volume,
+    ];
+    was_held(&podman.run(&[&["--rm"][..], &quota, &["sandboxed"], &APP].concat()));
+    drop(podman);
+
+    // By the precreate hook over crun, which would ignore the bundle's seccomp section.
+    let hooks = scratch.directory("hooks.d");
+    let hook = json!({
+        "version": "1.0.0",
+        "hook": {"path": HOOK, "args": ["cgpu-hook", "precreate", "--config", config(&gated)]},
+        "when": {"always": true},
+        "stages": ["precreate"],
+    });
+    fs::write(hooks.join("cgpu-precreate.json"), hook.to_string()).unwrap();
+    let podman = Podman::builder().hooks_dir(&hooks).start();
+    build(&podman, "unfiltered", "run.oci.seccomp_bpf_data=BgAAAAAA/38=");
+    for asks in [&options(&volume)[..], &["-e", "NVIDIA_VISIBLE_DEVICES=0", "-v", &volume]] {
+        podman.run(&[&["--rm"], asks, &["unfiltered"], &APP].concat()).fails();
+    }
+    let log = gated.host.log();
+    assert_eq!(
+        log.matches("the annotation run.oci.seccomp_bpf_data has crun ignore").count(),
+        2,
+        "{log}"
+    );
+    gated.soon_is_empty();
+}
