@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use cgpu::monitor::{keeper, worker};
 
 fn main() -> ExitCode {
-    let done = match std::env::args().nth(1).as_deref() {
+    let mut words = std::env::args().skip(1);
+    let done = match words.next().as_deref() {
         Some("keep") => keeper::main(),
-        Some("work") => worker::main(),
+        Some("work") => worker::main(worker::Former::of(words.next().as_deref())),
         _ => {
             eprintln!("cgpu-monitor: cgpu-runtime starts this program, one for each container");
             return ExitCode::from(2);

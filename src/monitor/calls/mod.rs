@@ -35,9 +35,9 @@ pub(crate) use case::Case;
 #[cfg(test)]
 pub(crate) use left_calls::take_over_slot;
 pub(crate) use parts::Parts;
-pub(crate) use recover::queue_left_calls;
 #[cfg(test)]
 pub(crate) use recover::recover;
+pub(crate) use recover::{count_crash, queue_left_calls};
 #[cfg(test)]
 pub(crate) use serve::serve;
 pub(crate) use threads::{CallService, CallThreads};

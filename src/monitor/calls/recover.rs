@@ -14,8 +14,9 @@
 //!
 //! At last the reservation is cancelled. What couldn't be freed is found by the audit.
 //!
-//! A call that [`MOST_ENDED_WORKERS`] workers ended with may be what ended them. It isn't served again: what they may
-//! have made is freed, and the caller gets `EIO`. If that ends a worker too, the next one only replies.
+//! A call with which [`MOST_CRASHES`] workers crashed may be what crashed them. It isn't served again: what they may have
+//! made is freed, and the caller gets `EIO`. If that crashes a worker too, the next one only replies. A worker that was
+//! killed from outside, or was ordered to end, has not crashed.
 
 use nix::errno::Errno;
 
@@ -26,8 +27,14 @@ use crate::monitor::calls::serve::serve;
 use crate::monitor::journal::{CallObject, SLOTS, Slot, Stage, Trace};
 use crate::monitor::state::OnLane;
 
-/// After so many workers that ended while they had a call, the call isn't served again.
-const MOST_ENDED_WORKERS: u32 = 2;
+/// After so many workers that crashed while they had a call, the call isn't served again.
+const MOST_CRASHES: u32 = 2;
+
+/// Notes that the former worker crashed, in the calls that it left.
+pub(crate) fn count_crash(parts: &Parts) {
+    let left = |slot: &Slot<'_>| slot.notice().id != 0 && slot.stage() != Stage::Decided;
+    (0..SLOTS).map(|slot| parts.state.journal.slot(slot)).filter(left).for_each(Slot::count_crash);
+}
 
 /// Puts the calls of former workers that may have to be undone before all later calls of their threads.
 pub(crate) fn queue_left_calls(parts: &Parts) {
@@ -64,14 +71,14 @@ fn undo_left_call(parts: &Parts, slot: Slot<'_>, lane: Option<&OnLane<'_>>) {
 }
 
 /// Logs that a left call is answered with an error.
-fn log_refused(parts: &Parts, slot: Slot<'_>, ended_workers: u32) {
+fn log_refused(parts: &Parts, slot: Slot<'_>, crashes: u32) {
     if parts.state.log.limit.take_line() {
         let (request, pid) = (slot.registers().0 & 0xffff_ffff, slot.notice().pid);
         tracing::error!(
             pid,
             request = format_args!("{request:#x}"),
-            "a driver call is refused with EIO: {ended_workers} workers of the monitor ended while \
-             they served it; report it"
+            "a driver call is refused with EIO: the monitor crashed {crashes} times while it served \
+             the call; report it"
         );
     }
 }
@@ -88,17 +95,16 @@ fn finish_call(
         return;
     }
     let waits = listener.is_valid(notice.id);
-    let is_decided = slot.stage() == Stage::Decided;
-    let ended_workers = if is_decided { 0 } else { slot.count_ended_worker() };
+    let crashes = slot.crashes();
     match slot.stage() {
         Stage::Decided => {
             let _ = listener.send(notice.id, slot.decision());
         }
-        stage @ (Stage::Received | Stage::Executing) if ended_workers >= MOST_ENDED_WORKERS => {
-            if stage == Stage::Executing && ended_workers == MOST_ENDED_WORKERS {
+        stage @ (Stage::Received | Stage::Executing) if crashes >= MOST_CRASHES => {
+            if stage == Stage::Executing && crashes == MOST_CRASHES {
                 undo_left_call(parts, slot, lane.as_ref());
             }
-            log_refused(parts, slot, ended_workers);
+            log_refused(parts, slot, crashes);
             let _ = listener.send(notice.id, Reply::from(Errno::EIO).parts());
         }
         stage @ (Stage::Received | Stage::Executing) if waits => {

@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tracing::debug;
 
 use crate::monitor::journal::JOURNAL_BYTES;
+use crate::monitor::worker::Former;
 use crate::process::ProcessId;
 
 /// The descriptors 3, 4 and 5 of every worker.
@@ -61,13 +62,18 @@ pub(crate) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts `program` as a worker, with a new socket in `descriptors`.
-    pub(crate) fn start(program: &Path, descriptors: &mut WorkerDescriptors) -> io::Result<Self> {
+    /// Starts `program` as a worker, with a new socket in `descriptors`; `former` says how the one before ended.
+    pub(crate) fn start(
+        program: &Path,
+        descriptors: &mut WorkerDescriptors,
+        former: Former,
+    ) -> io::Result<Self> {
         let (keeper_end, worker_end) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::io::dup2(worker_end, &mut descriptors.socket)?;
         let child = Command::new(program)
             .arg("work")
+            .args((former == Former::Crashed).then_some(Former::AFTER_CRASH))
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null())

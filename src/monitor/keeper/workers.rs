@@ -17,6 +17,7 @@ use crate::monitor::keeper::orders::Orders;
 use crate::monitor::keeper::worker_process::{WorkerDescriptors, WorkerProcess};
 use crate::monitor::keeper::worker_starts::WorkerStarts;
 use crate::monitor::resident;
+use crate::monitor::worker::Former;
 
 /// The longest notice of a worker, in bytes.
 const PACKET_BYTES: usize = 4096;
@@ -45,6 +46,8 @@ pub(crate) struct Workers {
     orders: Orders,
     starts: WorkerStarts,
     worker: Option<WorkerProcess>,
+    /// How the last worker ended.
+    former: Former,
     /// Earlier workers that have not ended yet: nothing can end a thread in the driver. The next worker
     /// completes or undoes its call.
     ending: Vec<Child>,
@@ -92,6 +95,7 @@ impl Workers {
             orders: Orders::default(),
             starts: WorkerStarts::new(Instant::now()),
             worker: None,
+            former: Former::Ended,
             ending: Vec::new(),
         })
     }
@@ -175,7 +179,7 @@ impl Workers {
             true => &self.program,
             false => Path::new("/proc/self/exe"),
         };
-        match WorkerProcess::start(program, &mut self.descriptors) {
+        match WorkerProcess::start(program, &mut self.descriptors, self.former) {
             Ok(worker) => {
                 self.worker = Some(worker);
                 self.orders.restart();
@@ -265,6 +269,12 @@ impl Workers {
         self.descriptors.close_socket();
         let status = worker.child.try_wait();
         let worker_pid = worker.child.id();
+        self.former = match &status {
+            Ok(Some(status)) if worker.is_ready && worker.drain_until.is_none() => {
+                Former::of_status(*status)
+            }
+            _ => Former::Ended,
+        };
         if matches!(status, Ok(None)) {
             let pid = worker_pid;
             self.ending.push(worker.child);

@@ -53,7 +53,7 @@ pub(crate) enum Fate {
     /// The worker dies in its `nth` call of the driver, counted from 0, before or after the driver makes the call.
     /// `waits`: whether the caller waits for the next worker.
     WorkerDies { nth: u32, death: Death, waits: bool },
-    /// So many workers, one after another, die in their first call of the driver for this call, before the driver makes
+    /// So many workers, one after another, crash in their first call of the driver for this call, before the driver makes
     /// it. The caller waits.
     EndsWorkers(u32),
 }

@@ -23,7 +23,7 @@ use crate::gate::passing::{self, Wait};
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
 use crate::monitor::caller::{Caller, Listener, Scratch, TestCallers};
-use crate::monitor::calls::{Parts, queue_left_calls, recover, take_over_slot};
+use crate::monitor::calls::{Parts, count_crash, queue_left_calls, recover, take_over_slot};
 use crate::monitor::journal::KeptFile;
 use crate::monitor::keeper_socket::KeeperMessage;
 use crate::monitor::state::Occasion;
@@ -155,6 +155,12 @@ impl World {
         self.finish_left_call();
     }
 
+    /// Replaces a worker that crashed.
+    fn restart_after_crash(&self) {
+        self.restart_worker();
+        count_crash(&self.worker().parts);
+    }
+
     fn restart_worker(&self) {
         self.hear();
         let (worker, keeper) = worker(&self.settings, &self.journal);
@@ -204,12 +210,13 @@ impl World {
                 let died = (0..workers).all(|nth| match nth {
                     0 => self.serve_and_die(notice, 0, Death::Before),
                     _ => {
-                        self.restart_worker();
+                        self.restart_after_crash();
                         self.dies(0, Death::Before, finish_left_call)
                     }
                 });
                 assert!(died, "the call asks the driver");
-                self.restart();
+                self.restart_after_crash();
+                self.finish_left_call();
             }
             Fate::AnswerIsLost => {
                 serve_in(&self.worker(), OWN_SLOT, notice);

@@ -34,18 +34,21 @@ pub use crate::monitor::node::Failure;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
 
 use crate::gate::inherited;
 use crate::gate::settings::Settings;
 use crate::gate::wire::Notice;
 use crate::monitor::caller::Listeners;
-use crate::monitor::calls::{CallService, CallThreads, Parts, queue_left_calls};
+use crate::monitor::calls::{CallService, CallThreads, Parts, count_crash, queue_left_calls};
 use crate::monitor::driver::FormerClients;
-use crate::monitor::journal::{KeptFile, SLOTS, share_heap};
+use crate::monitor::journal::{KeptFile, share_heap};
 use crate::monitor::keeper_socket::{KeeperMessage, KeeperSocket};
 use crate::monitor::resident;
 use crate::monitor::state::ContainerState;
@@ -77,12 +80,43 @@ pub(crate) struct Worker {
     container_end: Arc<ContainerEnd>,
 }
 
+/// How the former worker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Former {
+    /// There was none, it was ordered to end, or it was killed from outside.
+    Ended,
+    /// By a fault of its own.
+    Crashed,
+}
+
+impl Former {
+    /// The worker's argument that says it.
+    pub(crate) const AFTER_CRASH: &str = "after-crash";
+
+    /// What the worker's argument says.
+    #[must_use]
+    pub fn of(argument: Option<&str>) -> Self {
+        match argument {
+            Some(Former::AFTER_CRASH) => Former::Crashed,
+            _ => Former::Ended,
+        }
+    }
+
+    /// What the status of an ended worker says, to which no order to end was given. SIGKILL comes from outside: from
+    /// root, or from the kernel for want of memory.
+    #[must_use]
+    pub(crate) fn of_status(status: ExitStatus) -> Self {
+        let is_killed = status.signal() == Some(Signal::SIGKILL as i32);
+        if status.success() || is_killed { Former::Ended } else { Former::Crashed }
+    }
+}
+
 /// Answers calls until the keeper ends the worker.
 ///
 /// # Errors
 ///
 /// Where the worker can't begin, or can't go on.
-pub fn main() -> io::Result<()> {
+pub fn main(former: Former) -> io::Result<()> {
     share_heap();
     let [keeper, settings, journal] = inherited::take_descriptors()?;
     inherited::close_other_descriptors();
@@ -101,6 +135,9 @@ pub fn main() -> io::Result<()> {
     worker.former_clients.take_over(&parts.driver);
     let (container_end, end) = (Arc::clone(&worker.container_end), Arc::clone(&worker.end));
     AuditThread::start(Arc::clone(parts), container_end, end)?;
+    if former == Former::Crashed {
+        count_crash(parts);
+    }
     queue_left_calls(parts);
     parts.state.journal.count_worker();
     control_socket::note_status(parts, &worker.calls);
@@ -185,8 +222,6 @@ impl Worker {
     /// Receives no more calls, and ends the worker when all calls are answered.
     fn drain(&self) {
         self.calls.drain();
-        let journal = &self.parts.state.journal;
-        (0..SLOTS).for_each(|number| journal.slot(number).discount_this_worker());
         self.end.finish(Ok(()));
     }
 

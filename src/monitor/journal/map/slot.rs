@@ -43,8 +43,8 @@ pub(super) struct SlotMemory {
     reply: [AtomicU32; 2],
     /// The number of the caller's process; 0 where the caller isn't known, or a worker of an older version noted it.
     caller_process: AtomicU64,
-    /// How many workers ended while they had the call.
-    ended_workers: AtomicU32,
+    /// How many workers crashed while they had the call.
+    crashes: AtomicU32,
 }
 
 const _: () = assert!(std::mem::offset_of!(seccomp_notif, id) == 0);
@@ -75,7 +75,7 @@ impl<'a> Slot<'a> {
         self.memory.listener.store(listener, Ordering::Relaxed);
         self.memory.caller_started.store(0, Ordering::Relaxed);
         self.memory.caller_process.store(0, Ordering::Relaxed);
-        self.memory.ended_workers.store(0, Ordering::Relaxed);
+        self.memory.crashes.store(0, Ordering::Relaxed);
         self.store_object(CallObject::default());
         self.set_reservation(None);
         self.memory.stage.store(Stage::Received as u32, Ordering::Release);
@@ -182,15 +182,14 @@ impl<'a> Slot<'a> {
         self.number
     }
 
-    /// Counts the former worker that ended while it had the slot's call. Returns how many workers have.
-    pub(crate) fn count_ended_worker(self) -> u32 {
-        self.memory.ended_workers.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
+    /// Counts a worker that crashed while it had the slot's call.
+    pub(crate) fn count_crash(self) {
+        self.memory.crashes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Keeps this worker from being counted by [`Slot::count_ended_worker`]: it was ordered to end, so a call that it
-    /// leaves did not end it.
-    pub(crate) fn discount_this_worker(self) {
-        self.memory.ended_workers.fetch_sub(1, Ordering::Relaxed);
+    /// How many workers crashed while they had the slot's call.
+    pub(crate) fn crashes(self) -> u32 {
+        self.memory.crashes.load(Ordering::Relaxed)
     }
 
     /// Notes that the driver is about to be asked, and for which object.

@@ -91,9 +91,9 @@ fn memory_of_one_who_died_with_the_worker_is_nobodys() {
     }
 }
 
-/// A call that ends each worker that serves it is served twice at most, and makes nothing.
+/// A call that crashes each worker that serves it is served twice at most, and makes nothing.
 #[test]
-fn a_call_that_ended_two_workers_is_an_error() {
+fn a_call_that_crashed_two_workers_is_an_error() {
     const EIO: i32 = 5;
     for (workers, gets) in [(1, None), (2, Some(Why::Errno(EIO))), (3, Some(Why::Errno(EIO)))] {
         let world = World::new();
