@@ -253,6 +253,8 @@ pub struct Own {
     pub log_open: Result<(), String>,
     /// What is registered; why it can't be read.
     pub records: Result<Records, String>,
+    /// What the latest bundles were warned of, each once, the latest last; why it can't be read.
+    pub warned: Result<Vec<String>, String>,
 }
 
 /// Registered containers.

@@ -21,7 +21,8 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = driver::judge(&facts.driver);
     findings.extend(host::isolation(&facts.isolation, driver::standing(&facts.driver), &facts.own));
     findings.extend(host::runtimes(&facts.runtimes, facts.isolation.cgroups));
-    findings.extend(engines::judge(&facts.engines, &facts.hooks, &facts.own));
+    let hooks = engines::Hooks { files: &facts.hooks, backend: facts.isolation.backend };
+    findings.extend(engines::judge(&facts.engines, hooks, &facts.own));
     findings.push(engines::toolkit(&facts.toolkit));
     findings.extend(host::own(&facts.own));
     findings

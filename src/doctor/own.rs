@@ -10,11 +10,16 @@ use std::path::{Path, PathBuf};
 use super::facts::{Own, Records, Seen, Unstarted};
 use super::sentence;
 use crate::admission::{Condition, UNSTARTED_S, deletion};
+use crate::events::{Follower, Kind, Store, plain};
 use crate::host::{Host, require_root};
 use crate::log::Sink;
 
 /// Our programs.
 const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];
+
+/// The most warnings of bundles that are shown, and the most characters of one.
+const MOST_WARNINGS: usize = 3;
+const MOST_WARNING: usize = 300;
 
 /// `host`'s own matters, whose paths are as we reach them; `config` is what became of its
 /// configuration, `state_dir` how the host calls that directory, `log` how we reach its log.
@@ -42,7 +47,22 @@ pub(super) fn look(
         log_open: log_open(&host.config.log, log),
         log: host.config.log.clone().into(),
         records: records(host),
+        warned: warned(&host.config.state_dir),
     }
+}
+
+/// The warnings of bundles among the events that are kept: `CONTAINER: REASON`.
+fn warned(state_dir: &Path) -> Result<Vec<String>, String> {
+    let mut follower = Follower::new(Store::of(state_dir)).map_err(|error| error.to_string())?;
+    let mut found: Vec<String> = Vec::new();
+    for event in follower.read().map_err(|error| error.to_string())? {
+        let Some(reason) = event.reason.filter(|_| event.kind == Kind::Warned) else { continue };
+        let name = event.name.unwrap_or(event.id);
+        let warning = plain(&format!("{name}: {reason}"), MOST_WARNING);
+        found.retain(|other| *other != warning);
+        found.push(warning);
+    }
+    Ok(found.split_off(found.len().saturating_sub(MOST_WARNINGS)))
 }
 
 /// Whether lines arrive where the configuration's `log` says; `reached` is how we reach it, if it is a file.

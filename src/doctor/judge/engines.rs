@@ -6,9 +6,18 @@
 use std::path::Path;
 
 use super::super::facts::{Engine, EngineKind, Flaw, Handler, HookFile, Own, Toolkit as Tools};
+use crate::plan::Kind;
+
 use super::{Engines, Error, Finding, Fine, Note, Toolkit, Warning, listed};
 
-pub(super) fn judge(engines: &[Engine], hooks: &[HookFile], own: &Own) -> Vec<Finding> {
+/// Hook files, and what would enforce a quota.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hooks<'a> {
+    pub(super) files: &'a [HookFile],
+    pub(super) backend: Kind,
+}
+
+pub(super) fn judge(engines: &[Engine], hooks: Hooks<'_>, own: &Own) -> Vec<Finding> {
     // What isn't installed yet is named as it will be.
     let runtime = match own.missing.contains(&"cgpu-runtime") {
         true => "/usr/bin/cgpu-runtime".to_owned(),
@@ -146,7 +155,7 @@ fn introduction(kind: EngineKind, runtime: &str) -> String {
     }
 }
 
-fn judge_hooks(files: &[HookFile]) -> Vec<Finding> {
+fn judge_hooks(Hooks { files, backend }: Hooks<'_>) -> Vec<Finding> {
     let row = |severity, what| Finding::new(Engines, "hooks", severity, what);
     let mut findings = Vec::new();
     let mut stages = Vec::new();
@@ -182,6 +191,12 @@ fn judge_hooks(files: &[HookFile]) -> Vec<Finding> {
         findings.push(
             row(Warning, what).remedy("install createRuntime and poststop; see hooks/README.md"),
         );
+    } else if has("precreate") && backend == Kind::Gate {
+        let what = format!("{} gives whole GPUs, and refuses quotas under the gate", listed(&good));
+        findings.push(row(Note, what).remedy(
+            "`cgpu setup podman`, and `podman --runtime cgpu`, or runtime = \"cgpu\" under [engine] in \
+             containers.conf",
+        ));
     } else if !good.is_empty() {
         findings.push(row(Fine, listed(&good)));
     }

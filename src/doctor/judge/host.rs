@@ -132,6 +132,10 @@ pub(super) fn own(facts: &Own) -> Vec<Finding> {
     let mut findings =
         vec![programs(facts), config(facts), state(facts), log(facts), records(facts)];
     findings.extend(facts.records.iter().flat_map(lost));
+    findings.extend(facts.warned.iter().flatten().map(|warning| {
+        Finding::new(Cgpu, "warned", Note, warning.clone())
+            .remedy("correct the container's settings; `cgpu events` shows all warnings")
+    }));
     if !facts.root {
         let what = "not run as the host's root: what only root may read is missing here".to_owned();
         findings.push(Finding::new(Cgpu, "rights", Note, what).remedy("`sudo cgpu doctor`"));

@@ -81,6 +81,7 @@ fn well() -> Facts {
             log: "/var/log/cgpu.log".into(),
             log_open: Ok(()),
             records: Ok(Records::default()),
+            warned: Ok(Vec::new()),
         },
     }
 }
@@ -534,7 +535,17 @@ fn hooks_come_in_whole_sets_and_one_at_a_time() {
         || hook("b.json", &["createRuntime"]),
         || hook("c.json", &["poststop"]),
     );
-    finds("hooks", Fine, "/etc/containers/oci/hooks.d/a.json", are(vec![ahead()]));
+    finds(
+        "hooks",
+        Note,
+        "/etc/containers/oci/hooks.d/a.json gives whole GPUs, and refuses quotas under the gate -> \
+         `cgpu setup podman`",
+        are(vec![ahead()]),
+    );
+    finds("hooks", Fine, "/etc/containers/oci/hooks.d/a.json", |facts| {
+        facts.hooks = vec![ahead()];
+        facts.isolation.backend = Kind::Km;
+    });
     finds("hooks", Fine, "hooks.d/b.json and /etc", are(vec![create(), stop()]));
     finds("hooks", Warning, "half of a set of hooks", are(vec![create()]));
     finds("hooks", Warning, "half of a set of hooks", are(vec![stop()]));
@@ -624,6 +635,15 @@ fn we_are_judged_too() {
     finds("records", Fine, "1 registered container", |facts| {
         facts.own.records = Ok(Records { total: 1, ..Records::default() });
     });
+    finds(
+        "warned",
+        Note,
+        "web: CGPU_DISABLED means nothing; did you mean CGPU_DISABLE? -> correct",
+        |facts| {
+            let warning = "web: CGPU_DISABLED means nothing; did you mean CGPU_DISABLE?";
+            facts.own.warned = Ok(vec![warning.into()]);
+        },
+    );
     let lost = |facts: &mut Facts, records| facts.own.records = Ok(records);
     finds("lost", Error, "a monitor serves a1 and b2, of which there is no record", |facts| {
         let unregistered = vec!["a1".into(), "b2".into()];
