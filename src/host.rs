@@ -157,7 +157,7 @@ impl Host {
             id,
             brought: &brought,
             is_privileged: bundle.is_privileged(),
-            reaches: &|| reach::find(bundle, &self.config),
+            reaches: &|| reach::find(bundle, &self.config, self.config_path.as_deref()),
             entry,
         };
         Ok(request::decide(&said, &self.request_rules())?)

@@ -33,8 +33,9 @@ const KUBELET_DIRS: [&str; 3] = [
     "/var/lib/kubelet/pod-resources",
 ];
 
-/// How the container of `bundle` reaches past the enforcement on the host that `config` is of.
-pub(super) fn find(bundle: &Bundle, config: &Config) -> Reaches {
+/// How the container of `bundle` reaches past the enforcement on the host that `config` is of, which was read
+/// from `config_path`.
+pub(super) fn find(bundle: &Bundle, config: &Config, config_path: Option<&Path>) -> Reaches {
     let host_pids = is_in_host_pids(bundle.pid_namespace());
     let mut ways = Vec::new();
     if bundle.allows_every_device() {
@@ -50,7 +51,7 @@ pub(super) fn find(bundle: &Bundle, config: &Config) -> Reaches {
     // What cgpu itself mounts of the driver's files.
     let own = tree::home(&config.state_dir);
     for source in bundle.bind_sources().filter(|source| !Path::new(source).starts_with(&own)) {
-        let host = host.get_or_insert_with(|| Sensitive::of(config));
+        let host = host.get_or_insert_with(|| Sensitive::of(config, config_path));
         if let Some(brings) = host.brought_by(Path::new(source)) {
             let way = Reach::Mount { source: source.to_owned(), brings: brings.to_owned() };
             if !ways.contains(&way) {
@@ -93,7 +94,7 @@ struct Sensitive {
 }
 
 impl Sensitive {
-    fn of(config: &Config) -> Self {
+    fn of(config: &Config, config_path: Option<&Path>) -> Self {
         let mut found = Sensitive { files: HashMap::new(), trees: Vec::new() };
         found.file(Path::new("/proc"), "the host's /proc");
         found.tree(Path::new("/sys/fs/cgroup"), "the host's cgroups");
@@ -101,6 +102,9 @@ impl Sensitive {
         // The first container may come before the directory does.
         found.above(&config.state_dir, "cgpu's state");
         found.tree(Path::new("/etc/cgpu"), "cgpu's configuration");
+        if let Some(path) = config_path {
+            found.file(path, "cgpu's configuration");
+        }
         found.tree(Path::new("/var/lib/cgpu"), "cgpu's state");
         for dir in &config.driver.cdi_dirs {
             found.tree(dir, "CDI specifications");
@@ -177,7 +181,7 @@ mod tests {
     }
 
     fn ways(value: &Value, config: &Config) -> Vec<String> {
-        find(&bundle(value), config).ways.iter().map(Reach::to_string).collect()
+        find(&bundle(value), config, None).ways.iter().map(Reach::to_string).collect()
     }
 
     fn namespaces(all: &Value) -> Value {
@@ -217,7 +221,7 @@ mod tests {
             (json!([{"type": "pid", "path": "/proc/self/ns/uts"}]), false),
             (json!([{"type": "pid", "path": "/nowhere"}]), true),
         ] {
-            let found = find(&bundle(&namespaces(&all)), &Config::default());
+            let found = find(&bundle(&namespaces(&all)), &Config::default(), None);
             assert_eq!(found.host_pids, is_host, "{all}");
             let expected = match is_host {
                 true => vec![
@@ -245,7 +249,7 @@ mod tests {
             let value = json!({"mounts": [
                 {"type": "bind", "source": source, "destination": "/x", "options": ["rbind", "ro"]},
             ], "linux": {"namespaces": [{"type": "pid"}]}});
-            let found = find(&bundle(&value), &config).ways;
+            let found = find(&bundle(&value), &config, None).ways;
             found
                 .into_iter()
                 .map(|way| match way {

@@ -528,6 +528,9 @@ mod tests {
             (&["mem=1", "@mem=1", "weight=5", "@weight=3", "prio=1", "@prio=1"], 3, true),
             (&["mem=1", "@mem=1", "weight=5", "prio=1", "@prio=0"], 1, false),
             (&["mem=1", "@mem=0", "weight=5", "@weight=3", "prio=1", "@prio=0"], 5, true),
+            // Annotations without a quota complete what variables leave open.
+            (&["mem=1", "@weight=3", "@prio=1"], 3, true),
+            (&["mem=1", "weight=1", "prio=0", "@weight=3"], 1, false),
         ] {
             let plan = plan_of(words, &four(), &OPEN);
             assert_eq!((plan.weight, plan.high_priority), (weight, high_priority), "{words:?}");
@@ -749,7 +752,7 @@ mod tests {
             assert_eq!(plan_of(&["nvidia=1:0"], &with_mig(), &rules).gpus.len(), 1);
             for words in [&["nvidia=1:0,0"][..], &["nvidia=all"], &["aliyun=1:0", "nvidia=0,1:0"]] {
                 let error = refused_under(&rules, words, &with_mig());
-                assert!(error.contains("without a quota, which this host refuses"), "{error}");
+                assert!(error.contains("without a quota"), "{error}");
             }
         }
     }
@@ -764,8 +767,8 @@ mod tests {
         );
         assert_eq!(
             refused_under(&QUOTAS_ONLY, &["+node=1"], &four()),
-            "this container has GPUs without a quota, by node /dev/nvidiaN, which this host refuses \
-             (require_quota); ask for a part with ALIYUN_COM_GPU_MEM_CONTAINER and \
+            "this host refuses GPUs without a quota (require_quota), and this container gets some by \
+             node /dev/nvidiaN; ask for a part with ALIYUN_COM_GPU_MEM_CONTAINER and \
              ALIYUN_COM_GPU_MEM_DEV, or start it without them"
         );
         for rules in [QUOTAS_ONLY, STRICT] {
@@ -860,6 +863,13 @@ mod tests {
         assert_eq!(limits(&["mem=3", "dev=15", "swarm=GPU-b1", "nvidia=all"]), [(1, Some(3000))]);
         assert_eq!(limits(&["swarm=GPU-b1,GPU-a0"]), [(1, None), (0, None)]);
         assert_eq!(limits(&["mem=3", "dev=15", "swarm=GPU-b1", "aliyun=1"]), [(1, Some(3000))]);
+        assert_eq!(
+            refused_under(&rules, &["mem=3", "swarm=GPU-b1", "nvidia=0"], &four()),
+            "NVIDIA_VISIBLE_DEVICES=0 and DOCKER_RESOURCE_GPU=GPU-b1 name different GPUs; name the \
+             same, or leave one of them out"
+        );
+        assert_eq!(limits(&["mem=3", "dev=15", "swarm=GPU-b1", "nvidia=1"]), [(1, Some(3000))]);
+        assert_eq!(limits(&["mem=3", "dev=15", "swarm=GPU-b1", "aliyun=all"]), [(1, Some(3000))]);
         assert_eq!(
             refused_under(&rules, &["mem=3", "swarm=GPU-b1", "aliyun=0"], &four()),
             "ALIYUN_COM_GPU_VISIBLE_DEVICES=0 and DOCKER_RESOURCE_GPU=GPU-b1 name different GPUs; \

@@ -106,6 +106,12 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
         true => row.strict,
         false => row.open,
     };
+    if rules.is_strict()
+        && !matches!(row.open, Outcome::NotOurs | Outcome::FilesAlone)
+        && let Some(near) = near_misses.iter().find(|near| near.is_refused_by_strict())
+    {
+        return Err(RequestError::NearMiss { near: near.clone() });
+    }
     let outcome = request.narrowed(outcome, said.brought, rules);
     let outcome = match outcome {
         Outcome::Refused(because) => return Err(refusal(&request, said, because, rules)),
@@ -143,7 +149,7 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
     }
     request.brought_by = said.brought.by();
     request.mig.clone_from(&said.brought.mig);
-    check(&mut request, said, rules, &near_misses)?;
+    check(&mut request, said, rules)?;
     Ok(Decision { verdict: Verdict::Ours(Box::new(request)), near_misses })
 }
 
@@ -158,12 +164,7 @@ pub(super) fn facts(request: &Request, said: &Said<'_>) -> (Quota, Named, Extent
 }
 
 /// Refuses what the table allows and other rules don't.
-fn check(
-    request: &mut Request,
-    said: &Said<'_>,
-    rules: &Rules<'_>,
-    near_misses: &[NearMiss],
-) -> Result<(), RequestError> {
+fn check(request: &mut Request, said: &Said<'_>, rules: &Rules<'_>) -> Result<(), RequestError> {
     if request.outcome == Outcome::FilesAlone {
         return Ok(());
     }
@@ -186,9 +187,6 @@ fn check(
             request.quotas.iter().find_map(super::quota::Quota::share_by_variable)
         {
             return Err(RequestError::ShareByVariable { setting });
-        }
-        if let Some(near) = near_misses.iter().find(|near| near.is_refused_by_strict()) {
-            return Err(RequestError::NearMiss { near: near.clone() });
         }
         if !reaches.ways.is_empty() {
             let ways = reaches.listed();

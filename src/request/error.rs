@@ -119,8 +119,8 @@ pub enum RequestError {
     },
     /// GPUs were brought, and no quota is asked for.
     #[error(
-        "this container has GPUs without a quota, by {by}, which this host refuses ({rule}); ask for \
-         a part with {} and {}, or start it without them",
+        "this host refuses GPUs without a quota ({rule}), and this container gets some by {by}; ask \
+         for a part with {} and {}, or start it without them",
         MEM_CONTAINER.variable,
         MEM_DEV.variable
     )]
@@ -133,8 +133,8 @@ pub enum RequestError {
     /// A setting lifts the quota of a container that has GPUs.
     #[error(
         "{setting} would let this container have its GPUs ({by}) without a quota, which this host \
-         refuses ({rule}); take it out (an image may have set it: set it to \"false\", or the amount \
-         to a number, to overrule the image)"
+         refuses ({rule}); take it out, or, if its image sets it, start it with CGPU_DISABLE=false or \
+         an amount of memory"
     )]
     Lifted {
         /// The setting.
@@ -146,8 +146,8 @@ pub enum RequestError {
     },
     /// A quota on no GPU, and all of them at hand.
     #[error(
-        "{memory} asks for a quota and {nothing} for no GPU, and this container has {brought}: it \
-         would have each GPU without a quota; name its GPUs with {}, or start it without that",
+        "{memory} asks for a quota, {nothing} names no GPU, and {brought} gives this container every \
+         GPU; start it without {brought}, or name its GPUs with {}",
         VISIBLE_DEVICES.variable
     )]
     NoGpuNamed {
@@ -160,9 +160,8 @@ pub enum RequestError {
     },
     /// A quota that doesn't count, and GPUs.
     #[error(
-        "{memory} asks for a quota and doesn't count here ({key} = false), and this container has \
-         GPUs by {by}: it would have them without the quota; ask for it by a source that counts, or \
-         take it out"
+        "{memory} asks for a quota and doesn't count on this host ({key} = false), and this container \
+         gets GPUs by {by}; ask for the quota by a source that counts, or take it out"
     )]
     Untrusted {
         /// What asks for the quota.

@@ -141,8 +141,8 @@ pub struct Request {
 pub(crate) struct Selections {
     /// `ALIYUN_COM_GPU_VISIBLE_DEVICES`; empty counts as absent.
     pub(crate) aliyun: Option<Selection>,
-    /// A variable of a resource (Swarm's `DOCKER_RESOURCE_*`) with UUIDs; NVIDIA's variable doesn't
-    /// count beside it, as in NVIDIA's toolkit.
+    /// A variable of a resource (Swarm's `DOCKER_RESOURCE_*`) with UUIDs. NVIDIA's variable doesn't count
+    /// beside it, as in NVIDIA's toolkit, unless it lists GPUs: then both have to mean the same.
     pub(crate) resource: Option<Selection>,
     /// `NVIDIA_VISIBLE_DEVICES`; empty is no GPU.
     pub(crate) nvidia: Option<Selection>,
@@ -202,14 +202,22 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
         sort(Ask::Off(Off::Untrusted("trust_annotations", Some(memory))));
     }
 
+    if let [quota] = &mut quotas[..]
+        && trust.annotations
+        && sandbox.is_none()
+    {
+        quota.complete_shares(by_annotation)?;
+    }
+
     let unless_empty = |setting: &Setting| setting.text() != Ok("");
     let resource = resource(said.env, rules).filter(|_| trust.env);
     let by_mounts = |setting: &Setting| setting.value == brought::DEVICE_MOUNTS;
-    let nvidia = nvidia.filter(|setting| resource.is_none() && !by_mounts(setting));
+    let counts = |nvidia: &Selection| resource.is_none() || nvidia.extent() == Extent::List;
+    let nvidia = nvidia.filter(|setting| !by_mounts(setting)).map(Selection::new).filter(counts);
     let mut selections = Selections {
         aliyun: in_env(VISIBLE_DEVICES.variable).filter(unless_empty).map(Selection::new),
         resource,
-        nvidia: nvidia.map(Selection::new),
+        nvidia,
         annotation: in_annotations(VISIBLE_DEVICES.annotation)
             .filter(unless_empty)
             .map(Selection::new),
@@ -1090,9 +1098,9 @@ mod tests {
         let rules = Rules { trust, ..testing::RULES };
         assert_eq!(
             sentence(testing::decided(&env, &annotations, &rules)),
-            "ALIYUN_COM_GPU_MEM_CONTAINER=3 asks for a quota and doesn't count here (trust_env = \
-             false), and this container has GPUs by aliyun.com/gpu-visible-devices=0: it would have \
-             them without the quota; ask for it by a source that counts, or take it out"
+            "ALIYUN_COM_GPU_MEM_CONTAINER=3 asks for a quota and doesn't count on this host (trust_env = \
+             false), and this container gets GPUs by aliyun.com/gpu-visible-devices=0; ask for the \
+             quota by a source that counts, or take it out"
         );
         assert!(testing::decided(&env, &[], &rules).unwrap().request().is_none());
         // A trusted quota is enough.

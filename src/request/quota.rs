@@ -50,11 +50,30 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
+    /// Takes weight and priority of annotations that ask for no quota themselves, if variables say nothing
+    /// of them.
+    pub(super) fn complete_shares(
+        &mut self,
+        get: impl Fn(Name) -> Option<Setting>,
+    ) -> Result<(), RequestError> {
+        if self.source == Source::Annotations {
+            return Ok(());
+        }
+        if self.weight.is_none() {
+            self.weight = get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten();
+        }
+        if self.high_priority.is_none() {
+            self.high_priority = high_priority(get(HIGH_PRIO))?;
+        }
+        Ok(())
+    }
+
     /// What asks for a weight above 1 or for high priority by a variable, which an image may have set.
     pub(super) fn share_by_variable(&self) -> Option<Setting> {
         let weight = self.weight.as_ref().filter(|weight| weight.value > 1);
-        let setting = weight.map(|weight| &weight.setting).or(self.high_priority.as_ref());
-        setting.filter(|_| self.source == Source::Env).cloned()
+        let settings = weight.map(|weight| &weight.setting).into_iter().chain(&self.high_priority);
+        let names = [SCHD_WEIGHT, HIGH_PRIO].map(|name| name.variable);
+        settings.into_iter().find(|setting| names.contains(&&*setting.name)).cloned()
     }
 }
 

@@ -114,7 +114,7 @@ fn a_brought_gpu_without_a_quota_is_registered_and_its_bundle_stays() {
     gated.host.was_told(
         refused,
         &unasked,
-        &["this container has GPUs without a quota, by the mount of ", "(require_quota)"],
+        &["this host refuses GPUs without a quota (require_quota)", "gets some by the mount of "],
     );
     gated.soon_is_empty();
 }

@@ -160,20 +160,24 @@ impl<'a> Host<'a, '_> {
     ) -> Result<(Vec<Chosen<'a>>, Vec<Chosen<'a>>), ResolveError> {
         let (aliyun, nvidia) = (selections.aliyun.as_ref(), selections.nvidia.as_ref());
         let resource = selections.resource.as_ref();
-        let shared = match aliyun.or(resource).or(nvidia) {
+        let listed = |selection: &&Selection| selection.extent() == Extent::List;
+        let chosen = aliyun.filter(|aliyun| resource.is_none() || listed(aliyun));
+        let shared = match chosen.or(resource).or(nvidia) {
             Some(selection) => self.find(selection)?,
             None => self.all()?,
         };
-        if let (Some(aliyun), Some(resource)) = (aliyun, resource) {
-            let given = self.find(resource)?;
-            let is_list = aliyun.extent() == Extent::List;
-            if is_list
-                && (given.len() != shared.len() || given.iter().any(|one| !shared.contains(one)))
-            {
-                let (one, other) = (aliyun.setting.clone(), resource.setting.clone());
-                return Err(ResolveError::DifferentVariables { one, other });
+        if let Some(resource) = resource {
+            // Their order is that of the one that decides.
+            for other in [aliyun, nvidia].into_iter().flatten() {
+                let (given, named) = (self.find(resource)?, self.find(other)?);
+                let is_same =
+                    given.len() == named.len() && given.iter().all(|one| named.contains(one));
+                if other.extent() == Extent::List && !is_same {
+                    let (one, other) = (other.setting.clone(), resource.setting.clone());
+                    return Err(ResolveError::DifferentVariables { one, other });
+                }
             }
-            return Ok((given.clone(), given));
+            return Ok((shared.clone(), shared));
         }
         let (Some(aliyun), Some(nvidia)) = (aliyun, nvidia) else {
             return Ok((shared.clone(), shared));
