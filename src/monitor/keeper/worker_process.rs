@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Instant;
 
+use nix::poll::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::DupFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -14,7 +15,10 @@ use tracing::debug;
 
 use crate::monitor::journal::JOURNAL_BYTES;
 use crate::monitor::worker::Former;
-use crate::process::ProcessId;
+use crate::process::{ProcessId, pidfd};
+
+/// How long the status of a worker is waited for that has closed its socket, in milliseconds.
+const EXIT_TIMEOUT_MS: u8 = 100;
 
 /// The descriptors 3, 4 and 5 of every worker.
 #[derive(Debug)]
@@ -62,6 +66,19 @@ pub(crate) struct WorkerProcess {
 }
 
 impl WorkerProcess {
+    /// How it has ended; `None` if it hasn't. One that is ending is waited for, but not for long: a thread in the driver
+    /// may keep it.
+    pub(crate) fn exit_status(&mut self) -> Option<ExitStatus> {
+        let status = self.child.try_wait().ok()?;
+        if status.is_some() {
+            return status;
+        }
+        let exited = pidfd(self.child.id().cast_signed()).ok()?;
+        let mut asked = [PollFd::new(exited.as_fd(), PollFlags::POLLIN)];
+        poll(&mut asked, EXIT_TIMEOUT_MS).ok()?;
+        self.child.try_wait().ok()?
+    }
+
     /// Starts `program` as a worker, with a new socket in `descriptors`; `former` says how the one before ended.
     pub(crate) fn start(
         program: &Path,

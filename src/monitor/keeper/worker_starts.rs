@@ -1,6 +1,8 @@
-//! When the keeper may start a worker: after each failed start, and after each worker that ended soon, it waits longer.
+//! When the keeper may start a worker: after each failed start, and after each worker that crashed soon, it waits longer.
 
 use std::time::{Duration, Instant};
+
+use crate::monitor::worker::Former;
 
 /// How long the keeper waits after a failed start: the first pause doubles with each failure, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -14,8 +16,8 @@ const STARTS_BEFORE_FALLBACK: u32 = 3;
 /// there may be few processors for both.
 const FIRST_START_DELAY: Duration = Duration::from_millis(50);
 
-/// A worker that ends within this time after it has begun counts as a failed start: a call that ends each worker would
-/// otherwise keep a processor busy.
+/// A worker that crashes within this time after it has begun counts as a failed start: a call that crashes each worker
+/// would otherwise keep a processor busy.
 const SOON: Duration = Duration::from_secs(1);
 
 /// When a worker may be started.
@@ -63,10 +65,10 @@ impl WorkerStarts {
         (self.not_before, self.begun) = (None, Some(now));
     }
 
-    /// Notes that a worker that had begun has ended without an order to.
-    pub(crate) fn note_ended(&mut self, now: Instant) {
+    /// Notes that a worker that had begun has ended, as `former` says, without an order to.
+    pub(crate) fn note_ended(&mut self, now: Instant, former: Former) {
         let began = self.begun.take();
-        if began.is_some_and(|began| now < began + SOON) {
+        if former == Former::Crashed && began.is_some_and(|began| now < began + SOON) {
             return self.note_failed(now);
         }
         self.failed = 0;
@@ -108,18 +110,18 @@ mod tests {
         }
         starts.note_begun(now);
         assert!(starts.are_due(now));
-        starts.note_ended(now + SOON);
+        starts.note_ended(now + SOON, Former::Crashed);
         assert!(starts.are_due(now + SOON) && starts.uses_installed());
     }
 
     #[test]
-    fn workers_that_end_soon_are_started_ever_later() {
+    fn workers_that_crash_soon_are_started_ever_later() {
         let mut now = Instant::now();
         let mut starts = WorkerStarts::new(now);
         let mut pauses = Vec::new();
         for _ in 0..9 {
             starts.note_begun(now);
-            starts.note_ended(now);
+            starts.note_ended(now, Former::Crashed);
             let ended = now;
             while !starts.are_due(now) {
                 now += Duration::from_millis(1);
@@ -127,6 +129,10 @@ mod tests {
             pauses.push((now - ended).as_millis());
         }
         assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1280, 2000]);
+        // Whoever kills workers says nothing of the next one.
+        starts.note_begun(now);
+        starts.note_ended(now, Former::Ended);
+        assert!(starts.are_due(now));
     }
 
     #[test]

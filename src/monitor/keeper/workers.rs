@@ -267,15 +267,15 @@ impl Workers {
     fn handle_worker_end(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
         self.descriptors.close_socket();
-        let status = worker.child.try_wait();
+        let status = worker.exit_status();
         let worker_pid = worker.child.id();
         self.former = match &status {
-            Ok(Some(status)) if worker.is_ready && worker.drain_until.is_none() => {
+            Some(status) if worker.is_ready && worker.drain_until.is_none() => {
                 Former::of_status(*status)
             }
             _ => Former::Ended,
         };
-        if matches!(status, Ok(None)) {
+        if status.is_none() {
             let pid = worker_pid;
             self.ending.push(worker.child);
             if self.has_too_many_ending() {
@@ -292,8 +292,8 @@ impl Workers {
             }
             (true, None) => {
                 let pid = worker_pid.cast_signed();
-                let status = status.ok().flatten().map(|status| status.to_string());
-                self.starts.note_ended(Instant::now());
+                let status = status.map(|status| status.to_string());
+                self.starts.note_ended(Instant::now(), self.former);
                 self.end_events.tell(Event { pid: Some(pid), status, ..Event::worker_gone() });
             }
             (false, _) => {

@@ -196,8 +196,9 @@ class Place:
             "mounts": self.mounts() if self.rootfs else [],
             "linux": {
                 "resources": {"devices": [{"allow": False, "access": "rwm"}]},
-                # Without mounts of its own a bare process is no runtime's to the monitor.
-                "namespaces": [{"type": kind} for kind in (("pid", "ipc", "uts", "mount") if self.rootfs else ())],
+                # Without mounts of its own a bare process is no runtime's to the monitor. cgpu refuses a quota in
+                # the host's pids; a bare process has them all the same, and what runs here attacks no monitor's pid.
+                "namespaces": [{"type": kind} for kind in (("pid", "ipc", "uts", "mount") if self.rootfs else ("pid",))],
             },
         }
         with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
