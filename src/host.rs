@@ -24,7 +24,7 @@ use crate::inventory;
 use crate::plan::{self, Kind, Plan, PlannedGpu};
 use crate::process;
 use crate::registry::{Record, Registry, RegistryError};
-use crate::request::brought::{CDI_ANNOTATION, DEVICE_MOUNTS};
+use crate::request::brought::DEVICE_MOUNTS;
 use crate::request::{self, Decision, EntryPoint, Request, Rules, Said};
 
 /// This host's configuration and what belongs to it.
@@ -283,16 +283,14 @@ impl Host {
             withheld.push(modeset);
             withheld.extend(inject::graphics(Path::new("/sys")));
         }
-        let (mut annotations_without, mut mounts_without) =
-            (driver.annotations_without, driver.mounts_without);
+        let mut mounts_without = driver.mounts_without;
         if plan.backend != Kind::None {
             // By these NVIDIA's runtime would bring GPUs afterwards, if it is the real runtime.
-            annotations_without.push(CDI_ANNOTATION.to_owned());
             mounts_without.push(DEVICE_MOUNTS.to_owned());
         }
         let env = driver.env.into_iter().chain(visible);
         let mut edits = Edits {
-            annotations_without,
+            without_cdi_annotations: driver.without_cdi_annotations || plan.backend != Kind::None,
             mounts_without,
             env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
             devices,

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::devices::{LAST_GPU_MINOR, allows_every_device};
 use super::shape::{is_bind, number, plain, text};
-use crate::request::brought::{CDI_ANNOTATION, device_mount};
+use crate::request::brought::{device_mount, is_cdi_annotation};
 use crate::request::{Brought, BroughtGpu, BroughtName};
 use crate::rm::NVIDIA_MAJOR;
 
@@ -67,7 +67,7 @@ fn hooks(config: &Value, brought: &mut Brought) {
 
 fn annotations(config: &Value, brought: &mut Brought) {
     let all = config.get("annotations").and_then(Value::as_object);
-    let of_cdi = all.into_iter().flatten().filter(|(key, _)| key.starts_with(CDI_ANNOTATION));
+    let of_cdi = all.into_iter().flatten().filter(|(key, _)| is_cdi_annotation(key));
     for (key, value) in of_cdi {
         let value = value.as_str().unwrap_or_default();
         brought.gpus.extend(BroughtGpu::of_annotation(key, value));
@@ -113,6 +113,8 @@ fn devices(config: &Value, brought: &mut Brought) {
             (Some(NVIDIA_MAJOR), Some(minor @ 0..=LAST_GPU_MINOR)) if is_character => {
                 u32::try_from(minor).ok()
             }
+            // Without a minor number it has 0, as engines written in Go read it.
+            (Some(NVIDIA_MAJOR), None) if is_character => Some(0),
             (Some(NVIDIA_MAJOR), _) => None,
             _ => gpu_minor(&path),
         };
@@ -127,7 +129,8 @@ fn rules(config: &Value, brought: &mut Brought) {
         let is_character = matches!(text(rule, "type"), "" | "a" | "c");
         // Making a node is no use of it.
         let is_use = text(rule, "access") != "m";
-        if !allows || !is_character || !is_use || number(rule, "major") != Some(NVIDIA_MAJOR) {
+        let is_nvidias = matches!(number(rule, "major"), None | Some(..0 | NVIDIA_MAJOR));
+        if !allows || !is_character || !is_use || !is_nvidias {
             continue;
         }
         match number(rule, "minor") {
@@ -163,10 +166,11 @@ mod tests {
             node("/dev/hidden", 195, 1),
             node("/dev//nvidia7", 1, 3),
             node("/dev/fuse", 10, 229),
+            {"path": "/dev/x", "type": "c", "major": 195},
             node("/dev/nvidia-caps/nvidia-cap12", 511, 12),
             {"path": "/dev/nvidia9", "type": "b", "major": 195, "minor": 9},
         ]}});
-        let expected = [3, 1, 7].map(BroughtName::Minor);
+        let expected = [3, 1, 7, 0].map(BroughtName::Minor);
         assert_eq!(gpus(&config), expected);
         assert_eq!(brought(&config).mig_nodes, [12]);
         assert_eq!(brought(&config).gpus[0].by, "node /dev/nvidia0");
@@ -224,10 +228,15 @@ mod tests {
             {"allow": true, "type": "c", "major": 195, "minor": 1, "access": "m"},
             {"allow": false, "type": "c", "major": 195, "minor": 1, "access": "rw"},
             {"allow": true, "type": "c", "major": 10, "minor": 229, "access": "rw"},
+            {"allow": true, "type": "c", "major": -1, "minor": 2, "access": "rw"},
+            {"allow": true, "type": "c", "access": "m"},
         ]}}});
         let found = brought(&config);
         let allowed: Vec<_> = found.allowed.into_iter().map(|one| one.gpu).collect();
-        assert_eq!((found.gpus, allowed), (vec![], vec![BroughtName::Minor(3), BroughtName::All]));
+        assert_eq!(
+            (found.gpus, allowed),
+            (vec![], vec![BroughtName::Minor(3), BroughtName::All, BroughtName::Minor(2)])
+        );
     }
 
     #[test]
@@ -253,9 +262,10 @@ mod tests {
             "cdi.k8s.io/vfio_1": "vendor.com/nic=1",
             "cdi.k8s.io/gpu": "nvidia.com/gpu=0,nvidia.com/gpu=GPU-b",
             "cdi.k8s.io/odd": 3,
+            "nvidia.cdi.k8s.io/x": "nvidia.com/gpu=2",
             "x": "nvidia.com/gpu=7",
         }});
-        let expected = ["0", "GPU-b"].map(|name| BroughtName::Named(name.into()));
+        let expected = ["0", "GPU-b", "2"].map(|name| BroughtName::Named(name.into()));
         assert_eq!(gpus(&config), expected);
     }
 

@@ -98,8 +98,8 @@ pub(super) fn withhold(config: &mut Value, edits: &Edits) -> Result<(), Misshape
 /// Whether an allow rule names the device by a wildcard.
 fn covers(rule: &Value, major: i64, minor: i64) -> bool {
     let matches = |field, wanted| match number(rule, field) {
-        None | Some(-1) => true,
-        Some(found) => found == wanted,
+        None | Some(..0) => true,
+        Some(found) => found == wanted || is_of_all_types(rule),
     };
     rule.get("allow") == Some(&Value::Bool(true))
         && matches!(text(rule, "type"), "" | "a" | "c")
@@ -108,18 +108,28 @@ fn covers(rule: &Value, major: i64, minor: i64) -> bool {
         && text(rule, "access") != "m"
 }
 
-/// Whether the last rule that speaks of every device allows them.
+/// Whether a rule is for devices of every type. runc takes such a rule for one of every device, whatever
+/// its numbers; crun may take the numbers as they are.
+fn is_of_all_types(rule: &Value) -> bool {
+    matches!(text(rule, "type"), "" | "a")
+}
+
+/// Whether the last rule that speaks of every device, or of every character device, allows their use.
 pub(super) fn allows_every_device(config: &Value) -> bool {
     let rules = config.pointer("/linux/resources/devices").and_then(Value::as_array);
-    rules
-        .into_iter()
-        .flatten()
-        .rfind(|rule| {
-            matches!(text(rule, "type"), "" | "a")
-                && !matches!(number(rule, "major"), Some(0..))
-                && !matches!(number(rule, "minor"), Some(0..))
-        })
-        .is_some_and(|rule| rule.get("allow") == Some(&Value::Bool(true)))
+    let allows = |rule: &Value| rule.get("allow") == Some(&Value::Bool(true));
+    let is_wild = |rule: &Value| {
+        !matches!(number(rule, "major"), Some(0..)) && !matches!(number(rule, "minor"), Some(0..))
+    };
+    // Making a node, which engines allow to all, is no use of it.
+    let of_characters =
+        |rule: &Value| text(rule, "type") == "c" && text(rule, "access") != "m" && allows(rule);
+    let mut rules = rules.into_iter().flatten();
+    let widest = rules.rfind(|rule| match is_wild(rule) {
+        true => is_of_all_types(rule) || of_characters(rule),
+        false => is_of_all_types(rule) && allows(rule),
+    });
+    widest.is_some_and(allows)
 }
 
 pub(super) fn rule(allow: bool, major: i64, minor: i64) -> Value {

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::devices::{allow, declare, withhold};
 use super::edits::{Bind, Edits, HookCall, HookStage, Mount};
 use super::shape::{Misshapen, list, mounts, object, plain, text};
+use crate::request::brought::is_cdi_annotation;
 
 /// Applies `edits`; what it was before, where that changed anything.
 pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, Misshapen> {
@@ -139,10 +140,9 @@ fn forget_mps(config: &mut Value) -> Result<(), Misshapen> {
 
 /// Takes out what asks somebody else for more.
 fn forget_requests(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
-    if let Some(annotations) = config.get_mut("annotations").and_then(Value::as_object_mut) {
-        let begins =
-            |name: &String| edits.annotations_without.iter().any(|prefix| name.starts_with(prefix));
-        annotations.retain(|name, _| !begins(name));
+    let annotations = config.get_mut("annotations").and_then(Value::as_object_mut);
+    if let Some(annotations) = annotations.filter(|_| edits.without_cdi_annotations) {
+        annotations.retain(|name, _| !is_cdi_annotation(name));
     }
     if config.get("mounts").is_none_or(Value::is_null) {
         return Ok(());
@@ -405,6 +405,14 @@ mod tests {
         assert!(allows_every_device(&config(json!([none, all]))));
         assert!(!allows_every_device(&config(json!([all, none]))));
         assert!(!allows_every_device(&json!({})));
+        let allowed = |rule: Value| allows_every_device(&config(json!([none, rule])));
+        let character = |access: &str| json!({"allow": true, "type": "c", "access": access});
+        assert!(allowed(character("rwm")) && !allowed(character("m")));
+        assert!(!allowed(json!({"allow": true, "type": "c", "minor": 3, "access": "rw"})));
+        // runc doesn't look at its numbers.
+        let numbered = json!({"type": "a", "major": 1, "minor": 3, "access": "rwm", "allow": true});
+        assert!(allowed(numbered.clone()));
+        assert!(!allows_every_device(&config(json!([numbered, none]))));
     }
 
     #[test]
@@ -518,14 +526,18 @@ mod tests {
     fn what_asks_others_for_more_is_taken_out() {
         let mut config = json!({
             "process": {},
-            "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=1", "io.x/y": "z"},
+            "annotations": {
+                "cdi.k8s.io/x": "nvidia.com/gpu=1",
+                "nvidia.cdi.k8s.io/x": "nvidia.com/gpu=all",
+                "io.x/y": "z",
+            },
             "mounts": [
                 {"destination": "/var/run/nvidia-container-devices/all", "source": "/dev/null"},
                 {"destination": "/var/run", "source": "/x"},
             ],
         });
         let edits = Edits {
-            annotations_without: vec!["cdi.k8s.io/".into()],
+            without_cdi_annotations: true,
             mounts_without: vec!["/var/run/nvidia-container-devices".into()],
             ..Edits::default()
         };

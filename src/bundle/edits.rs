@@ -36,8 +36,8 @@ pub struct Edits {
     /// Whether mounts that lead to the MPS daemon are taken out, whose server allocates for its
     /// clients, past their quotas.
     pub without_mps: bool,
-    /// What annotations begin with that are taken out.
-    pub annotations_without: Vec<String>,
+    /// Whether annotations are taken out that ask for devices by CDI's names.
+    pub without_cdi_annotations: bool,
     /// Paths in the container at and below which nothing is mounted.
     pub mounts_without: Vec<String>,
     /// What `linux.seccomp` becomes, where that changes.

@@ -29,7 +29,7 @@ use crate::bundle::{Bundle, BundleError, Edits};
 use crate::config::{Config, Inject};
 use crate::gpu::Inventory;
 use crate::plan::Plan;
-use crate::request::brought::{CDI_ANNOTATION, DEVICE_MOUNTS};
+use crate::request::brought::DEVICE_MOUNTS;
 use crate::rm::Version;
 use cdi::{CdiError, HostFacts, Specifications, Wanted};
 
@@ -257,7 +257,7 @@ fn by_nvidia(bundle: &Bundle) -> Result<Edits, BundleError> {
     let asked = ASKS_FOR_MORE.iter().filter(there);
     Ok(Edits {
         env: asked.map(|name| ((*name).to_owned(), String::new())).collect(),
-        annotations_without: vec![CDI_ANNOTATION.to_owned()],
+        without_cdi_annotations: true,
         mounts_without: vec![DEVICE_MOUNTS.to_owned()],
         // The hook mounts it after us.
         masked: vec!["/tmp/nvidia-mps".to_owned()],

@@ -166,8 +166,16 @@ impl BroughtGpu {
     }
 }
 
-/// What annotations of CDI begin with (Container Device Interface, "Annotations").
-pub const CDI_ANNOTATION: &str = "cdi.k8s.io/";
+/// The prefix of annotations of CDI (Container Device Interface, "Annotations"). NVIDIA's runtime takes
+/// others as well, by its `annotation-prefixes`; NVIDIA's GPU Operator sets `nvidia.cdi.k8s.io/`.
+const CDI_ANNOTATION: &str = "cdi.k8s.io";
+
+/// Whether an annotation of that name asks for devices by CDI's names.
+#[must_use]
+pub fn is_cdi_annotation(key: &str) -> bool {
+    let before = key.split_once('/').and_then(|(prefix, _)| prefix.strip_suffix(CDI_ANNOTATION));
+    before.is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
 
 /// Below this directory of a container NVIDIA's toolkit is asked for devices by the names of mounts
 /// (`accept-nvidia-visible-devices-as-volume-mounts`).
@@ -181,7 +189,8 @@ pub fn device_mount(destination: &str) -> Option<BroughtName> {
         None => nvidia_gpu(name),
         // cdi/VENDOR/CLASS/NAME
         Some(("cdi", device)) => {
-            let (kind, name) = device.rsplit_once('/')?;
+            // Or VENDOR/CLASS=NAME.
+            let (kind, name) = device.split_once('=').or_else(|| device.rsplit_once('/'))?;
             cdi_gpu(&format!("{kind}={name}"))
         }
         // imex/CHANNEL is no GPU.
@@ -194,7 +203,8 @@ pub(super) fn cdi_gpu(device: &str) -> Option<BroughtName> {
     let (kind, name) = device.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;
     let is_nvidias = vendor == "nvidia.com" || vendor.ends_with(".nvidia.com");
-    let is_gpu = matches!(class, "gpu" | "mig");
+    // NVIDIA's DRA driver names what it prepared for a claim; its name is no GPU's that we know.
+    let is_gpu = matches!(class, "gpu" | "mig" | "claim");
     if is_nvidias && is_gpu { nvidia_gpu(name) } else { None }
 }
 
@@ -237,6 +247,7 @@ mod tests {
             ("management.nvidia.com/gpu=all", Some(BroughtName::All)),
             ("nvidia.com/gpu=none", None),
             ("nvidia.com/gds=all", None),
+            ("k8s.gpu.nvidia.com/claim=a-0", named("a-0")),
             ("nvidia.com/imex-channel=0", None),
             ("amd.com/gpu=0", None),
             ("notnvidia.com/gpu=0", None),
@@ -255,12 +266,26 @@ mod tests {
             ("/var/run/nvidia-container-devices/GPU-a", named("GPU-a")),
             ("/var/run/nvidia-container-devices/1", named("1")),
             ("/var/run/nvidia-container-devices/cdi/nvidia.com/gpu/0", named("0")),
+            ("/var/run/nvidia-container-devices/cdi/nvidia.com/gpu=0", named("0")),
             ("/var/run/nvidia-container-devices/imex/0", None),
             ("/var/run/nvidia-container-devices", None),
             ("/var/run/nvidia-container-devices2/0", None),
             ("/var/run", None),
         ] {
             assert_eq!(device_mount(path), gpu, "{path}");
+        }
+    }
+
+    #[test]
+    fn annotations_of_cdi_have_its_prefix_or_one_below_it() {
+        for (key, is_one) in [
+            ("cdi.k8s.io/x", true),
+            ("nvidia.cdi.k8s.io/x", true),
+            ("notcdi.k8s.io/x", false),
+            ("cdi.k8s.io", false),
+            ("x/cdi.k8s.io/y", false),
+        ] {
+            assert_eq!(is_cdi_annotation(key), is_one, "{key}");
         }
     }
 

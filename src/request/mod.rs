@@ -443,6 +443,12 @@ impl Request {
         self.outcome == Outcome::AsBrought
     }
 
+    /// The setting that lifts its quota, if one does.
+    #[must_use]
+    pub fn unenforced_by(&self) -> Option<&str> {
+        self.unenforced_by.as_deref()
+    }
+
     /// Whether `CGPU_DISABLE` has switched a quota off, so that the variables stay as they were given.
     #[must_use]
     pub fn is_disabled(&self) -> bool {

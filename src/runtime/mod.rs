@@ -370,7 +370,9 @@ fn prepare(
     if host.may_leave_alone(&request) {
         return Ok(None);
     }
-    let may_be_unregistered = request.is_as_brought() && !host.config.admission.exclusive;
+    let may_be_unregistered = request.is_as_brought()
+        && request.unenforced_by().is_none()
+        && !host.config.admission.exclusive;
     let key = id.ok_or(RuntimeError::NoId).map(|id| Key { root, id: id.to_owned() });
     match key.and_then(|key| register((real, create), host, key, &request, bundle)) {
         // It was given nothing and promised nothing: that it isn't listed is no reason to stop it.
@@ -389,7 +391,10 @@ fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
     let host = Host::new(config::Config::default(), None, Way::Ahead);
     let is_ours = bundle.hooks().is_some_and(marks::are_ours);
     let decision = host.decide(bundle, id, EntryPoint::Runtime);
-    let asks = |decision: Decision| decision.request().is_some_and(|one| !one.is_as_brought());
+    let asks = |decision: Decision| {
+        let request = decision.request();
+        request.is_some_and(|one| !one.is_as_brought() || one.unenforced_by().is_some())
+    };
     !is_ours && decision.is_ok_and(|decision| !asks(decision))
 }
 
