@@ -30,6 +30,7 @@ use crate::plan::Plan;
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
 use crate::request::{EntryPoint, Request};
+use crate::runtime::names_nothing;
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -214,6 +215,50 @@ pub fn run(
     call(host, stage, caller, input, output)
 }
 
+/// Calls the hook of `stage` where the configuration can't be read, as `error` says: a container starts
+/// that asks for nothing, since an engine calls its hooks for each.
+///
+/// # Errors
+///
+/// `error`, if the container asks for something or that can't be known.
+pub fn run_unconfigured(
+    (stage, caller): (Stage, &Caller),
+    error: ConfigError,
+    input: &mut dyn Read,
+    output: &mut dyn Write,
+) -> Result<(), HookError> {
+    if *caller != Caller::Alone {
+        return Err(error.into());
+    }
+    let bytes = read(input)?;
+    if stage == Stage::Precreate {
+        let bundle = Bundle::from_bytes(&bytes, PathBuf::new(), "config.json".into())?;
+        return match names_nothing(&bundle, None) {
+            true => write(&bytes, output),
+            false => Err(error.into()),
+        };
+    }
+    let state: State =
+        serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
+    let bundle = Bundle::load(&bundle_dir(&state), Path::new("config.json"))?;
+    match names_nothing(&bundle, Some(&state.id)) {
+        true => Ok(()),
+        false => Err(error.into()),
+    }
+}
+
+fn read(input: &mut dyn Read) -> Result<Vec<u8>, HookError> {
+    let mut bytes = Vec::new();
+    let read = input.take(MAX_INPUT_BYTES).read_to_end(&mut bytes);
+    read.map_err(|source| HookError::Input { source })?;
+    Ok(bytes)
+}
+
+fn write(bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
+    let written = output.write_all(bytes).and_then(|()| output.flush());
+    written.map_err(|source| HookError::Output { source })
+}
+
 /// Tells the log and the events why no container is made: podman throws away what a precreate hook
 /// says, and crun what any hook says.
 fn tell_of_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
@@ -228,11 +273,7 @@ fn call(
     input: &mut dyn Read,
     output: &mut dyn Write,
 ) -> Result<(), HookError> {
-    let mut bytes = Vec::new();
-    input
-        .take(MAX_INPUT_BYTES)
-        .read_to_end(&mut bytes)
-        .map_err(|source| HookError::Input { source })?;
+    let bytes = read(input)?;
     if stage == Stage::Precreate {
         return precreate(host, &bytes, output).inspect_err(|error| {
             let bundle = Bundle::from_bytes(&bytes, PathBuf::new(), "config.json".into());
@@ -385,10 +426,7 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
 
 /// Does what the wrapper does, to a configuration that goes through pipes.
 fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
-    let mut write = |bytes: &[u8]| {
-        let written = output.write_all(bytes).and_then(|()| output.flush());
-        written.map_err(|source| HookError::Output { source })
-    };
+    let mut write = |bytes: &[u8]| write(bytes, output);
     let mut bundle = Bundle::from_bytes(bytes, PathBuf::new(), "config.json".into())?;
     let decision = host.decide(&bundle, None, EntryPoint::PrecreateHook)?;
     host.report_near_misses(&announced(&token()), &bundle, &decision);

@@ -320,6 +320,29 @@ fn a_container_that_asks_for_nothing_starts_whatever_is_broken_here() {
 }
 
 #[test]
+fn a_configuration_that_cannot_be_read_stops_those_alone_that_ask_for_something() {
+    let mut host = alone();
+    let all_hooks = hooks(&host, "createRuntime");
+    let plain = host.bundle("plain", |config| config["hooks"] = all_hooks);
+    let asking = hooked(&host, "asking", "createRuntime", 3000);
+    host.set("no_such_key", 1);
+    let runtime = host.scratch.runc();
+    runtime.create(&plain).ok();
+    runtime.delete(&plain).ok();
+    let refused = runtime.create(&asking).fails();
+    assert!(refused.stderr.contains("no_such_key"), "{refused}");
+    runtime.delete(&asking);
+    let precreate = |bundle: &Bundle| {
+        let config = fs::read_to_string(bundle.directory.join("config.json")).unwrap();
+        (host.hook(&["precreate"], &config), config)
+    };
+    let (told, config) = precreate(&plain);
+    assert_eq!(told.ok().stdout, config);
+    let (told, _) = precreate(&asking);
+    assert!(told.fails().stderr.contains("no_such_key"));
+}
+
+#[test]
 fn the_wrappers_hooks_and_those_of_a_directory_register_once() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();

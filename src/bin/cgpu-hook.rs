@@ -8,9 +8,16 @@ use cgpu::{host::Host, report::ErrorLog, report::report};
 use clap::Parser;
 
 fn run(args: Hook) -> Result<(), HookError> {
-    let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
     let caller = hook::caller(args.root, args.id, args.reservation);
-    hook::run(&host, args.stage, &caller, &mut io::stdin(), &mut io::stdout())
+    match Host::load(args.config.as_deref().map(AsRef::as_ref)) {
+        Ok(host) => hook::run(&host, args.stage, &caller, &mut io::stdin(), &mut io::stdout()),
+        Err(error) => hook::run_unconfigured(
+            (args.stage, &caller),
+            error,
+            &mut io::stdin(),
+            &mut io::stdout(),
+        ),
+    }
 }
 
 fn main() -> ExitCode {

@@ -13,7 +13,7 @@ pub use error::ResolveError;
 
 use super::{Caveats, Kind, Plan, PlannedGpu, PlannedMig};
 use crate::gpu::Inventory;
-use crate::request::{Quota, Request};
+use crate::request::{Quota, Request, RequestError};
 use crate::units::mib_to_bytes;
 use choice::{Choice, Chosen, Purpose};
 
@@ -64,6 +64,13 @@ pub fn resolve(
         })
     };
     let gpus = choice.gpus.iter().map(planned).collect::<Result<Vec<_>, ResolveError>>()?;
+    // A node may have said that it opens a MIG device, of a GPU that isn't in MIG mode.
+    if let Some(rule) = request.has_mig_alone
+        && let Some(gpu) = gpus.iter().find(|gpu| gpu.mig.is_none())
+    {
+        let by = format!("{} (GPU {})", request.brought_by, gpu.index);
+        return Err(RequestError::QuotaRequiredOfBrought { by, rule }.into());
+    }
     let is_mixed = !quotas.is_empty() && gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_none());
     if let Some(listing) = request.selections.listing_variable().filter(|_| is_mixed) {
         caveats.unenforced_by = Some(listing.setting.to_string());
@@ -115,8 +122,8 @@ mod tests {
     use super::*;
     use crate::gpu::{Gpu, GpuState, MigDevice};
     use crate::request::{
-        self, Brought, BroughtGpu, EntryPoint, Profile, Reaches, Rules, Said, Trust, decide,
-        testing,
+        self, Brought, BroughtGpu, EntryPoint, MigInstance, Profile, Reaches, Rules, Said, Trust,
+        decide, testing,
     };
     use crate::units::{MIB, bytes_to_mib};
 
@@ -162,7 +169,8 @@ mod tests {
     }
 
     /// What is decided of a bundle in few words: settings by the short names of [`SHORT`], and what was
-    /// brought by `+node=0`, `+cdi=nvidia.com/gpu=0`, `+rule=0`, `+rule=*` and `+every`.
+    /// brought by `+node=0`, `+mig=0`, `+cdi=nvidia.com/gpu=0`, `+rule=0`, `+rule=*`, `+every` and `+hook`,
+    /// NVIDIA's.
     fn decided(words: &[&str], rules: &Rules<'_>) -> Result<Option<Request>, String> {
         said(words, |said| {
             let decision = decide(said, rules).map_err(|error| error.to_string())?;
@@ -183,6 +191,10 @@ mod tests {
                 }
                 "+cdi" => brought.gpus.extend(BroughtGpu::of_annotation("cdi.k8s.io/x", value)),
                 "+rule" => brought.allowed.push(BroughtGpu::rule(value.parse().ok())),
+                "+hook" => brought.nvidia_hook = true,
+                "+mig" => brought
+                    .mig
+                    .push(MigInstance { gpu_minor: value.parse().unwrap(), instances: (1, 0) }),
                 "+every" => brought.everything = Some("every device"),
                 "+sandbox" => annotations.extend([
                     ("io.kubernetes.cri.container-type", "sandbox"),
@@ -229,7 +241,7 @@ mod tests {
         }
     }
 
-    const SHORT: [(&str, &str); 14] = [
+    const SHORT: [(&str, &str); 15] = [
         ("mem", "ALIYUN_COM_GPU_MEM_CONTAINER"),
         ("dev", "ALIYUN_COM_GPU_MEM_DEV"),
         ("unit", "ALIYUN_COM_GPU_MEM_UNIT"),
@@ -244,6 +256,7 @@ mod tests {
         ("@gpus", "aliyun.com/gpu-visible-devices"),
         ("disable", "CGPU_DISABLE"),
         ("swarm", "DOCKER_RESOURCE_GPU"),
+        ("cuda", "CUDA_VERSION"),
     ];
 
     /// Index and quota in MiB of each GPU of the plan.
@@ -953,6 +966,18 @@ mod tests {
         (&["nvidia=void", "+node=6"], "GPU 1 whole, as brought", "refused"),
         (&["+node=6"], "GPU 1 whole, as brought", "refused"),
         (&["+rule=6"], "GPU 1 whole, as brought", "refused"),
+        (&["nvidia=void", "+node=6", "+mig=6"], "GPU 1 whole, as brought", "refused"),
+        (
+            &["cuda=9.0", "+hook"],
+            "GPU 0 whole, GPU 1 whole, GPU 2 whole, GPU 3 whole, as brought",
+            "refused",
+        ),
+        (&["cuda=9.0"], "untouched", "untouched"),
+        (
+            &["mem=3", "dev=15", "aliyun=void", "cuda=9.0", "+hook"],
+            "GPU 0 3000 MiB, GPU 1 3000 MiB, GPU 2 3000 MiB, GPU 3 3000 MiB",
+            "GPU 0 3000 MiB, GPU 1 3000 MiB, GPU 2 3000 MiB, GPU 3 3000 MiB",
+        ),
         (&["nvidia=none"], "no GPU", "no GPU"),
         (&["nvidia=none", "+every"], "no GPU", "no GPU"),
         (&["nvidia=void"], "untouched", "untouched"),
@@ -970,6 +995,11 @@ mod tests {
         (&["mem=3", "+node=6"], "refused"),
         (&["mem=3", "+every"], "refused"),
         (&["mem=3", "nvidia=0"], "untouched"),
+        // NVIDIA's hook trusts them.
+        (&["mem=3", "nvidia=0", "+hook"], "refused"),
+        (&["nvidia=0", "+hook"], "GPU 0 whole, as brought"),
+        (&["@mem=3", "@dev=15", "@gpus=void", "nvidia=0", "+hook"], "GPU 0 3000 MiB"),
+        (&["@mem=3", "@dev=15", "@gpus=1", "nvidia=0", "+hook"], "GPU 1 3000 MiB"),
         (&["mem=3", "@mem=4", "@dev=15", "+node=6"], "GPU 1 4000 MiB"),
         (&["mem=0", "+node=6"], "GPU 1 whole, as brought"),
         (&["mem=3", "disable=true", "+node=6"], "refused"),

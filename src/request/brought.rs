@@ -6,7 +6,7 @@
 //! node that an engine declared together with every device of the host is no GPU in
 //! [`Brought::gpus`], for nobody chose it.
 
-use super::setting::Quoted;
+use super::setting::{Quoted, Setting};
 
 /// What a bundle has of GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -164,6 +164,17 @@ impl BroughtGpu {
         let names = value.split(',').filter_map(|item| cdi_gpu(item.trim()));
         names.map(move |gpu| BroughtGpu { gpu, by: format!("the annotation {}", Quoted(key)) })
     }
+}
+
+/// What NVIDIA's hook brings into a container with this value of `NVIDIA_VISIBLE_DEVICES`; `setting` is
+/// what a message says of it.
+pub(super) fn by_nvidias_hook(value: &str, setting: &Setting) -> Vec<BroughtGpu> {
+    let gpu = |item: &str| match item.contains(['=', '/']) {
+        true => cdi_gpu(item),
+        false => nvidia_gpu(item),
+    };
+    let gpus = value.split(',').filter_map(|item| gpu(item.trim()));
+    gpus.map(|gpu| BroughtGpu { gpu, by: format!("NVIDIA's hook ({setting})") }).collect()
 }
 
 /// The prefix of annotations of CDI (Container Device Interface, "Annotations"). NVIDIA's runtime takes

@@ -6,11 +6,11 @@
 
 use std::fmt;
 
-use super::brought::{Brought, BroughtName, Extent};
+use super::brought::{self, Brought, BroughtGpu, BroughtName, Extent};
 use super::near_miss::NearMiss;
 use super::reach::Reaches;
 use super::table::{self, Because, Named, On, Outcome, Quota};
-use super::{Off, Request, RequestError, Rules, cri, read};
+use super::{NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, cri, read, variable};
 
 /// All that a bundle says of GPUs.
 #[derive(Clone, Copy)]
@@ -96,6 +96,16 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
     let not_ours = |reason| {
         Ok(Decision { verdict: Verdict::NotOurs(reason), near_misses: near_misses.clone() })
     };
+    let by_hook = by_nvidias_hook(&request, said, rules);
+    let mut with_hook = Brought::default();
+    let said = &match by_hook.is_empty() {
+        true => *said,
+        false => {
+            with_hook.clone_from(said.brought);
+            with_hook.gpus.extend(by_hook);
+            Said { brought: &with_hook, ..*said }
+        }
+    };
     let (quota, named, brought) = facts(&request, said);
     let must_be_held = rules.refuses_no_quota() || rules.exclusive;
     if request.contradicts_itself() && (quota == Quota::Asked || must_be_held) {
@@ -147,10 +157,36 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
     if outcome == Outcome::AsBrought && request.brought.is_empty() {
         request.brought.push(BroughtName::All);
     }
+    if rules.refuses_no_quota() && quota != Quota::Asked && outcome != Outcome::FilesAlone {
+        request.has_mig_alone = Some(rule(rules));
+    }
     request.brought_by = said.brought.by();
     request.mig.clone_from(&said.brought.mig);
     check(&mut request, said, rules)?;
     Ok(Decision { verdict: Verdict::Ours(Box::new(request)), near_misses })
+}
+
+/// What NVIDIA's hook, if it is in the bundle, will bring where no plan of ours says which GPUs the
+/// container has: it reads the container's variables, whomever the host trusts.
+fn by_nvidias_hook(request: &Request, said: &Said<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
+    let is_planned = match (request.selections.naming(), &request.quotas[..]) {
+        (Some(_), []) => rules.whole || request.lifting().is_none(),
+        (Some(_), _) => true,
+        (None, quotas) => !quotas.is_empty() && request.named() != Named::NoGpu,
+    };
+    if !said.brought.nvidia_hook || is_planned {
+        return Vec::new();
+    }
+    match variable(said.env, NVIDIA_VISIBLE_DEVICES) {
+        Some(setting) => brought::by_nvidias_hook(&setting.value, &setting),
+        // Images of CUDA before 10 have every GPU (NVIDIA's toolkit, "legacy images").
+        None => {
+            let is_set =
+                |name| variable(said.env, name).filter(|setting| !setting.value.is_empty());
+            let of_old = is_set("CUDA_VERSION").filter(|_| is_set("NVIDIA_REQUIRE_CUDA").is_none());
+            of_old.map_or_else(Vec::new, |setting| brought::by_nvidias_hook("all", &setting))
+        }
+    }
 }
 
 /// The columns of the table for a bundle.
@@ -200,6 +236,11 @@ fn check(request: &mut Request, said: &Said<'_>, rules: &Rules<'_>) -> Result<()
     Ok(())
 }
 
+/// The rule of the host that refuses GPUs without a quota, as a message has it.
+fn rule(rules: &Rules<'_>) -> &'static str {
+    if rules.is_strict() { "profile = \"strict\"" } else { "require_quota" }
+}
+
 /// The refusal of a row of the table, or of a rule that refuses as one does.
 fn refusal(
     request: &Request,
@@ -209,7 +250,7 @@ fn refusal(
 ) -> RequestError {
     let naming = request.selections.naming().map(|naming| naming.setting.clone());
     let by = naming.as_ref().map_or_else(|| said.brought.by(), ToString::to_string);
-    let rule = if rules.is_strict() { "profile = \"strict\"" } else { "require_quota" };
+    let rule = rule(rules);
     let memory = request.off.iter().find_map(Off::memory);
     let nothing = request.selections.nothing().map(|nothing| nothing.setting.to_string());
     match (because, memory, request.quotas.first(), nothing, naming) {

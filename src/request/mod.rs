@@ -128,6 +128,8 @@ pub struct Request {
     pub(crate) brought_by: String,
     /// The MIG devices among them.
     pub(crate) mig: Vec<MigInstance>,
+    /// The rule of the host that allows it MIG devices alone, which need no quota.
+    pub(crate) has_mig_alone: Option<&'static str>,
     /// Whether it may have GPUs without a quota beside those with one.
     pub(crate) may_mix: bool,
     /// The setting that lifts its quota.
@@ -235,6 +237,7 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
         brought: Vec::new(),
         brought_by: String::new(),
         mig: Vec::new(),
+        has_mig_alone: None,
         may_mix: true,
         unenforced_by: None,
         reaches: Reaches::default(),

@@ -387,7 +387,7 @@ fn prepare(
 
 /// Whether the container of `bundle` may be started without a configuration that can be read: no
 /// setting of it asks for anything.
-fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
+pub(crate) fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
     let host = Host::new(config::Config::default(), None, Way::Ahead);
     let is_ours = bundle.hooks().is_some_and(marks::are_ours);
     let decision = host.decide(bundle, id, EntryPoint::Runtime);
