@@ -30,7 +30,6 @@ use crate::plan::Plan;
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
 use crate::request::{EntryPoint, Request};
-use crate::runtime::names_nothing;
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -233,7 +232,7 @@ pub fn run_unconfigured(
     let bytes = read(input)?;
     if stage == Stage::Precreate {
         let bundle = Bundle::from_bytes(&bytes, PathBuf::new(), "config.json".into())?;
-        return match names_nothing(&bundle, None) {
+        return match host::names_nothing(&bundle, None) {
             true => write(&bytes, output),
             false => Err(error.into()),
         };
@@ -241,7 +240,7 @@ pub fn run_unconfigured(
     let state: State =
         serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
     let bundle = Bundle::load(&bundle_dir(&state), Path::new("config.json"))?;
-    match names_nothing(&bundle, Some(&state.id)) {
+    match host::names_nothing(&bundle, Some(&state.id)) {
         true => Ok(()),
         false => Err(error.into()),
     }

@@ -368,6 +368,19 @@ pub fn own_program(program: &'static str) -> Result<PathBuf, AdmissionError> {
     }
 }
 
+/// Whether the container of `bundle` may be started without a configuration that can be read: no
+/// setting of it asks for anything.
+pub(crate) fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
+    let host = Host::new(config::Config::default(), None, Way::Ahead);
+    let is_ours = bundle.hooks().is_some_and(marks::are_ours);
+    let decision = host.decide(bundle, id, EntryPoint::Runtime);
+    let asks = |decision: Decision| {
+        let request = decision.request();
+        request.is_some_and(|one| !one.is_as_brought() || one.unenforced_by().is_some())
+    };
+    !is_ours && decision.is_ok_and(|decision| !asks(decision))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -331,7 +331,6 @@ fn a_configuration_that_cannot_be_read_stops_those_alone_that_ask_for_something(
     runtime.delete(&plain).ok();
     let refused = runtime.create(&asking).fails();
     assert!(refused.stderr.contains("no_such_key"), "{refused}");
-    runtime.delete(&asking);
     let precreate = |bundle: &Bundle| {
         let config = fs::read_to_string(bundle.directory.join("config.json")).unwrap();
         (host.hook(&["precreate"], &config), config)

@@ -36,7 +36,7 @@ use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
-use crate::request::{Decision, EntryPoint, Request, Verdict};
+use crate::request::{EntryPoint, Request, Verdict};
 
 /// Why a call ended here.
 #[derive(Debug, Error)]
@@ -349,7 +349,7 @@ fn prepare(
     let id = create.id.as_ref().and_then(|id| id.to_str());
     let host = match Host::load(line.config.as_deref()) {
         Ok(host) => Host { way: Way::Ahead, ..host },
-        Err(_) if names_nothing(&bundle, id) => return Ok(None),
+        Err(_) if host::names_nothing(&bundle, id) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let decision = host.decide(&bundle, id, EntryPoint::Runtime)?;
@@ -383,19 +383,6 @@ fn prepare(
         }
         registered => registered,
     }
-}
-
-/// Whether the container of `bundle` may be started without a configuration that can be read: no
-/// setting of it asks for anything.
-pub(crate) fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
-    let host = Host::new(config::Config::default(), None, Way::Ahead);
-    let is_ours = bundle.hooks().is_some_and(marks::are_ours);
-    let decision = host.decide(bundle, id, EntryPoint::Runtime);
-    let asks = |decision: Decision| {
-        let request = decision.request();
-        request.is_some_and(|one| !one.is_as_brought() || one.unenforced_by().is_some())
-    };
-    !is_ours && decision.is_ok_and(|decision| !asks(decision))
 }
 
 /// Reserves what `request` comes to for the container of `key`, and edits its bundle.
