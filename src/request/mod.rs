@@ -9,7 +9,7 @@
 //! `aliyun.com/gpu-high-prio`, `aliyun.com/cgpu-disable`. If both ask for a quota,
 //! both are kept and the smaller holds on each GPU.
 //!
-//! [`decide`] is the one question: what becomes of a bundle, by its settings and by what others
+//! [`decide()`] is the one question: what becomes of a bundle, by its settings and by what others
 //! [brought](Brought) into it.
 
 pub mod brought;

@@ -1,7 +1,7 @@
 //! What becomes of a bundle by what it says of GPUs: one table, [`ROWS`].
 //!
 //! [`find`] classifies nothing itself: the three columns are facts about a bundle that
-//! [`decide`](super::decide) has read, and the first row that matches them is the outcome. The same
+//! [`decide()`](super::decide()) has read, and the first row that matches them is the outcome. The same
 //! rows are the table of `docs/compatibility.md` ([`markdown`]) and the cases of the tests. Pure.
 
 use super::brought::Extent;
