@@ -55,7 +55,7 @@ pub fn resolve(
             uuid: gpu.uuid.clone(),
             minor: gpu.minor,
             memory_total_bytes: of_mig.unwrap_or(gpu.memory_bytes),
-            memory_limit_bytes: smallest_limit(quotas, Chosen { gpu, mig: *mig }, &choice)?,
+            memory_limit_bytes: smallest_limit(request, Chosen { gpu, mig: *mig }, &choice)?,
             mig: mig.map(|mig| PlannedMig {
                 index: mig.index,
                 uuid: mig.uuid.clone(),
@@ -82,16 +82,19 @@ pub fn resolve(
 
 /// The smaller quota on `gpu`, or `None` where it is the container's as a whole.
 fn smallest_limit(
-    quotas: &[Quota],
+    request: &Request,
     chosen: Chosen<'_>,
     choice: &Choice<'_>,
 ) -> Result<Option<u64>, ResolveError> {
     let mut smallest: Option<u64> = None;
-    for quota in quotas {
+    for quota in &request.quotas {
         let shared = choice.shared_in_order_of(quota.source);
         let Some(nth) = shared.iter().position(|other| *other == chosen) else {
             continue;
         };
+        if request.doubts_measure {
+            limit::check_measure(quota, chosen.gpu)?;
+        }
         let limit_bytes = limit::limit_bytes(quota, nth, chosen.gpu)?;
         smallest = Some(smallest.map_or(limit_bytes, |bytes| bytes.min(limit_bytes)));
     }
@@ -1026,6 +1029,28 @@ mod tests {
         }
         let unseen: Vec<_> = (0..seen.len()).filter(|row| !seen[*row]).collect();
         assert_eq!(unseen, [0; 0], "rows without a case");
+    }
+
+    #[test]
+    fn under_strict_an_image_makes_no_amount_larger() {
+        for (words, expected) in [
+            // A user's 3, and what an image adds.
+            (&["mem=3", "nvidia=0"][..], "GPU 0 3072 MiB"),
+            (&["mem=3", "nvidia=0", "dev=3"], "refused"),
+            (&["mem=3", "nvidia=0", "dev=13"], "refused"),
+            (&["mem=3", "nvidia=0", "dev=14"], "GPU 0 3214 MiB"),
+            (&["mem=3", "nvidia=0", "unit=65536MiB"], "refused"),
+            (&["mem=3", "nvidia=0", "unit=1024MiB"], "GPU 0 3072 MiB"),
+            (&["mem=3000", "nvidia=0", "unit=MiB", "dev=3000"], "refused"),
+            (&["mem=3000", "nvidia=0", "unit=MiB", "dev=15000"], "GPU 0 3000 MiB"),
+            (&["mem=3000", "nvidia=0", "dev=15000"], "GPU 0 3000 MiB"),
+            (&["@mem=3", "nvidia=0", "@dev=3"], "refused"),
+        ] {
+            assert_eq!(line(words, &STRICT), expected, "{words:?}");
+        }
+        assert_eq!(line(&["mem=3", "nvidia=0", "dev=3"], &OPEN), "GPU 0 15000 MiB");
+        let told = refused_under(&STRICT, &["mem=3", "nvidia=0", "dev=3"], &four());
+        assert!(told.contains("less than 14"), "{told}");
     }
 
     fn list() -> impl Strategy<Value = Vec<u64>> {

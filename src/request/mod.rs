@@ -31,7 +31,7 @@ pub use near_miss::NearMiss;
 pub use reach::{Reach, Reaches};
 pub use setting::Setting;
 
-pub(crate) use quota::{Measure, Quota, Source};
+pub(crate) use quota::{GIB, Measure, Quota, Source};
 pub(crate) use selection::{Extent, GpuName, Selection};
 pub(crate) use setting::Quoted;
 pub(crate) use table::{On, Outcome};
@@ -130,6 +130,8 @@ pub struct Request {
     pub(crate) mig: Vec<MigInstance>,
     /// The rule of the host that allows it MIG devices alone, which need no quota.
     pub(crate) has_mig_alone: Option<&'static str>,
+    /// Whether what an image may have set must not make its amounts of memory larger.
+    pub(crate) doubts_measure: bool,
     /// Whether it may have GPUs without a quota beside those with one.
     pub(crate) may_mix: bool,
     /// The setting that lifts its quota.
@@ -238,6 +240,7 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
         brought_by: String::new(),
         mig: Vec::new(),
         has_mig_alone: None,
+        doubts_measure: rules.is_strict(),
         may_mix: true,
         unenforced_by: None,
         reaches: Reaches::default(),

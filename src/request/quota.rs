@@ -12,7 +12,7 @@ use super::setting::Setting;
 use crate::units::MIB;
 
 /// Bytes in one GiB.
-const GIB: u64 = MIB << 10;
+pub(crate) const GIB: u64 = MIB << 10;
 
 /// Where something is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub(crate) struct Quota {
     pub(crate) amounts: Vec<u64>,
     /// What an amount counts in.
     pub(crate) measure: Measure,
+    /// Bytes of the unit that its source names, or of a GiB if it names none that can be meant.
+    pub(crate) unit_bytes: u128,
     /// The compute weight, where given.
     pub(crate) weight: Option<Weight>,
     /// What asks for high priority, if anything does.
@@ -169,6 +171,9 @@ pub(super) fn read(
     Ok(Ask::Quota(Quota {
         source,
         measure: read_measure(source, &get, &memory, &amounts)?,
+        unit_bytes: get(MEM_UNIT)
+            .and_then(|unit| unit_bytes(source, unit).ok())
+            .unwrap_or(GIB.into()),
         weight: get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten(),
         high_priority: high_priority(get(HIGH_PRIO))?,
         memory,

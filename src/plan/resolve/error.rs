@@ -193,6 +193,31 @@ pub enum ResolveError {
         /// The GPUs under the quota.
         gpus: Vec<String>,
     },
+    /// A whole that is less than the GPU, under `strict`.
+    #[error(
+        "{memory} is said to be a part of {parts}, which is less than {whole}, the memory of {gpu} in \
+         that unit, and an image may have said so: this host refuses that (profile = \"strict\"); set \
+         the GPU's memory to {whole} or more, and the unit if it isn't GiB"
+    )]
+    SmallTotal {
+        /// What was said.
+        memory: Setting,
+        /// The whole that was said.
+        parts: u64,
+        /// The GPU's memory in the unit, rounded down.
+        whole: u128,
+        /// The GPU.
+        gpu: String,
+    },
+    /// A unit above GiB, under `strict`.
+    #[error(
+        "{memory} is given a unit above GiB, which an image may have said: this host refuses that \
+         (profile = \"strict\"); use GiB or less"
+    )]
+    LargeUnit {
+        /// What was said.
+        memory: Setting,
+    },
     /// The quota comes to less than a MiB.
     #[error("{memory} comes to 0 MiB of {gpu}; ask for more")]
     NoMemory {

@@ -4,7 +4,7 @@ use super::ResolveError;
 use super::choice::Chosen;
 use super::error::label;
 use crate::gpu::Gpu;
-use crate::request::{Measure, Quota};
+use crate::request::{GIB, Measure, Quota};
 use crate::units::MIB;
 
 /// Refuses a memory list with more values than there are GPUs to share.
@@ -17,6 +17,22 @@ pub(super) fn check_length(quota: &Quota, shared: &[Chosen<'_>]) -> Result<(), R
         amounts: quota.amounts.len(),
         gpus: shared.iter().map(|chosen| label(chosen.gpu)).collect(),
     })
+}
+
+/// Refuses a measure by which the amounts are worth more than units of a GiB, or of what the source names,
+/// would be: an image may have set the other half of what its user says.
+pub(super) fn check_measure(quota: &Quota, gpu: &Gpu) -> Result<(), ResolveError> {
+    let memory = || quota.memory.clone();
+    if quota.unit_bytes > GIB.into() {
+        return Err(ResolveError::LargeUnit { memory: memory() });
+    }
+    let whole = u128::from(gpu.memory_bytes) / quota.unit_bytes.max(1);
+    match quota.measure {
+        Measure::Parts(parts) if u128::from(parts) < whole => {
+            Err(ResolveError::SmallTotal { memory: memory(), parts, whole, gpu: label(gpu) })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The quota on `gpu`, the `nth` of the shared GPUs in the order of the quota's source.
