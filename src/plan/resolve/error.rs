@@ -205,7 +205,7 @@ pub enum ResolveError {
         /// The whole that was said.
         parts: u64,
         /// The GPU's memory in the unit, rounded down.
-        whole: u128,
+        whole: u64,
         /// The GPU.
         gpu: String,
     },

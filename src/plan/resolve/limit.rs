@@ -26,9 +26,11 @@ pub(super) fn check_measure(quota: &Quota, gpu: &Gpu) -> Result<(), ResolveError
     if quota.unit_bytes > GIB.into() {
         return Err(ResolveError::LargeUnit { memory: memory() });
     }
-    let whole = u128::from(gpu.memory_bytes) / quota.unit_bytes.max(1);
+    // At most a GiB.
+    let unit_bytes = u64::try_from(quota.unit_bytes).unwrap_or(GIB).max(1);
+    let whole = gpu.memory_bytes / unit_bytes;
     match quota.measure {
-        Measure::Parts(parts) if u128::from(parts) < whole => {
+        Measure::Parts(parts) if parts < whole => {
             Err(ResolveError::SmallTotal { memory: memory(), parts, whole, gpu: label(gpu) })
         }
         _ => Ok(()),
