@@ -374,10 +374,8 @@ pub(crate) fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
     let host = Host::new(config::Config::default(), None, Way::Ahead);
     let is_ours = bundle.hooks().is_some_and(marks::are_ours);
     let decision = host.decide(bundle, id, EntryPoint::Runtime);
-    let asks = |decision: Decision| {
-        let request = decision.request();
-        request.is_some_and(|one| !one.is_as_brought() || one.unenforced_by().is_some())
-    };
+    let asks =
+        |decision: Decision| decision.request().is_some_and(|one| !one.may_be_unregistered());
     !is_ours && decision.is_ok_and(|decision| !asks(decision))
 }
 

@@ -1053,6 +1053,21 @@ mod tests {
         assert!(told.contains("less than 14"), "{told}");
     }
 
+    #[test]
+    fn a_gpu_that_a_node_calls_a_mig_device_is_no_way_past_the_rules() {
+        let words = ["nvidia=void", "+node=6", "+mig=6"];
+        for rules in [&STRICT, &QUOTAS_ONLY] {
+            let request = decided(&words, rules).unwrap().unwrap();
+            // Which GPUs are in MIG mode is not known before they are looked at.
+            assert!(request.is_as_brought() && !request.may_be_unregistered());
+            let told = resolve(&request, &four(), Kind::Gate, MAX_INST).unwrap_err().to_string();
+            assert!(told.contains("node /dev/nvidiaN (GPU 1)"), "{told}");
+        }
+        assert!(decided(&words, &OPEN).unwrap().unwrap().may_be_unregistered());
+        let lifted = ["mem=0", "nvidia=void", "+node=6"];
+        assert!(!decided(&lifted, &OPEN).unwrap().unwrap().may_be_unregistered());
+    }
+
     fn list() -> impl Strategy<Value = Vec<u64>> {
         proptest::collection::vec(1..=u64::MAX, 1..=4)
     }

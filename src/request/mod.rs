@@ -449,10 +449,11 @@ impl Request {
         self.outcome == Outcome::AsBrought
     }
 
-    /// The setting that lifts its quota, if one does.
+    /// Whether it may start where it can't be registered: it has what others brought, no quota is lifted,
+    /// and no rule of the host hangs on which GPUs it has.
     #[must_use]
-    pub fn unenforced_by(&self) -> Option<&str> {
-        self.unenforced_by.as_deref()
+    pub fn may_be_unregistered(&self) -> bool {
+        self.is_as_brought() && self.unenforced_by.is_none() && self.has_mig_alone.is_none()
     }
 
     /// Whether `CGPU_DISABLE` has switched a quota off, so that the variables stay as they were given.

@@ -370,9 +370,7 @@ fn prepare(
     if host.may_leave_alone(&request) {
         return Ok(None);
     }
-    let may_be_unregistered = request.is_as_brought()
-        && request.unenforced_by().is_none()
-        && !host.config.admission.exclusive;
+    let may_be_unregistered = request.may_be_unregistered() && !host.config.admission.exclusive;
     let key = id.ok_or(RuntimeError::NoId).map(|id| Key { root, id: id.to_owned() });
     match key.and_then(|key| register((real, create), host, key, &request, bundle)) {
         // It was given nothing and promised nothing: that it isn't listed is no reason to stop it.
