@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 
 use cgpu::bundle::Bundle;
-use cgpu::request::{EntryPoint, Profile, Reaches, Rules, Said, Trust, Verdict, decide};
+use cgpu::config::Config;
+use cgpu::request::{EntryPoint, Reaches, Said, Verdict, decide};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -26,18 +27,8 @@ fuzz_target!(|data: &[u8]| {
         reaches: &Reaches::default,
         entry: EntryPoint::Runtime,
     };
-    let rules = Rules {
-        trust: Trust { env: true, annotations: true },
-        profile: Profile::Open,
-        whole: true,
-        whole_beside_quota: true,
-        exclusive: false,
-        require_quota: false,
-        refuses_privileged: false,
-        resource_variables: &["DOCKER_RESOURCE_*".to_owned()],
-        is_gate: true,
-    };
-    match decide(&said, &rules).map(|decision| decision.verdict) {
+    let config = Config::default();
+    match decide(&said, &config.rules()).map(|decision| decision.verdict) {
         Ok(Verdict::Ours(request)) => assert!(request.has_quota(), "{request:?}"),
         Ok(Verdict::NotOurs(reason)) => {
             let is_bare = brought.gpus.is_empty() && brought.allowed.is_empty();

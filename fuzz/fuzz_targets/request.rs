@@ -1,7 +1,8 @@
 //! No variable or annotation breaks the reader, or the decision by it.
 #![no_main]
 
-use cgpu::request::{Brought, EntryPoint, Profile, Reaches, Rules, Said, Trust, decide, name};
+use cgpu::config::Config;
+use cgpu::request::{Brought, EntryPoint, Profile, Reaches, Rules, Said, decide, name};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -15,7 +16,9 @@ fuzz_target!(|data: &[u8]| {
         match which % 2 {
             0 => match names.get(which / 2 % (names.len() + 2)) {
                 Some(name) => env.push(format!("{}={value}", name.variable)),
-                None if which % 4 == 0 => env.push(format!("{}={value}", name::NVIDIA_VISIBLE_DEVICES)),
+                None if which % 4 == 0 => {
+                    env.push(format!("{}={value}", name::NVIDIA_VISIBLE_DEVICES))
+                }
                 None => env.push(value.to_owned()),
             },
             _ => annotations.push((names[which / 2 % names.len()].annotation, value)),
@@ -32,17 +35,16 @@ fuzz_target!(|data: &[u8]| {
         reaches: &Reaches::default,
         entry: EntryPoint::Runtime,
     };
+    let config = Config::default();
     for strict in [false, true] {
         let rules = Rules {
-            trust: Trust { env: true, annotations: true },
             profile: if strict { Profile::Strict } else { Profile::Open },
             whole: !strict,
             whole_beside_quota: !strict,
             exclusive: strict,
             require_quota: strict,
             refuses_privileged: strict,
-            resource_variables: &["DOCKER_RESOURCE_*".to_owned()],
-            is_gate: true,
+            ..config.rules()
         };
         let _ = decide(&said, &rules);
     }
