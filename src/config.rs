@@ -58,6 +58,16 @@ pub struct Runtime {
     pub candidates: Vec<String>,
 }
 
+impl Runtime {
+    /// Whether the real runtime is NVIDIA's, which brings GPUs by what a bundle says.
+    #[must_use]
+    pub fn is_nvidias(&self) -> bool {
+        let first = self.candidates.iter().find(|candidate| !candidate.is_empty());
+        let name = first.and_then(|candidate| candidate.rsplit('/').next());
+        name.is_some_and(|name| name.starts_with("nvidia-container-runtime"))
+    }
+}
+
 /// `[inventory]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

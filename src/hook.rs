@@ -340,6 +340,11 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
             None => bundle_key(&bundle, &state.id),
         },
     };
+    if host.may_get_more() {
+        let record = host.registered(&key)?;
+        let bundle = Bundle::load(&bundle, Path::new("config.json"))?;
+        record.map_or(Ok(()), |record| host.refuse_more(&record, &bundle))?;
+    }
     if host.activate(&key, &bundle, init)? {
         return Ok(());
     }

@@ -24,8 +24,10 @@ use crate::inventory;
 use crate::plan::{self, Kind, Plan, PlannedGpu};
 use crate::process;
 use crate::registry::{Record, Registry, RegistryError};
-use crate::request::brought::DEVICE_MOUNTS;
-use crate::request::{self, Decision, EntryPoint, Request, Rules, Said};
+use crate::request::brought::DriNode;
+use crate::request::{
+    self, Brought, BroughtName, Decision, EntryPoint, Quoted, Request, Rules, Said,
+};
 
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]
@@ -142,15 +144,7 @@ impl Host {
         id: Option<&str>,
         entry: EntryPoint,
     ) -> Result<Decision, AdmissionError> {
-        let mut brought = bundle.brought();
-        if bundle.hooks().is_some_and(marks::are_ours) {
-            // These nodes are what an earlier create of ours gave.
-            brought.forget_nodes();
-        }
-        if !brought.mig_nodes.is_empty() {
-            let proc_root = &self.config.driver.proc_root;
-            brought.mig = inject::capabilities::instances(&brought.mig_nodes, proc_root);
-        }
+        let brought = self.brought(bundle);
         let said = Said {
             env: &bundle.env()?,
             annotations: &bundle.annotations()?,
@@ -161,6 +155,59 @@ impl Host {
             entry,
         };
         Ok(request::decide(&said, &self.request_rules())?)
+    }
+
+    /// What others brought into `bundle` or will bring, with what this host knows of it.
+    fn brought(&self, bundle: &Bundle) -> Brought {
+        let mut brought = bundle.brought();
+        if bundle.hooks().is_some_and(marks::are_ours) {
+            // These nodes are what an earlier create of ours gave.
+            brought.forget_nodes();
+        }
+        if !brought.mig_nodes.is_empty() {
+            let proc_root = &self.config.driver.proc_root;
+            brought.mig = inject::capabilities::instances(&brought.mig_nodes, proc_root);
+        }
+        if brought.graphics.is_none() {
+            brought.graphics = nvidias_graphics(&brought.dri);
+        }
+        if self.config.runtime.is_nvidias() {
+            brought.nvidia_hook = true;
+            let by = || "NVIDIA's runtime, which is the real runtime".to_owned();
+            brought.driver_files.get_or_insert_with(by);
+        }
+        brought
+    }
+
+    /// Whether NVIDIA's runtime makes containers with quotas here, and changes their bundles after us.
+    #[must_use]
+    pub fn may_get_more(&self) -> bool {
+        self.config.driver.inject == Inject::NvidiaRuntime || self.config.runtime.is_nvidias()
+    }
+
+    /// Sees that NVIDIA's runtime has put nothing into `bundle`, whose container has a quota, past what the
+    /// plan of `record` gives.
+    ///
+    /// # Errors
+    ///
+    /// If there is something.
+    pub fn refuse_more(&self, record: &Record, bundle: &Bundle) -> Result<(), AdmissionError> {
+        let plan = &record.plan;
+        if plan.is_whole() {
+            return Ok(());
+        }
+        let brought = bundle.brought();
+        let is_given = |name: &BroughtName| match name {
+            BroughtName::Minor(minor) => plan.gpus.iter().any(|gpu| gpu.minor == *minor),
+            // Taken out before it saw them.
+            BroughtName::Named(_) | BroughtName::All => true,
+        };
+        let more = brought.gpus.iter().find(|one| !is_given(&one.gpu)).map(|one| one.by.clone());
+        let more = more.or_else(|| brought.graphics.clone());
+        match more.or_else(|| nvidias_graphics(&brought.dri)) {
+            Some(node) => Err(AdmissionError::MoreByNvidia { node }),
+            None => Ok(()),
+        }
     }
 
     /// What `request` comes to on `inventory`, and with which backend.
@@ -223,7 +270,8 @@ impl Host {
             // The driver's files are mounted in the state directory: it must be ours.
             self.registry()?;
         }
-        Ok(inject::injection(&self.config, plan, inventory, bundle, purpose)?)
+        let brought = self.brought(bundle);
+        Ok(inject::injection(&self.config, (plan, inventory), (bundle, &brought), purpose)?)
     }
 
     /// Whether a container of `request` may be started as if it asked for nothing: a user who isn't root
@@ -283,15 +331,8 @@ impl Host {
             withheld.push(modeset);
             withheld.extend(inject::graphics(Path::new("/sys")));
         }
-        let mut mounts_without = driver.mounts_without;
-        if plan.backend != Kind::None {
-            // By these NVIDIA's runtime would bring GPUs afterwards, if it is the real runtime.
-            mounts_without.push(DEVICE_MOUNTS.to_owned());
-        }
         let env = driver.env.into_iter().chain(visible);
         let mut edits = Edits {
-            without_cdi_annotations: driver.without_cdi_annotations || plan.backend != Kind::None,
-            mounts_without,
             env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
             devices,
             binds,
@@ -335,6 +376,21 @@ impl Host {
     pub fn isolation(&self, kind: Kind) -> Box<dyn Isolation> {
         backend::isolation(kind, &self.config, self.way)
     }
+}
+
+/// Which of these nodes of the kernel's graphics is an NVIDIA GPU's, as a message has it.
+fn nvidias_graphics(nodes: &[DriNode]) -> Option<String> {
+    if nodes.is_empty() {
+        return None;
+    }
+    let nvidias = inject::graphics(Path::new("/sys"));
+    let is_nvidias = |dri: &&DriNode| {
+        nvidias.iter().any(|node| match dri.minor {
+            Some(minor) => minor == node.minor,
+            None => Path::new(&node.path).starts_with(&dri.path),
+        })
+    };
+    nodes.iter().find(is_nvidias).map(|dri| format!("node {}", Quoted(&dri.path)))
 }
 
 /// A record, as backends know it.

@@ -32,6 +32,7 @@ fuzz_target!(|data: &[u8]| {
         Ok(Verdict::Ours(request)) => assert!(request.has_quota(), "{request:?}"),
         Ok(Verdict::NotOurs(reason)) => {
             let is_bare = brought.gpus.is_empty() && brought.allowed.is_empty();
+            let is_bare = is_bare && brought.graphics.is_none();
             assert!(is_bare && brought.everything.is_none(), "{reason}: {brought:?}");
         }
         Err(_) => {}

@@ -62,6 +62,16 @@ pub enum AdmissionError {
     /// The nodes of MIG.
     #[error(transparent)]
     Capabilities(#[from] CapabilityError),
+    /// NVIDIA's runtime has brought more than the plan has.
+    #[error(
+        "NVIDIA's runtime has brought {node}, whose memory no quota sees, into a container with a quota; \
+         set mode = \"legacy\" in its /etc/nvidia-container-runtime/config.toml, or inject = \"auto\" \
+         under [driver]"
+    )]
+    MoreByNvidia {
+        /// What it has brought.
+        node: String,
+    },
     /// The driver's files.
     #[error(transparent)]
     Inject(#[from] InjectError),
@@ -116,6 +126,7 @@ impl AdmissionError {
             AdmissionError::Gpus(_)
             | AdmissionError::Inventory(_)
             | AdmissionError::NoGpus { .. }
+            | AdmissionError::MoreByNvidia { .. }
             | AdmissionError::Nodes(_)
             | AdmissionError::Capabilities(_)
             | AdmissionError::Inject(_) => Cause::Driver,

@@ -4,13 +4,19 @@ use serde_json::Value;
 
 use super::devices::{LAST_GPU_MINOR, allows_every_device};
 use super::shape::{is_bind, number, plain, text};
-use crate::request::brought::{device_mount, is_cdi_annotation};
-use crate::request::{Brought, BroughtGpu, BroughtName};
+use crate::request::brought::{DriNode, by_cli_hook, device_mount, is_cdi_annotation};
+use crate::request::{Brought, BroughtGpu, BroughtName, Quoted};
 use crate::rm::NVIDIA_MAJOR;
 
 /// The names of NVIDIA's hook that brings GPUs and the driver's files.
-const NVIDIA_HOOKS: [&str; 3] =
-    ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
+const NVIDIA_HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];
+
+/// The node by which displays are set.
+const MODESET: (&str, i64) = ("/dev/nvidia-modeset", 254);
+
+/// The kernel's graphics: where their nodes are, and their major number (Linux,
+/// `admin-guide/devices.txt`).
+const DRI: (&str, i64) = ("/dev/dri", 226);
 
 /// Libraries of the driver by which it is seen that somebody mounts the driver's files.
 const LIBRARIES: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
@@ -54,14 +60,32 @@ fn items<'a>(config: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value
 fn hooks(config: &Value, brought: &mut Brought) {
     let stages = config.get("hooks").and_then(Value::as_object);
     let calls = stages.into_iter().flat_map(serde_json::Map::values).filter_map(Value::as_array);
-    let is_nvidias = |path: &&str| {
-        let name = path.rsplit('/').next().unwrap_or_default();
-        NVIDIA_HOOKS.contains(&name)
+    for call in calls.flatten() {
+        let path = text(call, "path");
+        let args: Vec<&str> = items(call, "/args").filter_map(Value::as_str).collect();
+        if let Some(gpus) = by_cli_hook(path, &args) {
+            brought.gpus.extend(gpus);
+            brought.cli_hook.get_or_insert_with(|| format!("the hook {path}"));
+        } else if NVIDIA_HOOKS.contains(&path.rsplit('/').next().unwrap_or_default()) {
+            brought.nvidia_hook = true;
+            brought.driver_files.get_or_insert_with(|| format!("the hook {path}"));
+        }
+    }
+}
+
+/// The node `path`, which brings no GPU by itself.
+fn other(path: &str, numbers: (Option<i64>, Option<i64>), brought: &mut Brought) {
+    let is_modeset = match numbers {
+        (Some(major), Some(minor)) => (major, minor) == (NVIDIA_MAJOR, MODESET.1),
+        _ => path == MODESET.0,
     };
-    let hook = calls.flatten().map(|call| text(call, "path")).find(is_nvidias);
-    if let Some(path) = hook {
-        brought.nvidia_hook = true;
-        brought.driver_files = Some(format!("the hook {path}"));
+    if is_modeset {
+        brought.graphics.get_or_insert_with(|| format!("node {}", Quoted(path)));
+    }
+    let is_below =
+        path.strip_prefix(DRI.0).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    if numbers.0 == Some(DRI.1) || is_below {
+        brought.dri.push(DriNode { path: path.to_owned(), minor: numbers.1 });
     }
 }
 
@@ -101,6 +125,8 @@ fn mounts(config: &Value, brought: &mut Brought) {
             brought.gpus.push(BroughtGpu::mount(gpu, &source, &destination));
         }
         brought.mig_nodes.extend(mig_node(&source).or_else(|| mig_node(&destination)));
+        let ends = if source.starts_with("/dev/") { source } else { destination };
+        other(&ends, (None, None), brought);
     }
 }
 
@@ -120,6 +146,9 @@ fn devices(config: &Value, brought: &mut Brought) {
         };
         brought.gpus.extend(by_number.map(|minor| BroughtGpu::node(minor, &path)));
         brought.mig_nodes.extend(mig_node(&path));
+        if is_character {
+            other(&path, (number("major"), number("minor")), brought);
+        }
     }
 }
 
@@ -129,14 +158,25 @@ fn rules(config: &Value, brought: &mut Brought) {
         let is_character = matches!(text(rule, "type"), "" | "a" | "c");
         // Making a node is no use of it.
         let is_use = text(rule, "access") != "m";
-        let is_nvidias = matches!(number(rule, "major"), None | Some(..0 | NVIDIA_MAJOR));
-        if !allows || !is_character || !is_use || !is_nvidias {
+        if !allows || !is_character || !is_use {
             continue;
         }
-        match number(rule, "minor") {
+        let (major, minor) = (number(rule, "major"), number(rule, "minor"));
+        if major == Some(DRI.1) {
+            let minor = minor.filter(|minor| *minor >= 0);
+            brought.dri.push(DriNode { path: DRI.0.to_owned(), minor });
+        }
+        if !matches!(major, None | Some(..0 | NVIDIA_MAJOR)) {
+            continue;
+        }
+        match minor {
             None | Some(..0) => brought.allowed.push(BroughtGpu::rule(None)),
             Some(minor @ 0..=LAST_GPU_MINOR) => {
                 brought.allowed.push(BroughtGpu::rule(u32::try_from(minor).ok()));
+            }
+            Some(minor) if minor == MODESET.1 => {
+                let by = || format!("the device rule c {NVIDIA_MAJOR}:{minor}");
+                brought.graphics.get_or_insert_with(by);
             }
             Some(_) => {}
         }

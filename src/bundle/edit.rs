@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::devices::{allow, declare, withhold};
 use super::edits::{Bind, Edits, HookCall, HookStage, Mount};
 use super::shape::{Misshapen, list, mounts, object, plain, text};
-use crate::request::brought::is_cdi_annotation;
+use crate::request::brought::{DEVICE_MOUNTS, by_cli_hook, is_cdi_annotation};
 
 /// Applies `edits`; what it was before, where that changed anything.
 pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, Misshapen> {
@@ -21,7 +21,9 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, 
     if edits.without_mps {
         forget_mps(config)?;
     }
-    forget_requests(config, edits)?;
+    if edits.without_requests {
+        forget_requests(config)?;
+    }
     for node in &edits.devices {
         declare(config, node)?;
         allow(config, node)?;
@@ -138,20 +140,25 @@ fn forget_mps(config: &mut Value) -> Result<(), Misshapen> {
     Ok(())
 }
 
-/// Takes out what asks somebody else for more.
-fn forget_requests(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
-    let annotations = config.get_mut("annotations").and_then(Value::as_object_mut);
-    if let Some(annotations) = annotations.filter(|_| edits.without_cdi_annotations) {
+/// Takes out what asks others for GPUs.
+fn forget_requests(config: &mut Value) -> Result<(), Misshapen> {
+    if let Some(annotations) = config.get_mut("annotations").and_then(Value::as_object_mut) {
         annotations.retain(|name, _| !is_cdi_annotation(name));
+    }
+    let stages = config.get_mut("hooks").and_then(Value::as_object_mut);
+    for calls in stages.into_iter().flat_map(|all| all.values_mut()).filter_map(Value::as_array_mut)
+    {
+        calls.retain(|call| {
+            let args = call.get("args").and_then(Value::as_array).into_iter().flatten();
+            let args: Vec<&str> = args.filter_map(Value::as_str).collect();
+            by_cli_hook(text(call, "path"), &args).is_none()
+        });
     }
     if config.get("mounts").is_none_or(Value::is_null) {
         return Ok(());
     }
-    mounts(config)?.retain(|mount| {
-        let destination = plain(text(mount, "destination"));
-        let below = |path: &String| Path::new(&*destination).starts_with(path);
-        !edits.mounts_without.iter().any(below)
-    });
+    mounts(config)?
+        .retain(|mount| !Path::new(&*plain(text(mount, "destination"))).starts_with(DEVICE_MOUNTS));
     Ok(())
 }
 
@@ -535,15 +542,19 @@ mod tests {
                 {"destination": "/var/run/nvidia-container-devices/all", "source": "/dev/null"},
                 {"destination": "/var/run", "source": "/x"},
             ],
+            "hooks": {"createRuntime": [
+                {"path": "/usr/bin/containerd", "args": ["containerd", "oci-hook", "--",
+                    "/usr/bin/nvidia-container-cli", "configure", "--device=0"]},
+                {"path": "/usr/bin/nvidia-container-cli", "args": ["x"]},
+                {"path": "/usr/bin/containerd", "args": ["containerd", "oci-hook"]},
+            ], "poststop": []},
         });
-        let edits = Edits {
-            without_cdi_annotations: true,
-            mounts_without: vec!["/var/run/nvidia-container-devices".into()],
-            ..Edits::default()
-        };
+        let edits = Edits { without_requests: true, ..Edits::default() };
         assert!(apply(&mut config, &edits).unwrap());
         assert_eq!(config["annotations"], json!({"io.x/y": "z"}));
         assert_eq!(config["mounts"], json!([{"destination": "/var/run", "source": "/x"}]));
+        let kept = json!([{"path": "/usr/bin/containerd", "args": ["containerd", "oci-hook"]}]);
+        assert_eq!(config["hooks"], json!({"createRuntime": kept, "poststop": []}));
     }
 
     #[test]

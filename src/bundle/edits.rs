@@ -36,10 +36,10 @@ pub struct Edits {
     /// Whether mounts that lead to the MPS daemon are taken out, whose server allocates for its
     /// clients, past their quotas.
     pub without_mps: bool,
-    /// Whether annotations are taken out that ask for devices by CDI's names.
-    pub without_cdi_annotations: bool,
-    /// Paths in the container at and below which nothing is mounted.
-    pub mounts_without: Vec<String>,
+    /// Whether all is taken out by which others would bring GPUs afterwards, whatever the variables say:
+    /// annotations that ask for devices by CDI's names, mounts that ask NVIDIA's toolkit, hooks that call
+    /// `nvidia-container-cli`.
+    pub without_requests: bool,
     /// What `linux.seccomp` becomes, where that changes.
     pub seccomp: Option<Value>,
 }

@@ -1,28 +1,33 @@
-//! The promise of the table, from a bundle to what its container sees: tests.
+//! The promise of the table, from a bundle to what its container reaches: tests.
 //!
 //! A bundle that asks for a quota anywhere never starts with an NVIDIA node and without that quota, but
-//! by the rows of the table that are reported. The generator has what engines leave in bundles; the oracle
-//! looks at the edited bundle as a container's processes would, and knows nothing of how it was edited.
+//! by the rows of the table that are reported; and under `strict` what an image adds makes no container
+//! larger. The bundles are those of real engines, with what users, images and plugins may add.
+
+mod bundles;
+mod container;
 
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
+use self::bundles::{Brings, GPUS, RECORDED, Recorded, brings, recorded, set_env};
+use self::container::{Reached, reached};
 use super::Host;
 use crate::backend::Way;
-use crate::bundle::{Bundle, DeviceNode, Edits, Withheld};
-use crate::config::Config;
+use crate::bundle::{Bundle, DeviceNode, Withheld};
+use crate::config::{Config, Inject, Privileged, Whole};
 use crate::gpu::{Gpu, GpuState, Inventory};
-use crate::inject::Nodes;
+use crate::inject::{Nodes, Purpose};
 use crate::plan::{Kind, Plan, resolve};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::request::{EntryPoint, Profile, Verdict};
 use crate::units::MIB;
 
-/// GPUs of the host; each has the minor number of its index.
-const GPUS: u32 = 4;
+/// The id of the container that is made.
+const ID: &str = "0000000000000000000000000000000000000000000000000000000000000001";
 
 fn inventory() -> Inventory {
     let gpu = |index| Gpu {
@@ -39,310 +44,377 @@ fn inventory() -> Inventory {
     Inventory::new((0..GPUS).map(gpu).collect()).unwrap()
 }
 
-/// What an engine does to a bundle.
-#[derive(Debug, Clone)]
-enum Brings {
-    /// docker's and podman's `--device /dev/nvidiaN`: the node, and a rule for it.
-    Device(u32),
-    /// A CDI specification by docker 28, podman 5 or containerd 2.1: nodes of GPUs and of control, rules,
-    /// libraries, hooks, and what NVIDIA's generator sets.
-    Cdi(Vec<u32>, &'static str),
-    /// `-v /dev/nvidiaN:/dev/nvidiaN`.
-    Volume(u32),
-    /// `--privileged` by docker, podman and containerd: each device of the host, and a rule for all.
-    Privileged,
-    /// `-v /dev:/dev`, with or without a rule for NVIDIA's devices.
-    AllOfDev,
-    /// `--device-cgroup-rule 'c 195:* rwm'`.
-    Rule,
-    /// `--device-cgroup-rule 'c 195:N rwm'`.
-    RuleOf(u32),
-    /// docker's `--gpus`: NVIDIA's hook, and its variable.
-    Hook(&'static str),
-    /// The annotation by which a CRI engine is asked for a CDI device.
-    Annotation(&'static str),
-    /// NVIDIA's device plugin by volume mounts.
-    DeviceMount(&'static str),
-}
-
-fn device(minor: u32) -> Value {
-    json!({"path": format!("/dev/nvidia{minor}"), "type": "c", "major": 195, "minor": minor,
-           "fileMode": 438, "uid": 0, "gid": 0})
-}
-
-fn rule(minor: Option<u32>) -> Value {
-    match minor {
-        Some(minor) => {
-            json!({"allow": true, "type": "c", "major": 195, "minor": minor, "access": "rwm"})
-        }
-        None => json!({"allow": true, "type": "c", "major": 195, "access": "rwm"}),
-    }
-}
-
-fn bind(source: &str, destination: &str) -> Value {
-    json!({"destination": destination, "type": "bind", "source": source, "options": ["rbind", "rprivate"]})
-}
-
-impl Brings {
-    fn apply(&self, config: &mut Value) {
-        let mut push = |pointer: &str, value: Value| {
-            config.pointer_mut(pointer).unwrap().as_array_mut().unwrap().push(value);
-        };
-        const DEVICES: &str = "/linux/devices";
-        const RULES: &str = "/linux/resources/devices";
-        match self {
-            Brings::Device(minor) => {
-                push(DEVICES, device(*minor));
-                push(RULES, rule(Some(*minor)));
-            }
-            Brings::Cdi(minors, visible) => {
-                for minor in minors.iter().copied().chain([255]) {
-                    let mut node = device(minor);
-                    if minor == 255 {
-                        node["path"] = json!("/dev/nvidiactl");
-                    }
-                    push(DEVICES, node);
-                    push(RULES, rule(Some(minor)));
-                }
-                push("/mounts", bind("/usr/lib/libcuda.so.580.1", "/usr/lib/libcuda.so.580.1"));
-                let hook = json!({"path": "/usr/bin/nvidia-cdi-hook", "args": ["nvidia-cdi-hook"]});
-                push("/hooks/createContainer", hook);
-                set_env(config, "NVIDIA_VISIBLE_DEVICES", visible);
-            }
-            Brings::Volume(minor) => {
-                let path = format!("/dev/nvidia{minor}");
-                push("/mounts", bind(&path, &path));
-            }
-            Brings::Privileged => {
-                (0..GPUS).for_each(|minor| push(DEVICES, device(minor)));
-                push(RULES, json!({"allow": true, "access": "rwm"}));
-            }
-            Brings::AllOfDev => push("/mounts", bind("/dev", "/dev")),
-            Brings::Rule => push(RULES, rule(None)),
-            Brings::RuleOf(minor) => push(RULES, rule(Some(*minor))),
-            Brings::Hook(visible) => {
-                let hook = json!({"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x", "prestart"]});
-                push("/hooks/prestart", hook);
-                set_env(config, "NVIDIA_VISIBLE_DEVICES", visible);
-            }
-            Brings::Annotation(value) => config["annotations"]["cdi.k8s.io/gpus"] = json!(value),
-            Brings::DeviceMount(name) => {
-                push(
-                    "/mounts",
-                    bind("/dev/null", &format!("/var/run/nvidia-container-devices/{name}")),
-                );
-            }
-        }
-    }
-}
-
-/// Sets a variable as engines do: over what the user wrote.
-fn set_env(config: &mut Value, name: &str, value: &str) {
-    let env = config.pointer_mut("/process/env").unwrap().as_array_mut().unwrap();
-    env.retain(|item| item.as_str().unwrap().split('=').next() != Some(name));
-    env.push(json!(format!("{name}={value}")));
-}
-
-fn brings() -> impl Strategy<Value = Brings> {
-    let minor = || 0..GPUS;
-    prop_oneof![
-        minor().prop_map(Brings::Device),
-        (
-            proptest::sample::subsequence((0..GPUS).collect::<Vec<_>>(), 1..=2),
-            proptest::sample::select(&["void", "void", "none", "", "all"][..]),
-        )
-            .prop_map(|(minors, visible)| Brings::Cdi(minors, visible)),
-        minor().prop_map(Brings::Volume),
-        Just(Brings::Privileged),
-        Just(Brings::AllOfDev),
-        Just(Brings::Rule),
-        minor().prop_map(Brings::RuleOf),
-        proptest::sample::select(&["0", "all", "GPU-1,GPU-2", "void"][..]).prop_map(Brings::Hook),
-        proptest::sample::select(&["nvidia.com/gpu=0", "nvidia.com/gpu=all", "vendor.com/x=1"][..])
-            .prop_map(Brings::Annotation),
-        proptest::sample::select(&["all", "GPU-1", "imex/0"][..]).prop_map(Brings::DeviceMount),
-    ]
-}
+/// A variable or, with a dot in its name, an annotation.
+type Setting = (&'static str, &'static str);
 
 /// What users, images and orchestrators say.
-fn settings() -> impl Strategy<Value = Vec<(&'static str, &'static str)>> {
-    let one = |name: &'static str, values: &'static [&'static str]| {
-        proptest::option::weighted(
-            0.4,
-            proptest::sample::select(values).prop_map(move |v| (name, v)),
-        )
-    };
+fn settings() -> impl Strategy<Value = Vec<Setting>> {
     const GPU_WORDS: &[&str] = &["all", "none", "void", "", "0", "1,2", "GPU-3", "0,1,2,3"];
-    (
-        one("ALIYUN_COM_GPU_MEM_CONTAINER", &["3", "3", "3", "0", "", "5,6"]),
-        one("NVIDIA_VISIBLE_DEVICES", GPU_WORDS),
-        one("ALIYUN_COM_GPU_VISIBLE_DEVICES", GPU_WORDS),
-        one("CGPU_DISABLE", &["true", "false", "1", ""]),
-        one("aliyun.com/gpu-mem-container", &["3", "0"]),
-        one("aliyun.com/gpu-visible-devices", &["0", "all", "void", "1,2"]),
-        one("aliyun.com/cgpu-disable", &["true", "false"]),
-        one("io.kubernetes.cri.container-type", &["sandbox", "container"]),
-        one("DOCKER_RESOURCE_GPU", &["GPU-2", "1"]),
+    const KNOWN: &[(&str, &[&str])] = &[
+        ("ALIYUN_COM_GPU_MEM_CONTAINER", &["3", "3", "3", "0", "", "5,6"]),
+        ("ALIYUN_COM_GPU_MEM_DEV", &["15", "15", "30", ""]),
+        ("ALIYUN_COM_GPU_MEM_UNIT", &["GiB", "MiB"]),
+        ("NVIDIA_VISIBLE_DEVICES", GPU_WORDS),
+        ("ALIYUN_COM_GPU_VISIBLE_DEVICES", GPU_WORDS),
+        ("CGPU_DISABLE", &["true", "false", "1", ""]),
+        ("ALIYUN_COM_GPU_SCHD_WEIGHT", &["1", "4"]),
+        ("ALIYUN_COM_GPU_HIGH_PRIO", &["0", "1"]),
+        ("NVIDIA_DRIVER_CAPABILITIES", &["all", "compute,utility", "display", "graphics,compute"]),
+        ("CUDA_VERSION", &["9.0.176"]),
+        ("DOCKER_RESOURCE_GPU", &["GPU-2", "1", "GPU-0,GPU-1"]),
+        ("aliyun.com/gpu-mem-container", &["3", "0", "6"]),
+        ("aliyun.com/gpu-mem-dev", &["15"]),
+        ("aliyun.com/gpu-visible-devices", &["0", "all", "void", "1,2"]),
+        ("aliyun.com/cgpu-disable", &["true", "false"]),
+        ("aliyun.com/gpu-schd-weight", &["4"]),
+        ("io.kubernetes.cri.container-type", &["sandbox", "container"]),
+        ("io.kubernetes.cri.sandbox-id", &[ID, "2"]),
+        ("io.kubernetes.cri.sandbox-name", &["p"]),
+        ("io.kubernetes.cri.sandbox-namespace", &["default"]),
+    ];
+    let one = |(name, values): &(&'static str, &'static [&'static str])| {
+        let name = *name;
+        let value = proptest::sample::select(*values).prop_map(move |value| (name, value));
+        proptest::option::weighted(0.25, value)
+    };
+    let all: Vec<_> = KNOWN.iter().map(one).collect();
+    // Without a total most quotas mean nothing, and a mark alone proves nothing.
+    (all, proptest::bool::weighted(0.8), proptest::bool::weighted(0.1)).prop_map(
+        |(all, with_total, is_sandbox)| {
+            let total = Some(("ALIYUN_COM_GPU_MEM_DEV", "15")).filter(|_| with_total);
+            let marks = KNOWN.iter().filter(|(name, _)| name.contains("cri."));
+            let marks = marks.filter(|_| is_sandbox).map(|(name, values)| (*name, values[0]));
+            all.into_iter().flatten().chain(total).chain(marks).collect()
+        },
     )
-        .prop_map(|(a, b, c, d, e, f, g, h, i)| {
-            [a, b, c, d, e, f, g, h, i].into_iter().flatten().collect()
-        })
 }
 
-fn bundle(settings: &[(&str, &str)], all: &[Brings]) -> Value {
-    let mut config = json!({
-        "process": {"args": ["sh"], "env": ["PATH=/bin", "ALIYUN_COM_GPU_MEM_DEV=15"],
-                    "capabilities": {"bounding": ["CAP_MKNOD"]}},
-        "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
-        "hooks": {"prestart": [], "createContainer": []},
-        "annotations": {},
-        "linux": {"namespaces": [{"type": "pid"}, {"type": "mount"}], "devices": [],
-                  "resources": {"devices": [{"allow": false, "access": "rwm"}]}},
-    });
+fn set(config: &mut Value, settings: &[Setting]) {
     for (name, value) in settings {
         match name.contains('.') {
             true => config["annotations"][name] = json!(value),
-            false => set_env(&mut config, name, value),
+            false => set_env(config, name, value),
         }
     }
-    all.iter().for_each(|brings| brings.apply(&mut config));
-    config
 }
 
-/// The minor numbers of the GPUs that a process of the container can open: by a node of its own that
-/// the device rules allow, made by mknod if need be, or by a mount of the node. A mount of the whole of
-/// /dev is under the rules, too; one of a single node counts by itself, for hosts that have no rules.
-fn can_open(config: &Value) -> Vec<u32> {
-    let is_allowed = |minor: u32| {
-        let matches = |rule: &Value, field: &str, wanted: u32| match rule
-            .get(field)
-            .and_then(Value::as_i64)
-        {
-            None | Some(..0) => true,
-            Some(found) => found == i64::from(wanted),
-        };
-        let rules = config.pointer("/linux/resources/devices").unwrap().as_array().unwrap();
-        let last = rules.iter().rfind(|rule| {
-            matches!(rule["type"].as_str(), None | Some("a" | "c"))
-                && rule["access"] != "m"
-                && matches(rule, "major", 195)
-                && matches(rule, "minor", minor)
-        });
-        last.is_some_and(|rule| rule["allow"] == true)
+/// A host's rules, and who calls us.
+#[derive(Debug, Clone)]
+struct Rules {
+    profile: Profile,
+    trust_env: bool,
+    trust_annotations: bool,
+    whole: Whole,
+    accepts: bool,
+    require_quota: bool,
+    exclusive: bool,
+    privileged: Privileged,
+    is_under_nvidias: bool,
+    inject: Inject,
+    entry: EntryPoint,
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let profile = proptest::sample::select(&[Profile::Open, Profile::Strict][..]);
+    let whole = proptest::sample::select(&[Whole::Auto, Whole::Off][..]);
+    let entry = prop_oneof![
+        6 => Just(EntryPoint::Runtime),
+        1 => Just(EntryPoint::PrecreateHook),
+        1 => Just(EntryPoint::LateHook),
+    ];
+    let mostly = || proptest::bool::weighted(0.8);
+    let seldom = || proptest::bool::weighted(0.2);
+    let of_nvidia = (seldom(), proptest::sample::select(&[Inject::Off, Inject::Auto][..]));
+    (profile, mostly(), mostly(), whole, mostly(), seldom(), seldom(), (seldom(), of_nvidia, entry))
+        .prop_map(
+            |(
+                profile,
+                trust_env,
+                trust_annotations,
+                whole,
+                accepts,
+                require_quota,
+                exclusive,
+                more,
+            )| {
+                let (refuses, (is_under_nvidias, inject), entry) = more;
+                let privileged = if refuses { Privileged::Refuse } else { Privileged::Allow };
+                Rules {
+                    profile,
+                    trust_env,
+                    trust_annotations,
+                    whole,
+                    accepts,
+                    require_quota,
+                    exclusive,
+                    privileged,
+                    is_under_nvidias,
+                    inject,
+                    entry,
+                }
+            },
+        )
+}
+
+impl Rules {
+    const OPEN: Rules = Rules {
+        profile: Profile::Open,
+        trust_env: true,
+        trust_annotations: true,
+        whole: Whole::Auto,
+        accepts: true,
+        require_quota: false,
+        exclusive: false,
+        privileged: Privileged::Allow,
+        is_under_nvidias: false,
+        inject: Inject::Off,
+        entry: EntryPoint::Runtime,
     };
-    let is_mounted = |minor: u32| {
-        let path = format!("/dev/nvidia{minor}");
-        let mounts = config["mounts"].as_array().unwrap();
-        mounts.iter().any(|mount| mount["source"] == *path || mount["destination"] == *path)
-    };
-    (0..GPUS).filter(|minor| is_allowed(*minor) || is_mounted(*minor)).collect()
-}
 
-/// Whether a later runtime or hook of NVIDIA's would bring GPUs, and which, by what the bundle says.
-fn asks_nvidia(config: &Value) -> bool {
-    let annotations = config["annotations"].as_object().unwrap();
-    let by_annotation = annotations.iter().any(|(key, value)| {
-        key.starts_with("cdi.k8s.io/") && value.as_str().unwrap().contains("nvidia.com/gpu")
-    });
-    let mounts = config["mounts"].as_array().unwrap();
-    let by_mount = mounts.iter().any(|mount| {
-        let to = mount["destination"].as_str().unwrap();
-        to.starts_with("/var/run/nvidia-container-devices/") && !to.contains("/imex/")
-    });
-    by_annotation || by_mount
-}
-
-/// Whether anything in the bundle asks for a quota, whatever lifts it.
-fn asks_anywhere(settings: &[(&str, &str)]) -> bool {
-    let asks = |(name, value): &(&str, &str)| {
-        name.to_ascii_lowercase().replace('_', "-").ends_with("gpu-mem-container")
-            && value.bytes().any(|byte| byte != b'0')
-    };
-    settings.iter().any(asks)
-}
-
-fn host(dir: &Path, profile: Profile) -> Host {
-    let mut config = Config { state_dir: dir.to_owned(), ..Config::default() };
-    config.admission.profile = profile;
-    config.driver.root = dir.to_owned();
-    config.driver.proc_root = dir.to_owned();
-    config.isolation.km_root = dir.join("no-module");
-    Host::new(config, None, Way::Ahead)
-}
-
-/// The bundle after the create's edits, and the plan.
-fn edited(host: &Host, config: &Value) -> Result<(Value, Option<Plan>), String> {
-    let text = config.to_string();
-    let mut bundle =
-        Bundle::from_bytes(text.as_bytes(), PathBuf::new(), "config.json".into()).unwrap();
-    let decision =
-        host.decide(&bundle, Some("0123abcd"), EntryPoint::Runtime).map_err(|e| e.to_string())?;
-    let request = match &decision.verdict {
-        Verdict::NotOurs(_) => return Ok((config.clone(), None)),
-        Verdict::Ours(request) => request,
-    };
-    let mut plan = resolve(request, &inventory(), Kind::None, 20).map_err(|e| e.to_string())?;
-    if !plan.is_whole() {
-        plan.backend = Kind::Gate;
+    fn host(&self, dir: &Path) -> Host {
+        let mut config = Config { state_dir: dir.to_owned(), ..Config::default() };
+        let admission = &mut config.admission;
+        admission.profile = self.profile;
+        admission.trust_env = self.trust_env;
+        admission.trust_annotations = self.trust_annotations;
+        admission.accept_nvidia_visible_devices_envvar_when_unprivileged = self.accepts;
+        admission.require_quota = self.require_quota;
+        admission.exclusive = self.exclusive;
+        admission.privileged = self.privileged;
+        config.driver.whole = self.whole;
+        config.driver.inject = self.inject;
+        config.driver.root = dir.to_owned();
+        config.driver.proc_root = dir.to_owned();
+        config.driver.cdi_dirs.clear();
+        config.isolation.km_root = dir.join("no-module");
+        if self.is_under_nvidias {
+            config.runtime.candidates = vec!["/usr/bin/nvidia-container-runtime".into()];
+        }
+        Host::new(config, None, Way::Ahead)
     }
+
+    /// The bundle as the real runtime gets it, and the plan, if the container is ours.
+    fn made(&self, config: &Value) -> Result<(Value, Option<Plan>), String> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut host = self.host(dir.path());
+        if self.entry == EntryPoint::LateHook {
+            host.config.driver.whole = Whole::Off;
+        }
+        let text = config.to_string();
+        let mut bundle =
+            Bundle::from_bytes(text.as_bytes(), PathBuf::new(), "config.json".into()).unwrap();
+        let id = Some(ID).filter(|_| self.entry != EntryPoint::PrecreateHook);
+        let decision = host.decide(&bundle, id, self.entry).map_err(|e| e.to_string())?;
+        let request = match &decision.verdict {
+            Verdict::NotOurs(_) => return Ok((config.clone(), None)),
+            Verdict::Ours(request) => request,
+        };
+        let inventory = inventory();
+        let mut plan = resolve(request, &inventory, Kind::None, 20).map_err(|e| e.to_string())?;
+        if !plan.is_whole() {
+            plan.backend = Kind::Gate;
+        }
+        if self.entry == EntryPoint::LateHook {
+            // It can change no bundle: a quota is refused, and the rest is registered.
+            return match plan.is_whole() {
+                true => Ok((config.clone(), Some(plan))),
+                false => Err("a hook alone".into()),
+            };
+        }
+        let injection = match request.is_as_brought() {
+            true => crate::inject::Injection::as_brought(),
+            false => host
+                .injection(&plan, &inventory, &bundle, Purpose::Inspect)
+                .map_err(|e| e.to_string())?,
+        };
+        let key = Key { root: "/r".into(), id: "a".into() };
+        let record = Record {
+            key,
+            bundle: "/b".into(),
+            short_id: "a___________".into(),
+            boot_id: "boot".into(),
+            holder: Holder::Active { init: Some(ProcessId { pid: 1, start_ticks: 1 }) },
+            plan,
+        };
+        let nodes = nodes(&record.plan);
+        let edits = host
+            .edits((&record, request), &bundle, nodes, injection.edits, Vec::new())
+            .map_err(|e| e.to_string())?;
+        let changed = bundle.apply(&edits).map_err(|e| e.to_string())?;
+        assert!(!changed || !request.is_as_brought(), "what was brought stays as it is");
+        Ok((serde_json::from_str(&bundle.to_text()).unwrap(), Some(record.plan)))
+    }
+}
+
+/// The nodes that a host with these GPUs has.
+fn nodes(plan: &Plan) -> Nodes {
     let is_given = |minor: &u32| plan.gpus.iter().any(|gpu| gpu.minor == *minor);
     let path = |minor: u32| format!("/dev/nvidia{minor}");
     let devices = (0..GPUS).filter(is_given).map(|m| DeviceNode::new(path(m), 195, m.into()));
     let withheld = (0..GPUS).filter(|minor| !is_given(minor));
     let withheld =
         withheld.map(|m| Withheld { path: path(m), source: path(m), major: 195, minor: m.into() });
-    let nodes =
-        Nodes { devices: devices.collect(), binds: Vec::new(), withheld: withheld.collect() };
-    let record = Record {
-        key: Key { root: "/r".into(), id: "a".into() },
-        bundle: "/b".into(),
-        short_id: "a___________".into(),
-        boot_id: "boot".into(),
-        holder: Holder::Active { init: Some(ProcessId { pid: 1, start_ticks: 1 }) },
-        plan,
+    Nodes { devices: devices.collect(), binds: Vec::new(), withheld: withheld.collect() }
+}
+
+/// Whether anything asks for a quota, whatever lifts it.
+fn asks_anywhere(settings: &[Setting]) -> bool {
+    let asks = |(name, value): &Setting| {
+        name.to_ascii_lowercase().replace('_', "-").ends_with("gpu-mem-container")
+            && value.bytes().any(|byte| byte != b'0')
     };
-    let edits = host
-        .edits((&record, request), &bundle, nodes, Edits::default(), Vec::new())
-        .map_err(|e| e.to_string())?;
-    let changed = bundle.apply(&edits).map_err(|e| e.to_string())?;
-    assert!(!changed || !request.is_as_brought(), "what was brought stays as it is");
-    Ok((serde_json::from_str(&bundle.to_text()).unwrap(), Some(record.plan)))
+    settings.iter().any(asks)
+}
+
+/// Whether containerd or CRI-O marks the container that is made as a pod's sandbox.
+fn is_sandbox(config: &Value) -> bool {
+    const MARKS: [[&str; 2]; 2] = [
+        ["io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id"],
+        ["io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.SandboxID"],
+    ];
+    let mark = |name: &str| &config["annotations"][name];
+    MARKS.iter().any(|[kind, id]| mark(kind) == "sandbox" && mark(id) == ID)
+}
+
+/// What a bundle's variables and annotations come to is set once for each name, and the last counts.
+fn last_of_each(settings: &[Setting]) -> Vec<Setting> {
+    let is_last = |(at, (name, _)): &(usize, &Setting)| {
+        settings[at + 1..].iter().all(|(later, _)| later != name)
+    };
+    settings.iter().enumerate().filter(is_last).map(|(_, setting)| *setting).collect()
+}
+
+#[test]
+fn what_engines_leave_is_read_as_the_gpus_that_were_asked_for() {
+    assert!(RECORDED.len() > 80, "{}", RECORDED.len());
+    for Recorded { by, gpus, config } in RECORDED.iter() {
+        let (after, plan) = Rules::OPEN.made(config).unwrap_or_else(|e| panic!("{by}: {e}"));
+        let mut found: Vec<u32> =
+            plan.iter().flat_map(|plan| &plan.gpus).map(|gpu| gpu.minor).collect();
+        found.sort_unstable();
+        // Who has every device of the host and names no GPU is none of ours.
+        assert_eq!(found, gpus.clone().unwrap_or_default(), "{by}: {after}");
+        // docker's `--gpus` is a variable for NVIDIA's hook, and it is told what the plan says.
+        let is_by_variable = by.contains("-e NVIDIA") || by.contains(": --gpus");
+        assert!(after == *config || is_by_variable, "{by}: what was brought stays as it is");
+    }
+}
+
+#[test]
+fn what_engines_leave_gets_the_quota_that_is_asked_for_beside_it() {
+    let asked = [("ALIYUN_COM_GPU_MEM_CONTAINER", "3"), ("ALIYUN_COM_GPU_MEM_DEV", "15")];
+    for Recorded { by, gpus, config } in RECORDED.iter() {
+        let mut config = config.clone();
+        set(&mut config, &asked);
+        let made = Rules::OPEN.made(&config);
+        if by.contains("--pid host") {
+            assert!(made.unwrap_err().contains("pid namespace"), "{by}");
+            continue;
+        }
+        let (after, plan) = made.unwrap_or_else(|e| panic!("{by}: {e}"));
+        let plan = plan.unwrap_or_else(|| panic!("{by}: not ours"));
+        let mut found: Vec<u32> = plan.gpus.iter().map(|gpu| gpu.minor).collect();
+        found.sort_unstable();
+        // Where nobody says which, it is a part of each.
+        let said = match by.split_once("--device-cgroup-rule") {
+            None => gpus.clone().filter(|gpus| !gpus.is_empty()),
+            // A rule is no choice, and a mount is.
+            Some((before, _)) => before.contains("-v /dev/nvidia0").then(|| vec![0]),
+        };
+        let expected = said.unwrap_or_else(|| (0..GPUS).collect());
+        assert_eq!(found, expected, "{by}");
+        assert!(
+            plan.gpus.iter().all(|gpu| gpu.memory_limit_bytes == Some(3_000 * MIB)),
+            "{by}: {plan}"
+        );
+        assert_eq!(reached(&after, true), Reached { gpus: expected, displays: false }, "{by}");
+    }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
     fn a_quota_that_is_asked_for_is_never_lost_in_silence(
-        settings in settings(),
+        base in recorded(),
         all in proptest::collection::vec(brings(), 0..3),
-        strict: bool,
+        settings in settings(),
+        rules in rules(),
     ) {
-        let dir = tempfile::tempdir().unwrap();
-        let profile = if strict { Profile::Strict } else { Profile::Open };
-        let before = bundle(&settings, &all);
+        let settings = last_of_each(&settings);
+        let mut before = base.config.clone();
+        all.iter().for_each(|brings: &Brings| brings.apply(&mut before));
+        set(&mut before, &settings);
         // A refusal keeps every promise.
-        let Ok((after, plan)) = edited(&host(dir.path(), profile), &before) else { return Ok(()) };
-        let open = can_open(&after);
+        let Ok((after, plan)) = rules.made(&before) else { return Ok(()) };
         if !asks_anywhere(&settings) {
             return Ok(());
         }
+        let found = reached(&after, rules.is_under_nvidias);
         let Some(plan) = plan else {
-            prop_assert!(open.is_empty(), "untouched, and it can open {:?}", open);
-            prop_assert!(!asks_nvidia(&after), "untouched, and NVIDIA's runtime would bring GPUs");
+            if is_sandbox(&before) {
+                // A row of the table: the quota means the pod's containers.
+                return Ok(());
+            }
+            let nothing = Reached { gpus: Vec::new(), displays: false };
+            prop_assert_eq!(found, nothing, "not ours: {}", after);
             return Ok(());
         };
         if plan.caveats.unenforced_by.is_some() {
             // The rows that are reported: under open alone.
-            prop_assert!(!strict);
+            prop_assert_eq!(rules.profile, Profile::Open);
             prop_assert!(!plan.warnings().is_empty());
             return Ok(());
         }
-        for minor in open {
+        for minor in found.gpus {
             let gpu = plan.gpus.iter().find(|gpu| gpu.minor == minor);
             let limit = gpu.and_then(|gpu| gpu.memory_limit_bytes);
-            prop_assert!(limit.is_some(), "it can open GPU {} without a quota: {}", minor, plan);
+            prop_assert!(limit.is_some(), "it reaches GPU {} without a quota: {}\n{}", minor, plan, after);
         }
-        prop_assert!(!asks_nvidia(&after), "NVIDIA's runtime would bring GPUs afterwards");
+        prop_assert!(!found.displays, "it reaches displays: {}\n{}", plan, after);
+    }
+
+    #[test]
+    fn under_strict_what_an_image_adds_makes_no_container_larger(
+        base in recorded(),
+        of_image in settings(),
+        of_user in settings(),
+        entry in rules(),
+    ) {
+        let rules = Rules { profile: Profile::Strict, trust_env: true, ..entry };
+        let mut users = base.config.clone();
+        set(&mut users, &last_of_each(&of_user));
+        let Ok((_, Some(alone))) = rules.made(&users) else { return Ok(()) };
+        if alone.is_whole() {
+            return Ok(());
+        }
+        // What the user and the engine say goes over what the image says. Annotations that are trusted
+        // are the user's.
+        let env = base.config["process"]["env"].as_array().unwrap();
+        let is_engines = |name: &str| {
+            env.iter().any(|item| item.as_str().unwrap().split('=').next() == Some(name))
+        };
+        let of_image: Vec<_> = of_image
+            .into_iter()
+            .filter(|(name, _)| !name.contains('.') || !rules.trust_annotations)
+            .filter(|(name, _)| !is_engines(name))
+            .collect();
+        let mut both = base.config.clone();
+        set(&mut both, &last_of_each(&[of_image.clone(), of_user.clone()].concat()));
+        let Ok((after, with_image)) = rules.made(&both) else { return Ok(()) };
+        let Some(with_image) = with_image else {
+            prop_assert_eq!(reached(&after, rules.is_under_nvidias).gpus, [0_u32; 0], "not ours: {}", after);
+            return Ok(());
+        };
+        for gpu in &with_image.gpus {
+            let before = alone.gpus.iter().find(|other| other.uuid == gpu.uuid);
+            let limit = before.and_then(|before| before.memory_limit_bytes);
+            prop_assert!(
+                limit.is_some() && gpu.memory_limit_bytes.is_some() && gpu.memory_limit_bytes <= limit,
+                "{} became {}", alone, with_image
+            );
+        }
+        prop_assert!(with_image.weight <= alone.weight, "{} became {}", alone, with_image);
+        prop_assert!(alone.high_priority || !with_image.high_priority);
     }
 }

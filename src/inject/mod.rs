@@ -29,8 +29,10 @@ use crate::bundle::{Bundle, BundleError, Edits};
 use crate::config::{Config, Inject};
 use crate::gpu::Inventory;
 use crate::plan::Plan;
-use crate::request::brought::DEVICE_MOUNTS;
+use crate::request::Brought;
 use crate::rm::Version;
+use driver::Capability;
+
 use cdi::{CdiError, HostFacts, Specifications, Wanted};
 
 /// How the driver's files come into a container.
@@ -102,19 +104,21 @@ pub enum InjectError {
     Tree(#[from] tree::TreeError),
 }
 
-/// How the files of the driver come into the container of `bundle`, which gets `plan`.
+/// How the files of the driver come into the container of `bundle`, into which others brought `brought`
+/// and which gets `plan`.
 ///
 /// # Errors
 ///
 /// Where they can't, and the configuration says how they must.
 pub fn injection(
     config: &Config,
-    plan: &Plan,
-    inventory: &Inventory,
-    bundle: &Bundle,
+    (plan, inventory): (&Plan, &Inventory),
+    (bundle, brought): (&Bundle, &Brought),
     purpose: Purpose,
 ) -> Result<Injection, InjectError> {
-    let already = bundle.brought().driver_files;
+    // Under a quota such a hook is taken out.
+    let by_cli_hook = brought.cli_hook.as_ref().filter(|_| plan.is_whole());
+    let already = brought.driver_files.as_ref().or(by_cli_hook);
     let is_ours = match config.driver.inject {
         Inject::Cdi | Inject::Native => true,
         Inject::Auto => already.is_none(),
@@ -128,13 +132,9 @@ pub fn injection(
     }
     let configured = || "configured".to_owned();
     let native = || native::edits(config, plan, inventory, bundle, kernel, purpose);
-    let injection = match config.driver.inject {
+    let mut injection = match config.driver.inject {
         Inject::Off => Injection::without(Mode::Off, configured()),
-        Inject::NvidiaRuntime => {
-            // One without a quota gets all that it asks NVIDIA's runtime for.
-            let edits = if plan.is_whole() { Edits::default() } else { by_nvidia(bundle)? };
-            Injection { mode: Mode::NvidiaRuntime, why: configured(), edits }
-        }
+        Inject::NvidiaRuntime => Injection::without(Mode::NvidiaRuntime, configured()),
         Inject::Native => Injection { mode: Mode::Native, why: configured(), edits: native()? },
         Inject::Cdi => match by_cdi(config, plan, inventory, kernel, purpose)? {
             Some((edits, left_out)) => {
@@ -147,9 +147,7 @@ pub fn injection(
         },
         Inject::Auto => match already {
             Some(by) => {
-                let why = format!("auto: the bundle has them, by {by}");
-                let edits = if plan.is_whole() { Edits::default() } else { by_nvidia(bundle)? };
-                Injection { mode: Mode::Off, why, edits }
+                Injection::without(Mode::Off, format!("auto: the bundle has them, by {by}"))
             }
             None => {
                 // Of a host that is made up, or has no driver, nobody has to mend anything.
@@ -158,6 +156,20 @@ pub fn injection(
             }
         },
     };
+    // One without a quota gets all that it asks others for.
+    if !plan.is_whole() {
+        injection.edits.without_requests = true;
+        let is_runtime = injection.mode == Mode::NvidiaRuntime || config.runtime.is_nvidias();
+        if is_runtime || brought.nvidia_hook {
+            let asked = |name: &str| {
+                ASKS_FOR_MORE.contains(&name) || config.rules().is_resource_variable(name)
+            };
+            let env = steered(&bundle.env()?, asked, is_runtime);
+            injection.edits.env.extend(env);
+            // They mount it after us.
+            injection.edits.masked.push("/tmp/nvidia-mps".to_owned());
+        }
+    }
     Ok(injection)
 }
 
@@ -249,18 +261,74 @@ const ASKS_FOR_MORE: &[&str] = &[
     "NVIDIA_MIG_MONITOR_DEVICES",
 ];
 
-/// The edits for a container whose files come by NVIDIA's runtime or hook: it gets what we say, by
-/// the one variable, and nothing that it asks for by others.
-fn by_nvidia(bundle: &Bundle) -> Result<Edits, BundleError> {
-    let env = bundle.env()?;
-    let there = |name: &&&str| env.iter().any(|item| item.split('=').next() == Some(**name));
-    let asked = ASKS_FOR_MORE.iter().filter(there);
-    Ok(Edits {
-        env: asked.map(|name| ((*name).to_owned(), String::new())).collect(),
-        without_cdi_annotations: true,
-        mounts_without: vec![DEVICE_MOUNTS.to_owned()],
-        // The hook mounts it after us.
-        masked: vec!["/tmp/nvidia-mps".to_owned()],
-        ..Edits::default()
-    })
+/// What of `env` changes for a container with a quota that NVIDIA's runtime or hook acts on: it gets the
+/// GPUs that the one variable says, and nothing that it asks for by others (`is_asking`).
+///
+/// For `display` the hook brings the node that sets displays (libnvidia-container, `nvc_mount.c`), and for
+/// it and `graphics` the runtime (`is_runtime`) brings the nodes of the kernel's graphics: memory that is
+/// taken there passes no monitor.
+fn steered(
+    env: &[&str],
+    is_asking: impl Fn(&str) -> bool,
+    is_runtime: bool,
+) -> Vec<(String, String)> {
+    let items = || env.iter().filter_map(|item| item.split_once('='));
+    let asked = items().filter(|(name, value)| is_asking(name) && !value.is_empty());
+    let mut changed: Vec<_> = asked.map(|(name, _)| (name.to_owned(), String::new())).collect();
+    changed.sort_unstable();
+    changed.dedup();
+    let named = items().rfind(|(name, _)| *name == catalogue::VARIABLE);
+    let brings_nodes = |name: &str| name == "display" || (is_runtime && name == "graphics");
+    let all = || Capability::ALL.iter().map(|capability| capability.name());
+    let words = named.into_iter().flat_map(|(_, value)| value.split(',').map(str::trim));
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    if words.iter().any(|word| *word == "all" || brings_nodes(word)) {
+        let each = words.iter().flat_map(|word| match *word {
+            "all" => all().collect(),
+            word => vec![word],
+        });
+        let mut kept: Vec<&str> = Vec::new();
+        for word in each.filter(|word| !brings_nodes(word)) {
+            if !kept.contains(&word) {
+                kept.push(word);
+            }
+        }
+        if kept.is_empty() {
+            kept.extend(catalogue::DEFAULT.iter().map(|capability| capability.name()));
+        }
+        changed.push((catalogue::VARIABLE.to_owned(), kept.join(",")));
+    }
+    changed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nvidias_runtime_and_hook_are_asked_for_no_more_than_the_plan() {
+        let asking = |name: &str| name == "NVIDIA_GDS" || name.starts_with("DOCKER_RESOURCE_");
+        let of = |env: &[&str], is_runtime| {
+            let changed = steered(env, asking, is_runtime);
+            changed.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&["A=b", "NVIDIA_DRIVER_CAPABILITIES=compute,graphics"], false), [""; 0]);
+        assert_eq!(
+            of(&["NVIDIA_GDS=1", "DOCKER_RESOURCE_GPU=GPU-a", "DOCKER_RESOURCE_GPU=GPU-b"], false),
+            ["DOCKER_RESOURCE_GPU=", "NVIDIA_GDS="]
+        );
+        for (is_runtime, value, expected) in [
+            (false, "all", "compute,compat32,graphics,utility,video,ngx"),
+            (true, "all", "compute,compat32,utility,video,ngx"),
+            (false, "display", "compute,utility"),
+            (true, "graphics", "compute,utility"),
+            (true, "compute, graphics,display,video", "compute,video"),
+            (false, "graphics,display", "graphics"),
+            (true, "all,cuda", "compute,compat32,utility,video,ngx,cuda"),
+        ] {
+            let env = format!("NVIDIA_DRIVER_CAPABILITIES={value}");
+            let expected = format!("NVIDIA_DRIVER_CAPABILITIES={expected}");
+            assert_eq!(of(&[&env], is_runtime), [expected], "{value}");
+        }
+    }
 }

@@ -24,8 +24,25 @@ pub struct Brought {
     pub everything: Option<&'static str>,
     /// How the driver's files came, if they did.
     pub driver_files: Option<String>,
-    /// Whether NVIDIA's hook is in the bundle: it brings the GPUs that a variable names.
+    /// Whether NVIDIA's hook is in the bundle, or its runtime makes the container: they bring the GPUs
+    /// that a variable names.
     pub nvidia_hook: bool,
+    /// A hook that brings GPUs and the driver's files by itself, and whatever the variables say.
+    pub cli_hook: Option<String>,
+    /// How a node came that is no GPU's and takes memory of one, past quotas: of displays, or the kernel's
+    /// graphics.
+    pub graphics: Option<String>,
+    /// Nodes and directories of the kernel's graphics, of whichever vendor.
+    pub dri: Vec<DriNode>,
+}
+
+/// A node of the kernel's graphics, or a directory of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriNode {
+    /// Its path: in the container, or on the host if it is mounted from there.
+    pub path: String,
+    /// Its minor number, if the bundle says it.
+    pub minor: Option<i64>,
 }
 
 /// A GPU that came by itself, or a name of GPUs.
@@ -71,20 +88,20 @@ pub enum Extent {
 impl Brought {
     /// Takes out all that came by nodes, mounts of nodes and device rules.
     pub fn forget_nodes(&mut self) {
-        self.gpus.retain(|one| !matches!(one.gpu, BroughtName::Minor(_)));
+        self.gpus.retain(|one| !one.is_node());
         self.allowed.clear();
         self.mig_nodes.clear();
+        self.dri.clear();
+        self.graphics = None;
     }
 
     /// How much was brought, as a choice of GPUs for a quota. Rules that allow GPUs are none, and are
-    /// narrowed as those for every device are; nor are names beside GPUs that a setting lists
-    /// (`is_listed`), and they are taken out.
+    /// narrowed as those for every device are.
     #[must_use]
-    pub(super) fn choice(&self, is_listed: bool) -> Extent {
-        let is_choice = |one: &BroughtGpu| !is_listed || matches!(one.gpu, BroughtName::Minor(_));
-        if self.gpus.iter().any(is_choice) {
+    pub(super) fn choice(&self) -> Extent {
+        if !self.gpus.is_empty() {
             Extent::Gpus
-        } else if self.everything.is_some() || !self.allowed.is_empty() || !self.gpus.is_empty() {
+        } else if self.everything.is_some() || self.graphics.is_some() || !self.allowed.is_empty() {
             Extent::Everything
         } else {
             Extent::Nothing
@@ -103,22 +120,30 @@ impl Brought {
         }
     }
 
-    /// The GPUs that a container without a quota has by it. Nodes say more than names, which the
-    /// engine has turned into nodes if it knows them.
+    /// The same, with what takes memory of GPUs and is none.
     #[must_use]
-    pub(super) fn usable(&self) -> Vec<BroughtName> {
-        let by_nodes = self.gpus.iter().filter(|one| matches!(one.gpu, BroughtName::Minor(_)));
-        let mut found: Vec<_> = by_nodes.chain(&self.allowed).map(|one| one.gpu.clone()).collect();
-        if found.is_empty() {
-            found = self.gpus.iter().map(|one| one.gpu.clone()).collect();
+    pub(super) fn extent_of_memory(&self) -> Extent {
+        match self.extent() {
+            Extent::Nothing if self.graphics.is_some() => Extent::Everything,
+            extent => extent,
         }
-        found
     }
 
-    /// The GPUs that were chosen by bringing them.
+    /// The GPUs that a container without a quota may have by it: by nodes and rules, and by names, which
+    /// the engine has turned into these nodes, or NVIDIA's runtime turns into more.
+    #[must_use]
+    pub(super) fn usable(&self) -> Vec<BroughtName> {
+        let (nodes, names): (Vec<_>, Vec<_>) = self.gpus.iter().partition(|one| one.is_node());
+        nodes.into_iter().chain(&self.allowed).chain(names).map(|one| one.gpu.clone()).collect()
+    }
+
+    /// The GPUs that were chosen by bringing them. Nodes say more than names, which are taken out of a
+    /// bundle with a quota.
     #[must_use]
     pub(super) fn chosen(&self) -> Vec<BroughtName> {
-        Brought { gpus: self.gpus.clone(), ..Brought::default() }.usable()
+        let has_nodes = self.gpus.iter().any(BroughtGpu::is_node);
+        let chosen = self.gpus.iter().filter(|one| one.is_node() || !has_nodes);
+        chosen.map(|one| one.gpu.clone()).collect()
     }
 
     /// How the GPUs came, as a message has it.
@@ -126,8 +151,9 @@ impl Brought {
     pub(super) fn by(&self) -> String {
         let ways: Vec<&str> =
             self.gpus.iter().chain(&self.allowed).map(|one| one.by.as_str()).collect();
-        match (ways.as_slice(), self.everything) {
-            ([], Some(everything)) => everything.to_owned(),
+        let other = self.everything.or(self.graphics.as_deref());
+        match (ways.as_slice(), other) {
+            ([], Some(other)) => other.to_owned(),
             ([], None) => "nothing".to_owned(),
             ([first], _) => (*first).to_owned(),
             ([first, second], _) => format!("{first} and {second}"),
@@ -137,6 +163,10 @@ impl Brought {
 }
 
 impl BroughtGpu {
+    fn is_node(&self) -> bool {
+        matches!(self.gpu, BroughtName::Minor(_))
+    }
+
     /// The GPU whose node has that minor number and that path in the container.
     #[must_use]
     pub fn node(minor: u32, path: &str) -> Self {
@@ -164,6 +194,28 @@ impl BroughtGpu {
         let names = value.split(',').filter_map(|item| cdi_gpu(item.trim()));
         names.map(move |gpu| BroughtGpu { gpu, by: format!("the annotation {}", Quoted(key)) })
     }
+}
+
+/// The GPUs that a hook brings by calling NVIDIA's `nvidia-container-cli` with `args`, as containerd's
+/// `ctr run --gpus` has it (`contrib/nvidia`); `None` if the hook calls something else. `hook` is what a
+/// message calls it.
+#[must_use]
+pub fn by_cli_hook(hook: &str, args: &[&str]) -> Option<Vec<BroughtGpu>> {
+    let is_cli = |word: &&str| word.rsplit('/').next() == Some("nvidia-container-cli");
+    if !is_cli(&hook) && !args.iter().any(is_cli) {
+        return None;
+    }
+    let mut values = Vec::new();
+    for (at, word) in args.iter().enumerate() {
+        match word.split_once('=') {
+            Some(("--device", value)) => values.push(value),
+            None if matches!(*word, "--device" | "-d") => values.extend(args.get(at + 1)),
+            _ => {}
+        }
+    }
+    let gpus = values.iter().flat_map(|value| value.split(',')).filter_map(nvidia_gpu);
+    let by = format!("the hook {}", Quoted(hook));
+    Some(gpus.map(|gpu| BroughtGpu { gpu, by: by.clone() }).collect())
 }
 
 /// What NVIDIA's hook brings into a container with this value of `NVIDIA_VISIBLE_DEVICES`; `setting` is
@@ -288,6 +340,28 @@ mod tests {
     }
 
     #[test]
+    fn a_hook_of_containerds_brings_what_it_calls_the_cli_with() {
+        let of = |args: &[&str]| {
+            let gpus = by_cli_hook("/usr/bin/containerd", args)?;
+            Some(gpus.into_iter().map(|one| one.gpu).collect::<Vec<_>>())
+        };
+        let named = |names: &[&str]| {
+            Some(names.iter().map(|name| BroughtName::Named((*name).into())).collect::<Vec<_>>())
+        };
+        let cli = ["containerd", "oci-hook", "--", "/usr/bin/nvidia-container-cli", "configure"];
+        let with = |more: &[&'static str]| [cli.as_slice(), more].concat();
+        assert_eq!(
+            of(&with(&["--device=0,GPU-a", "--device=2", "--pid={{pid}}"])),
+            named(&["0", "GPU-a", "2"])
+        );
+        assert_eq!(of(&with(&["--device", "1", "-d", "3"])), named(&["1", "3"]));
+        assert_eq!(of(&with(&["--device=all"])), Some(vec![BroughtName::All]));
+        assert_eq!(of(&with(&["--device"])), named(&[]));
+        assert_eq!(of(&["containerd", "oci-hook", "--", "/bin/true", "--device=0"]), None);
+        assert!(by_cli_hook("/usr/bin/nvidia-container-cli", &[]).is_some());
+    }
+
+    #[test]
     fn annotations_of_cdi_have_its_prefix_or_one_below_it() {
         for (key, is_one) in [
             ("cdi.k8s.io/x", true),
@@ -319,19 +393,20 @@ mod tests {
             ..Brought::default()
         };
         let both = brought(&[&named, &node], &[]);
-        assert_eq!((both.usable(), both.choice(true)), (vec![BroughtName::Minor(1)], Extent::Gpus));
+        assert_eq!((both.chosen(), both.choice()), (vec![BroughtName::Minor(1)], Extent::Gpus));
+        assert_eq!(both.usable(), [BroughtName::Minor(1), BroughtName::Named("all".into())]);
         let by_name = brought(&[&named], &[]);
         assert_eq!(by_name.usable(), [BroughtName::Named("all".into())]);
-        assert_eq!(
-            (by_name.choice(false), by_name.choice(true)),
-            (Extent::Gpus, Extent::Everything)
-        );
+        assert_eq!(by_name.choice(), Extent::Gpus);
         let ruled = brought(&[], &[BroughtGpu::rule(None)]);
-        assert_eq!((ruled.choice(false), ruled.extent()), (Extent::Everything, Extent::Gpus));
+        assert_eq!((ruled.choice(), ruled.extent()), (Extent::Everything, Extent::Gpus));
         assert_eq!(ruled.usable(), [BroughtName::All]);
         assert_eq!(ruled.by(), "the device rule c 195:*");
         let wide = Brought { everything: Some("every device"), ..Brought::default() };
-        assert_eq!((wide.choice(false), wide.by()), (Extent::Everything, "every device".into()));
-        assert_eq!(Brought::default().choice(false), Extent::Nothing);
+        assert_eq!((wide.choice(), wide.by()), (Extent::Everything, "every device".into()));
+        let graphics = Brought { graphics: Some("node /dev/x".into()), ..Brought::default() };
+        assert_eq!((graphics.choice(), graphics.extent()), (Extent::Everything, Extent::Nothing));
+        assert_eq!(graphics.by(), "node /dev/x");
+        assert_eq!(Brought::default().choice(), Extent::Nothing);
     }
 }

@@ -1,6 +1,6 @@
 //! What Kubernetes' engines mark containers with: [`is_sandbox`], [`is_container`].
 //!
-//! A mark alone proves nothing, for podman copies annotations from an image's manifest. All marks of
+//! A mark alone proves nothing, for podman before 4.6 copies annotations from an image's manifest. All marks of
 //! one engine together do, the sandbox's id among them: an image can't know the id that its container
 //! will get.
 

@@ -4,13 +4,16 @@
 //! [table](super::table), and then the host's other rules refuse what the row would allow. Pure. Must
 //! not know which GPUs there are: which GPU a name or a node means is `plan`'s matter.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use super::brought::{self, Brought, BroughtGpu, BroughtName, Extent};
 use super::near_miss::NearMiss;
 use super::reach::Reaches;
 use super::table::{self, Because, Named, On, Outcome, Quota};
-use super::{NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, cri, read, variable};
+use super::{
+    NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, Setting, cri, read, variable,
+};
 
 /// All that a bundle says of GPUs.
 #[derive(Clone, Copy)]
@@ -96,34 +99,45 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
     let not_ours = |reason| {
         Ok(Decision { verdict: Verdict::NotOurs(reason), near_misses: near_misses.clone() })
     };
-    let by_hook = by_nvidias_hook(&request, said, rules);
-    let mut with_hook = Brought::default();
-    let said = &match by_hook.is_empty() {
-        true => *said,
-        false => {
-            with_hook.clone_from(said.brought);
-            with_hook.gpus.extend(by_hook);
-            Said { brought: &with_hook, ..*said }
-        }
-    };
+    let mut brought = Cow::Borrowed(said.brought);
+    // Where we don't tell NVIDIA's hook or runtime which GPUs, it brings what it reads.
+    if brought.nvidia_hook
+        && matches!(
+            outcome(&request, said, rules),
+            Outcome::NotOurs | Outcome::FilesAlone | Outcome::AsBrought
+        )
+    {
+        let brought = brought.to_mut();
+        // To a quota on no GPU they are no choice.
+        let into = match request.quotas.is_empty() {
+            true => &mut brought.gpus,
+            false => &mut brought.allowed,
+        };
+        into.extend(by_nvidias_hook(said, rules));
+    }
+    let said = &Said { brought: &brought, ..*said };
     let (quota, named, brought) = facts(&request, said);
     let must_be_held = rules.refuses_no_quota() || rules.exclusive;
     if request.contradicts_itself() && (quota == Quota::Asked || must_be_held) {
         return Err(request.contradiction());
     }
     let row = table::find(quota, named, brought);
-    let outcome = match rules.is_strict() {
-        true => row.strict,
-        false => row.open,
-    };
     if rules.is_strict()
         && !matches!(row.open, Outcome::NotOurs | Outcome::FilesAlone)
         && let Some(near) = near_misses.iter().find(|near| near.is_refused_by_strict())
     {
         return Err(RequestError::NearMiss { near: near.clone() });
     }
-    let outcome = request.narrowed(outcome, said.brought, rules);
-    let outcome = match outcome {
+    // An image can switch the user's own quota off, and leave the larger one of a pod's annotation.
+    if rules.is_strict()
+        && quota == Quota::Asked
+        && let Some(setting) = request.disabling()
+        && let Some(left) = request.quotas.first()
+    {
+        let (setting, memory) = (setting.clone(), left.memory.clone());
+        return Err(RequestError::OneIsLifted { setting, memory });
+    }
+    let outcome = match outcome(&request, said, rules) {
         Outcome::Refused(because) => return Err(refusal(&request, said, because, rules)),
         // MIG devices have memory of their own, which no quota has to divide.
         Outcome::Whole(_) | Outcome::AsBrought
@@ -166,19 +180,27 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
     Ok(Decision { verdict: Verdict::Ours(Box::new(request)), near_misses })
 }
 
-/// What NVIDIA's hook, if it is in the bundle, will bring where no plan of ours says which GPUs the
-/// container has: it reads the container's variables, whomever the host trusts.
-fn by_nvidias_hook(request: &Request, said: &Said<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
-    let is_planned = match (request.selections.naming(), &request.quotas[..]) {
-        (Some(_), []) => rules.whole || request.lifting().is_none(),
-        (Some(_), _) => true,
-        (None, quotas) => !quotas.is_empty() && request.named() != Named::NoGpu,
+/// What the table and the rules of whole GPUs make of a bundle.
+fn outcome(request: &Request, said: &Said<'_>, rules: &Rules<'_>) -> Outcome {
+    let (quota, named, brought) = facts(request, said);
+    let row = table::find(quota, named, brought);
+    let outcome = if rules.is_strict() { row.strict } else { row.open };
+    request.narrowed(outcome, said.brought, rules)
+}
+
+/// What NVIDIA's hook or runtime brings by the container's variables, whomever the host trusts.
+fn by_nvidias_hook(said: &Said<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
+    let by = |setting: &Setting| brought::by_nvidias_hook(&setting.value, setting);
+    // Where its `swarm-resource` names them, it takes the numbers that Swarm only counts by for indices.
+    let resources = said.env.iter().filter_map(|item| item.split_once('='));
+    let resources = resources.filter(|(name, _)| rules.is_resource_variable(name));
+    let setting = |(name, value): (&str, &str)| Setting {
+        name: name.to_owned().into(),
+        value: value.to_owned(),
     };
-    if !said.brought.nvidia_hook || is_planned {
-        return Vec::new();
-    }
-    match variable(said.env, NVIDIA_VISIBLE_DEVICES) {
-        Some(setting) => brought::by_nvidias_hook(&setting.value, &setting),
+    let mut gpus: Vec<_> = resources.map(setting).flat_map(|setting| by(&setting)).collect();
+    gpus.extend(match variable(said.env, NVIDIA_VISIBLE_DEVICES) {
+        Some(setting) => by(&setting),
         // Images of CUDA before 10 have every GPU (NVIDIA's toolkit, "legacy images").
         None => {
             let is_set =
@@ -186,15 +208,19 @@ fn by_nvidias_hook(request: &Request, said: &Said<'_>, rules: &Rules<'_>) -> Vec
             let of_old = is_set("CUDA_VERSION").filter(|_| is_set("NVIDIA_REQUIRE_CUDA").is_none());
             of_old.map_or_else(Vec::new, |setting| brought::by_nvidias_hook("all", &setting))
         }
-    }
+    });
+    gpus
 }
 
 /// The columns of the table for a bundle.
 pub(super) fn facts(request: &Request, said: &Said<'_>) -> (Quota, Named, Extent) {
     let (quota, named) = (request.quota_asked(), request.named());
     let brought = match quota {
-        Quota::Asked => said.brought.choice(named == Named::Listed),
-        _ => said.brought.extent(),
+        Quota::Asked => said.brought.choice(),
+        Quota::Unasked => said.brought.extent(),
+        Quota::Lifted | Quota::Zero | Quota::Untrusted | Quota::Sandbox => {
+            said.brought.extent_of_memory()
+        }
     };
     (quota, named, brought)
 }

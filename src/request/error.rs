@@ -144,10 +144,22 @@ pub enum RequestError {
         /// The rule of the configuration.
         rule: &'static str,
     },
+    /// A setting switches one of two quotas off.
+    #[error(
+        "{setting} switches one of this container's quotas off and leaves {memory}, which this host \
+         refuses (profile = \"strict\"); take it out, or, if its image sets it, start it with \
+         CGPU_DISABLE=false"
+    )]
+    OneIsLifted {
+        /// The setting.
+        setting: Setting,
+        /// The other quota.
+        memory: Setting,
+    },
     /// A quota on no GPU, and all of them at hand.
     #[error(
-        "{memory} asks for a quota, {nothing} names no GPU, and {brought} gives this container every \
-         GPU; start it without {brought}, or name its GPUs with {}",
+        "{memory} asks for a quota, {nothing} names no GPU, and {brought} lets this container use GPUs \
+         without it; start it without {brought}, or name its GPUs with {}",
         VISIBLE_DEVICES.variable
     )]
     NoGpuNamed {

@@ -102,7 +102,8 @@ impl Rules<'_> {
         self.exclusive || self.refuses_no_quota()
     }
 
-    fn is_resource_variable(&self, name: &str) -> bool {
+    /// Whether the host takes the variable `name` for a choice of GPUs, as Swarm's.
+    pub(crate) fn is_resource_variable(&self, name: &str) -> bool {
         self.resource_variables.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(prefix) => name.starts_with(prefix),
             None => name == pattern,
@@ -196,8 +197,7 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
     }
     if let Some(mark) = sandbox {
         let mark = Setting { name: mark.into(), value: "sandbox".to_owned() };
-        let asked = quota::memory_asked(by_annotation).filter(|_| trust.annotations);
-        sort(Ask::Off(Off::Sandbox(mark, asked)));
+        sort(Ask::Off(Off::Sandbox(mark, quota::memory_asked(by_annotation))));
     } else if trust.annotations {
         sort(quota::read(Source::Annotations, by_annotation)?);
         let settings = said.annotations.iter().copied();
@@ -303,15 +303,20 @@ impl Request {
         }
     }
 
+    /// The setting that switches a quota off, whether or not another source asks for one.
+    fn disabling(&self) -> Option<&Setting> {
+        self.off.iter().find_map(|off| match off {
+            Off::Disabled(setting, Some(_)) => Some(setting),
+            _ => None,
+        })
+    }
+
     /// The setting that lifts its quota, or that asks for none.
     fn lifting(&self) -> Option<&Setting> {
         if !self.quotas.is_empty() {
             return None;
         }
-        let lifted = self.off.iter().find_map(|off| match off {
-            Off::Disabled(setting, Some(_)) => Some(setting),
-            _ => None,
-        });
+        let lifted = self.disabling();
         let zero = || {
             self.off.iter().find_map(|off| match off {
                 Off::Zero(setting) | Off::Empty(setting) => Some(setting),
@@ -354,10 +359,12 @@ impl Request {
     /// What is left of an outcome if cgpu gives no whole GPUs here, or if NVIDIA's toolkit alone knows
     /// what is meant.
     fn narrowed(&self, outcome: Outcome, brought: &Brought, rules: &Rules<'_>) -> Outcome {
-        let as_brought = match brought.usable().is_empty() {
-            true => Outcome::NotOurs,
-            false => Outcome::AsBrought,
+        // A quota that is asked for, and lifted, isn't forgotten where the GPUs have come already.
+        let has_some = match self.quota_asked() {
+            table::Quota::Unasked => !brought.usable().is_empty(),
+            _ => brought.extent_of_memory() != brought::Extent::Nothing,
         };
+        let as_brought = if has_some { Outcome::AsBrought } else { Outcome::NotOurs };
         match outcome {
             Outcome::FilesAlone if !rules.whole => Outcome::NotOurs,
             Outcome::Whole(_) if !rules.whole && !rules.must_hold_whole() => as_brought,
@@ -726,7 +733,7 @@ mod tests {
         }
     }
 
-    /// podman copies annotations from an image's manifest: each mark but the id can be an image's.
+    /// podman before 4.6 copies annotations from an image's manifest: each mark but the id can be an image's.
     #[test]
     fn no_mark_alone_makes_a_sandbox() {
         let quota =

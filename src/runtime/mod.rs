@@ -424,7 +424,8 @@ fn register(
         Mode::Cdi | Mode::Native | Mode::Off => None,
     };
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
-    let holder = match plan.backend.needs_hook() {
+    // By a hook it is seen what NVIDIA's runtime has made of the bundle.
+    let holder = match plan.backend.needs_hook() || (!plan.is_whole() && host.may_get_more()) {
         true => Holder::Reserved { by },
         false => launched(by, real, create, &key),
     };

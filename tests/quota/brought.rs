@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::engines::{APP, HOOK, config, options, volume, was_held};
-use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes};
-use crate::support::{Bundle, Docker, IMAGE, Podman, eventually};
+use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes, rmtool};
+use crate::support::{Bundle, Containerd, Docker, IMAGE, Podman, eventually, program};
 
 const QUOTA: [&str; 2] = ["ALIYUN_COM_GPU_MEM_CONTAINER=1000", "ALIYUN_COM_GPU_MEM_UNIT=MiB"];
 
@@ -116,6 +116,120 @@ fn a_brought_gpu_without_a_quota_is_registered_and_its_bundle_stays() {
         &unasked,
         &["this host refuses GPUs without a quota (require_quota)", "gets some by the mount of "],
     );
+    gated.soon_is_empty();
+}
+
+/// `ctr run --gpus` puts a hook into the bundle that calls NVIDIA's program with the GPUs, whatever the
+/// variables say.
+#[test]
+fn gpus_that_containerds_client_brings_by_a_hook_are_the_choice() {
+    let gated = Gated::new();
+    let called = gated.host.scratch.path().join("called");
+    let programs = gated.host.scratch.directory("programs");
+    let script = format!("#!/bin/sh\necho \"$@\" >> {}\n", called.display());
+    let script = gated.host.scratch.script("nvidia-container-cli", &script);
+    fs::rename(script, programs.join("nvidia-container-cli")).unwrap();
+    let containerd = Containerd::builder()
+        .runtime(RUNTIME)
+        .env("CGPU_CONFIG", config(&gated))
+        .client_programs(&programs)
+        .start();
+    let mount = format!("type=bind,src={},dst={RMTOOL},options=rbind:ro", rmtool().display());
+    let quota: Vec<&str> = QUOTA.iter().flat_map(|variable| ["--env", variable]).collect();
+    let with = |more: &[&'static str]| {
+        [&["--gpus", "0", "--mount", &mount][..], more].concat().into_iter().map(String::from)
+    };
+    let run = |more: &[&'static str], quota: &[&str], id: &str, args: &[&str]| {
+        let options: Vec<String> =
+            with(more).chain(quota.iter().map(ToString::to_string)).collect();
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        containerd.run(&options, id, args)
+    };
+    run(&["-d"], &quota, "held", &["sleep", "1000"]).ok();
+    let gpus = gated.host.container("held")["gpus"].take();
+    assert_eq!((gpus.as_array().unwrap().len(), &gpus[0]["index"]), (1, &json!(0)), "{gpus}");
+    let filled = containerd.exec("held", &[RMTOOL, "fill"]).ok();
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    assert!(!called.exists(), "NVIDIA's program would bring the node of displays, too");
+    containerd.remove("held").ok();
+
+    let refused =
+        run(&["--env", "NVIDIA_VISIBLE_DEVICES=1", "--rm"], &quota, "differ", &["true"]).fails();
+    assert!(refused.stderr.contains("and the engine brought GPU 0"), "{refused}");
+    gated.soon_is_empty();
+
+    // Without a quota it has what the hook brings.
+    run(&["-d"], &[], "whole", &["sleep", "1000"]).ok();
+    let container = gated.host.container("whole");
+    assert_eq!((&container["mode"], &container["gpus"][0]["index"]), (&json!("whole"), &json!(0)));
+    assert!(fs::read_to_string(&called).unwrap().contains("--device=0"));
+    containerd.remove("whole").ok();
+}
+
+/// In the mode `jit-cdi`, NVIDIA's runtime changes the bundle by a specification of its own before it becomes
+/// runc, and that has the node of displays whatever is asked for.
+#[test]
+fn what_nvidias_runtime_brings_beside_a_quota_keeps_its_container_from_starting() {
+    const ADD: &str = "import json, sys\n\
+        config = json.load(open(sys.argv[1]))\n\
+        node = {'path': sys.argv[2], 'type': 'c', 'major': 195, 'minor': int(sys.argv[3])}\n\
+        config['linux'].setdefault('devices', []).append(node)\n\
+        json.dump(config, open(sys.argv[1], 'w'))\n";
+    let mut gated = Gated::new();
+    let add = gated.host.scratch.file("add.py", ADD);
+    let script = "#!/bin/sh\npython3 ADD \"$BUNDLE/config.json\" $NODE && exec RUNC \"$@\"\n"
+        .replace("ADD", &add.display().to_string())
+        .replace("RUNC", &program("runc").display().to_string());
+    let nvidia = gated.host.scratch.script("nvidia-container-runtime", &script);
+    gated.host.set("driver.inject", "nvidia-runtime");
+    gated.host.set("driver.nvidia_runtime", nvidia.display().to_string());
+    for (node, is_refused) in
+        [("/dev/nvidia-modeset 254", true), ("/dev/nvidia7 7", true), ("/dev/control 255", false)]
+    {
+        let (path, minor) = node.split_once(' ').unwrap();
+        let bundle = gated.bundle_with(&format!("app-{minor}-{is_refused}"), |config| {
+            with_env(config, &QUOTA);
+            config["process"]["args"] = json!(["sleep", "1000"]);
+        });
+        let runtime = gated.host.runtime().env("NODE", node);
+        let runtime = runtime.env("BUNDLE", bundle.directory.display().to_string());
+        let made = runtime.create(&bundle);
+        match is_refused {
+            true => {
+                let told = made.fails();
+                assert!(told.stderr.contains("NVIDIA's runtime has brought"), "{told}");
+                assert!(told.stderr.contains(&format!("node {path}")), "{told}");
+            }
+            false => {
+                made.ok();
+                runtime.delete(&bundle).ok();
+            }
+        }
+    }
+    gated.host.gc();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_quota_on_no_gpu_starts_with_no_node_that_takes_memory_of_one() {
+    let gated = Gated::new();
+    let node = |path: &str, minor: u32| {
+        let path = path.to_owned();
+        move |config: &mut Value| {
+            let node = json!({"path": path, "type": "c", "major": 195, "minor": minor});
+            config["linux"]["devices"] = json!([node]);
+            with_env(config, &QUOTA);
+            with_env(config, &["NVIDIA_VISIBLE_DEVICES=void"]);
+        }
+    };
+    let bundle = gated.bundle_with("displays", node("/dev/nvidia-modeset", 254));
+    let refused = gated.host.runtime().create(&bundle);
+    let told = ["names no GPU", "node /dev/nvidia-modeset", "name its GPUs"];
+    gated.host.was_told(refused, &bundle, &told);
+    // The node of control alone opens no GPU.
+    let bundle = gated.bundle_with("control", node("/dev/nvidiactl", 255));
+    gated.host.runtime().create(&bundle).ok();
+    gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }
 

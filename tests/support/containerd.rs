@@ -35,6 +35,7 @@ pub struct Builder {
     runtime: PathBuf,
     default_handler: &'static str,
     environment: Vec<(String, String)>,
+    client_programs: Option<PathBuf>,
 }
 
 impl Builder {
@@ -59,6 +60,13 @@ impl Builder {
         self
     }
 
+    /// A directory in which `ctr` looks for programs first.
+    #[must_use]
+    pub fn client_programs(mut self, directory: &Path) -> Self {
+        self.client_programs = Some(directory.to_owned());
+        self
+    }
+
     /// Starts containerd, waits until it answers, and loads [`IMAGE`] and the image of pod
     /// sandboxes.
     pub fn start(self) -> Containerd {
@@ -67,9 +75,9 @@ impl Builder {
         let handlers = [("runc", program("runc")), ("crun", crun), ("cgpu", self.runtime.clone())];
         let text = configuration(scratch.path(), self.default_handler, &handlers);
         scratch.file("containerd.toml", text);
-        let Builder { runtime, environment, .. } = self;
+        let Builder { runtime, environment, client_programs, .. } = self;
         let daemon = spawn(&scratch, &environment);
-        let containerd = Containerd { daemon, scratch, runtime, environment };
+        let containerd = Containerd { daemon, scratch, runtime, environment, client_programs };
         containerd.wait_until_it_answers();
         containerd.load(&Image::new(IMAGE));
         containerd.load(&Image::new(PAUSE).command(&["sleep", "1000000"]));
@@ -84,13 +92,19 @@ pub struct Containerd {
     scratch: Scratch,
     runtime: PathBuf,
     environment: Vec<(String, String)>,
+    client_programs: Option<PathBuf>,
 }
 
 impl Containerd {
     /// Begins with bare runc as `cgpu`.
     pub fn builder() -> Builder {
         prerequisites();
-        Builder { runtime: program("runc"), default_handler: "runc", environment: Vec::new() }
+        Builder {
+            runtime: program("runc"),
+            default_handler: "runc",
+            environment: Vec::new(),
+            client_programs: None,
+        }
     }
 
     /// The directory that holds everything of this containerd.
@@ -102,6 +116,10 @@ impl Containerd {
     pub fn command(&self) -> Command {
         let mut command = self.scratch.command("ctr");
         command.arg("--address").arg(socket(self.scratch.path()));
+        if let Some(first) = &self.client_programs {
+            let path = std::env::var("PATH").unwrap_or_default();
+            command.env("PATH", format!("{}:{path}", first.display()));
+        }
         command
     }
 

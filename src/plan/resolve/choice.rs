@@ -84,10 +84,13 @@ pub(super) fn choose<'a>(
         }
         Outcome::Quota(On::Both | On::Either) => {
             let (named, brought) = (choose_named(selections, host)?, brought()?);
-            let is_same = named.gpus.len() == brought.len()
-                && named.gpus.iter().all(|one| brought.contains(one));
+            let is_node = |name: &BroughtName| matches!(name, BroughtName::Minor(_));
+            // Names are taken out of the bundle: fewer may be named than they ask for.
+            let may_be_fewer = !request.brought.iter().any(is_node);
+            let fits = named.gpus.iter().all(|one| brought.contains(one))
+                && (may_be_fewer || named.gpus.len() == brought.len());
             match selections.naming() {
-                Some(naming) if !is_same => Err(ResolveError::BroughtDiffer {
+                Some(naming) if !fits => Err(ResolveError::BroughtDiffer {
                     naming: naming.setting.clone(),
                     named: Choice::labels(&named.gpus),
                     brought: format!("{} ({})", Choice::labels(&brought), request.brought_by),
@@ -221,7 +224,8 @@ impl<'a> Host<'a, '_> {
     }
 
     /// The GPUs that were brought, each at its first place. A GPU in MIG mode counts by the MIG devices
-    /// that came with it: its own node alone opens none.
+    /// that came with it: its own node alone opens none. A name that no GPU has is one of the engine's
+    /// specifications where nodes came, too, and they say what it means.
     fn find_brought(
         &self,
         names: &[BroughtName],
@@ -232,12 +236,15 @@ impl<'a> Host<'a, '_> {
             said: by.to_owned(),
             known: self.inventory.gpus().iter().map(label).collect(),
         };
+        let has_nodes = names.iter().any(|name| matches!(name, BroughtName::Minor(_)));
         let mut chosen = Vec::new();
         for name in names {
             let found = match name {
                 BroughtName::All => self.all()?,
                 BroughtName::Named(name) => {
-                    self.find_name(by, GpuName::parse(name).ok_or_else(unknown)?)?
+                    let name = GpuName::parse(name).ok_or_else(unknown);
+                    let found = name.and_then(|name| self.find_name(by, name));
+                    if has_nodes { found.unwrap_or_default() } else { found? }
                 }
                 BroughtName::Minor(minor) => {
                     let gpu = self.inventory.gpus().iter().find(|gpu| gpu.minor == *minor);

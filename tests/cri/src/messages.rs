@@ -114,6 +114,11 @@ messages! {
         #[prost(map = "string, string", tag = "10")] annotations: HashMap<String, String>,
         #[prost(string, tag = "11")] log_path: String,
         #[prost(message, optional, tag = "15")] linux: Option<LinuxContainerConfig>,
+        #[prost(message, repeated, tag = "17")] cdi_devices: Vec<CdiDevice>,
+    }
+
+    CdiDevice {
+        #[prost(string, tag = "1")] name: String,
     }
 
     ContainerMetadata {
