@@ -3,7 +3,11 @@
 
 mod support;
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 
 use support::{Docker, IMAGE, Outcome, PATIENCE, Podman, Scratch, eventually, run_with_timeout};
 
@@ -65,4 +69,53 @@ fn a_removal_is_refused_while_podman_has_a_container_by_us() {
     // conmon outlives its container, and podman's command, by a moment.
     let is_named = || prerm(podman.scratch(), &state).stderr.contains(&ours[..12]);
     assert!(eventually(|| !is_named()), "{}", prerm(podman.scratch(), &state));
+}
+
+/// Anybody can call a process conmon, with arguments of his own choice.
+#[test]
+fn a_removal_believes_only_roots_conmon_among_the_hosts_programs() {
+    let scratch = Scratch::new();
+    let state = scratch.directory("none");
+    let lure = scratch.file("lure", "/cgpu-runtime\n");
+    let pipe = scratch.path().join("pipe");
+    nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let source =
+        scratch.file("conmon.c", "#include <unistd.h>\nint main(void) { return pause(); }\n");
+    let conmon = scratch.directory("root").join("conmon");
+    let mut compiler = scratch.command("gcc");
+    compiler.arg("-static").arg("-o").arg(&conmon).arg(&source);
+    run_with_timeout(&mut compiler, PATIENCE).ok();
+    let other = scratch.path().join("other");
+    fs::copy(&conmon, &other).unwrap();
+    let root = conmon.parent().unwrap();
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).unwrap();
+
+    let start = |command: &mut Command, id: &str, runtime: &Path| {
+        command.args(["-c", id, "-r"]).arg(runtime).spawn().unwrap()
+    };
+    let mut started = vec![
+        start(&mut Command::new(&conmon), "roots-own----", &lure),
+        start(&mut Command::new(&conmon), "es\u{1b}[31mcapes--", &lure),
+        // It would have us wait.
+        start(&mut Command::new(&conmon), "pipe---------", &pipe),
+        start(Command::new(&conmon).uid(65534), "anybodys-----", &lure),
+        start(Command::new(&other).arg0("conmon"), "another------", &lure),
+        start(Command::new("chroot").arg(root).arg("/conmon"), "in-a-root----", &lure),
+    ];
+    let is_jailed = || {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let lines = processes.filter_map(|one| fs::read_to_string(one.path().join("cmdline")).ok());
+        { lines }.any(|line| line.starts_with("/conmon\0-c\0in-a-root"))
+    };
+    assert!(eventually(is_jailed), "chroot has become it");
+    let told = prerm(&scratch, &state);
+    for mut one in started.drain(..) {
+        one.kill().unwrap();
+        one.wait().unwrap();
+    }
+    assert!(told.stderr.contains("roots-own---"), "{told}");
+    assert!(told.stderr.contains("es31mcapes"), "{told}");
+    for id in ["pipe---", "anybodys", "another", "in-a-root", "\u{1b}"] {
+        assert!(!told.stderr.contains(id), "{id:?} in {told}");
+    }
 }
