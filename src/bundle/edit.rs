@@ -129,6 +129,17 @@ pub fn leads_to_mps(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == "nvidia-mps")
 }
 
+/// Whether a path is that of a directory of nvidia-persistenced or the fabric manager, or of something in
+/// it. Whoever reaches their sockets sets GPUs that aren't his: neither looks at who asks
+/// (nvidia-persistenced, `command_server.c`).
+#[must_use]
+pub fn leads_to_daemon(path: &Path) -> bool {
+    let parts: Vec<_> = path.components().map(|part| part.as_os_str()).collect();
+    parts.windows(2).any(|pair| {
+        pair[0] == "run" && (pair[1] == "nvidia-persistenced" || pair[1] == "nvidia-fabricmanager")
+    })
+}
+
 fn forget_mps(config: &mut Value) -> Result<(), Misshapen> {
     if config.get("mounts").is_none_or(Value::is_null) {
         return Ok(());
@@ -140,7 +151,7 @@ fn forget_mps(config: &mut Value) -> Result<(), Misshapen> {
     Ok(())
 }
 
-/// Takes out what asks others for GPUs.
+/// Takes out what asks others for GPUs, and what leads to daemons that set any GPU.
 fn forget_requests(config: &mut Value) -> Result<(), Misshapen> {
     if let Some(annotations) = config.get_mut("annotations").and_then(Value::as_object_mut) {
         annotations.retain(|name, _| !is_cdi_annotation(name));
@@ -157,8 +168,11 @@ fn forget_requests(config: &mut Value) -> Result<(), Misshapen> {
     if config.get("mounts").is_none_or(Value::is_null) {
         return Ok(());
     }
-    mounts(config)?
-        .retain(|mount| !Path::new(&*plain(text(mount, "destination"))).starts_with(DEVICE_MOUNTS));
+    mounts(config)?.retain(|mount| {
+        let (from, to) = (plain(text(mount, "source")), plain(text(mount, "destination")));
+        let (from, to) = (Path::new(&*from), Path::new(&*to));
+        !to.starts_with(DEVICE_MOUNTS) && !leads_to_daemon(from) && !leads_to_daemon(to)
+    });
     Ok(())
 }
 
@@ -541,6 +555,8 @@ mod tests {
             "mounts": [
                 {"destination": "/var/run/nvidia-container-devices/all", "source": "/dev/null"},
                 {"destination": "/var/run", "source": "/x"},
+                {"destination": "/x", "source": "/run/nvidia-persistenced"},
+                {"destination": "/var/run/nvidia-fabricmanager/socket", "source": "/x"},
             ],
             "hooks": {"createRuntime": [
                 {"path": "/usr/bin/containerd", "args": ["containerd", "oci-hook", "--",

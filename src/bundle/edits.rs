@@ -38,7 +38,7 @@ pub struct Edits {
     pub without_mps: bool,
     /// Whether all is taken out by which others would bring GPUs afterwards, whatever the variables say:
     /// annotations that ask for devices by CDI's names, mounts that ask NVIDIA's toolkit, hooks that call
-    /// `nvidia-container-cli`.
+    /// `nvidia-container-cli`. Mounts of the sockets of the driver's daemons, too, which set any GPU.
     pub without_requests: bool,
     /// What `linux.seccomp` becomes, where that changes.
     pub seccomp: Option<Value>,

@@ -24,7 +24,7 @@ use nix::fcntl::OFlag;
 use serde_json::Value;
 use thiserror::Error;
 
-pub use edit::leads_to_mps;
+pub use edit::{leads_to_daemon, leads_to_mps};
 pub use edits::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
 pub use process::ProcessFile;
 pub use shape::plain;

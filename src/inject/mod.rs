@@ -25,7 +25,7 @@ use tracing::warn;
 
 pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, nodes};
 
-use crate::bundle::{Bundle, BundleError, Edits};
+use crate::bundle::{Bundle, BundleError, Edits, leads_to_daemon};
 use crate::config::{Config, Inject};
 use crate::gpu::Inventory;
 use crate::plan::Plan;
@@ -159,6 +159,7 @@ pub fn injection(
     // One without a quota gets all that it asks others for.
     if !plan.is_whole() {
         injection.edits.without_requests = true;
+        injection.edits.mounts.retain(|mount| !leads_to_daemon(Path::new(&mount.destination)));
         let is_runtime = injection.mode == Mode::NvidiaRuntime || config.runtime.is_nvidias();
         if is_runtime || brought.nvidia_hook {
             let asked = |name: &str| {
@@ -166,8 +167,7 @@ pub fn injection(
             };
             let env = steered(&bundle.env()?, asked, is_runtime);
             injection.edits.env.extend(env);
-            // They mount it after us.
-            injection.edits.masked.push("/tmp/nvidia-mps".to_owned());
+            injection.edits.masked.extend(MOUNTED_LATER.iter().map(ToString::to_string));
         }
     }
     Ok(injection)
@@ -259,6 +259,17 @@ const ASKS_FOR_MORE: &[&str] = &[
     "NVIDIA_NVSWITCH",
     "NVIDIA_MIG_CONFIG_DEVICES",
     "NVIDIA_MIG_MONITOR_DEVICES",
+];
+
+/// What NVIDIA's hook mounts after us, and no container with a quota uses: the MPS server allocates for
+/// its clients, and the daemons set any GPU.
+const MOUNTED_LATER: &[&str] = &[
+    "/tmp/nvidia-mps",
+    "/run/nvidia-persistenced/socket",
+    "/run/nvidia-fabricmanager/socket",
+    // Where an image's /var/run is no link.
+    "/var/run/nvidia-persistenced/socket",
+    "/var/run/nvidia-fabricmanager/socket",
 ];
 
 /// What of `env` changes for a container with a quota that NVIDIA's runtime or hook acts on: it gets the

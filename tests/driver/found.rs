@@ -202,7 +202,7 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn sockets_firmware_and_what_the_kernel_tells_come_along() {
+fn firmware_and_what_the_kernel_tells_come_along_and_sockets_without_a_quota() {
     let scratch = support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
@@ -220,13 +220,19 @@ fn sockets_firmware_and_what_the_kernel_tells_come_along() {
     assert!(has(&before, &firmware), "{:?}", mounts(&before));
     assert!(has(&before, "/etc/OpenCL/vendors/nvidia.icd"));
 
-    // A daemon comes and goes, whatever was found before.
+    // A daemon comes and goes, whatever was found before. It does as it is told by anybody, for any GPU.
+    let whole = || {
+        let bundle = host.whole(&image, &["true"], |_| {});
+        host.host.runtime().run(&bundle).ok();
+        bundle
+    };
     std::fs::create_dir_all(daemon.parent().unwrap()).unwrap();
     let listener = std::os::unix::net::UnixListener::bind(&daemon).unwrap();
-    assert!(has(&bundle(&host), "/run/nvidia-persistenced/socket"));
+    assert!(!has(&bundle(&host), "/run/nvidia-persistenced/socket"), "it has a quota");
+    assert!(has(&whole(), "/run/nvidia-persistenced/socket"));
     drop(listener);
     std::fs::remove_file(&daemon).unwrap();
-    assert!(!has(&bundle(&host), "/run/nvidia-persistenced/socket"));
+    assert!(!has(&whole(), "/run/nvidia-persistenced/socket"));
 
     let masked = before.config()["linux"]["maskedPaths"].clone();
     let masked: Vec<_> = masked.as_array().unwrap().iter().filter_map(Value::as_str).collect();

@@ -222,7 +222,7 @@ fn a_socket_of_the_host_is_the_host_s() {
     let image = host.image(Userland::Debian12, Search::Usual);
     let attempt = "cd /run/nvidia-persistenced && test -S socket && \
                    { chmod 000 socket; chown 7 socket; rm -f socket; touch -d 2001-01-01 socket; }";
-    let bundle = host.bundle_with(&image, &["sh", "-c", attempt], |config| {
+    let bundle = host.whole(&image, &["sh", "-c", attempt], |config| {
         for set in ["bounding", "effective", "permitted"] {
             let all = json!(["CAP_CHOWN", "CAP_FOWNER", "CAP_DAC_OVERRIDE"]);
             config["process"]["capabilities"][set] = all;

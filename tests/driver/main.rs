@@ -92,6 +92,16 @@ impl DriverHost {
         })
     }
 
+    /// A container with a whole GPU.
+    fn whole(&self, image: &Rootfs, args: &[&str], edit: impl FnOnce(&mut Value)) -> Bundle {
+        self.host.bundle(&format!("container-{}", next()), |config| {
+            image.use_in(config);
+            set_env(config, "NVIDIA_VISIBLE_DEVICES", "0");
+            config["process"]["args"] = json!(args);
+            edit(config);
+        })
+    }
+
     fn run(&self, image: &Rootfs, args: &[&str]) -> Outcome {
         self.host.runtime().run(&self.bundle(image, args))
     }
