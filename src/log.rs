@@ -15,6 +15,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Mutex;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access};
 use tracing::subscriber::set_global_default;
@@ -91,9 +92,10 @@ pub fn escaped(text: &str) -> String {
     quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
 }
 
-/// Opens the log at its end, and waits for nobody: a named pipe may have no reader.
+/// Opens the log at its end, and waits for nobody: a named pipe may have no reader. A link is refused:
+/// who may write the directory, as syslog's group may `/var/log`, would choose the file that root writes.
 fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOFOLLOW;
     how.append(true).mode(0o640).custom_flags(flags.bits()).open(path)
 }
 
@@ -113,7 +115,14 @@ pub fn reach_journald() -> io::Result<()> {
 /// Why it can't.
 pub fn is_writable(path: &Path) -> Result<(), String> {
     let absent = match fs::metadata(path) {
-        Ok(_) => return open(path, &mut OpenOptions::new()).map(drop).map_err(|e| e.to_string()),
+        Ok(_) => {
+            let why = |error: io::Error| match Errno::try_from(error) {
+                Ok(Errno::ELOOP) => "it is a symbolic link; name the file itself".to_owned(),
+                Ok(errno) => io::Error::from(errno).to_string(),
+                Err(error) => error.to_string(),
+            };
+            return open(path, &mut OpenOptions::new()).map(drop).map_err(why);
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => error,
         Err(error) => return Err(error.to_string()),
     };
@@ -128,6 +137,7 @@ mod tests {
     use super::*;
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn a_log_that_can_be_written_is_told_from_one_that_can_not_and_neither_is_touched() {
@@ -145,6 +155,9 @@ mod tests {
         mkfifo(&at("pipe"), Mode::S_IRWXU).unwrap();
         assert!(is_writable(&at("pipe")).unwrap_err().contains("No such device"));
         init(at("pipe").to_str().unwrap());
+        symlink(at("old.log"), at("link")).unwrap();
+        assert!(is_writable(&at("link")).unwrap_err().contains("symbolic link"));
+        assert!(open(&at("link"), OpenOptions::new().create(true)).is_err());
         fs::write(at("file"), "").unwrap();
         assert!(is_writable(&at("file/log")).unwrap_err().contains("Not a directory"));
     }

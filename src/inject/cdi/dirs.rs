@@ -4,13 +4,14 @@
 //! what a later directory defines takes the place of what an earlier one does) and how much of
 //! them is read. A file that can't be used is kept with the reason: it is an error only where
 //! something that nothing else gives is wanted. A file that others than root may write is not
-//! used, since its hooks run as root.
+//! used, since its hooks run as root; nor is any in a directory that others may write.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +28,10 @@ pub const KIND: &str = "nvidia.com/gpu";
 
 /// Most bytes read of a file; that of eight GPUs has 30 KiB.
 const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// What is wrong with a directory that others may write.
+const ANYBODYS_DIRECTORY: &str = "others than root may write this directory, and hooks of its files would run \
+                                  as root; `chown root` and `chmod 755` it";
 
 /// Most files looked at in a directory.
 const FILES_MAX: usize = 256;
@@ -84,8 +89,11 @@ fn form(name: &Path) -> Option<Form> {
 
 /// The files in `directories`.
 pub(super) fn list(directories: &[PathBuf]) -> Vec<Listing> {
+    let is_anybodys = |directory: &Path| fs::metadata(directory).is_ok_and(|meta| !is_roots(&meta));
     let listed = |directory: &PathBuf| {
         let (files, problem) = match files_in(directory) {
+            // Who may write it puts a file of root's in another's place.
+            Ok(_) if is_anybodys(directory) => (Vec::new(), Some(ANYBODYS_DIRECTORY.to_owned())),
             Ok((files, 0)) => (files, None),
             Ok((files, more)) => (files, Some(format!("{more} files after the first {FILES_MAX}"))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => (Vec::new(), None),
@@ -163,8 +171,10 @@ fn content(file: &Path, form: Form) -> Option<Content> {
 
 /// The bytes of the file, or why they don't count.
 fn bytes(file: &Path) -> io::Result<Result<Vec<u8>, &'static str>> {
-    let meta = fs::metadata(file)?;
-    // Opening a pipe would wait for who writes into it.
+    // Judged is what was opened, and not what is there by then. A pipe would wait for who writes into it.
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(file)?;
+    let meta = opened.metadata()?;
     if !meta.is_file() {
         return Ok(Err("it is no regular file"));
     }
@@ -173,7 +183,7 @@ fn bytes(file: &Path) -> io::Result<Result<Vec<u8>, &'static str>> {
                        `chown root` and `chmod 644` it"));
     }
     let mut bytes = Vec::new();
-    File::open(file)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Ok(Err("it has more than 16 MiB"));
     }
@@ -188,6 +198,7 @@ fn is_roots(meta: &Metadata) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
@@ -267,6 +278,18 @@ mod tests {
         assert_eq!(why(&sources[0]), "7 files after the first 256");
         let file = path("a.yaml").join("x");
         assert!(why(&read(&list(&[file]))[0]).contains("Not a directory"));
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_has_no_file_that_counts() {
+        let etc = directory();
+        fs::write(etc.path().join("a.yaml"), MINIMAL).unwrap();
+        fs::set_permissions(etc.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        let listings = list(&[etc.path().to_owned()]);
+        assert!(listings[0].files.is_empty());
+        assert!(why(&read(&listings)[0]).contains("others than root may write this directory"));
+        fs::set_permissions(etc.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(list(&[etc.path().to_owned()])[0].files.len(), 1);
     }
 
     #[test]
