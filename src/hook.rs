@@ -34,7 +34,7 @@ use crate::request::{EntryPoint, Request};
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
 
-/// How long a reservation of `precreate` waits for its container, in seconds.
+/// How long a reservation of `precreate` waits for its container at most, in seconds.
 const ANNOUNCED_S: u64 = 120;
 
 /// The root under which `precreate` registers what has no id yet.
@@ -386,7 +386,7 @@ fn register(
     // Reserved by the container's process: if we end here, its end ends the record.
     let holder = match init {
         Some(by) => Holder::Reserved { by },
-        None => Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S },
+        None => Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by: None },
     };
     let bundle = Bundle::load(dir, Path::new("config.json"));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
@@ -462,7 +462,9 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         None => token(),
     };
     let calls = calls(host, &Caller::Precreate { token: token.clone() }, &plan, HookStage::OURS)?;
-    let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S };
+    // podman, or its service, which lives on after a create that failed.
+    let by = ProcessId::of(getppid().as_raw());
+    let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by };
     // It has no id that an engine's file could be found by; a pod's has its name all the same.
     let name = names::of_bundle(&token, &bundle);
     let told = (name.as_deref(), Some(driver.mode));
@@ -492,7 +494,8 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
             let error: &dyn Error = &error;
             warn!(
                 error,
-                "a failed create's reservation can't be taken back: it is held for {ANNOUNCED_S} s"
+                "a failed create's reservation can't be taken back: it is held until podman has ended, and \
+                 for {ANNOUNCED_S} s at most"
             );
         }
     })

@@ -277,6 +277,28 @@ fn podman_runs_with_the_precreate_hook_of_a_hooks_directory() {
     shares_under_podman(&host, &podman);
 }
 
+/// Nobody tells the hook that the container it made room for will never be.
+#[test]
+fn what_the_precreate_hook_reserved_for_a_failed_create_is_free_when_podman_has_ended() {
+    let host = host();
+    let hooks = hooks_directory(&host, &["cgpu-precreate.json"]);
+    let mut podman = Podman::builder().hooks_dir(hooks).start();
+    let run = |podman: &Podman| {
+        podman.run(&[&["-d"][..], &with_env(&SIX_OF_FIFTEEN), &[IMAGE, "sleep", "1000"]].concat())
+    };
+    podman.use_runtime(support::program("false"));
+    for _ in 0..3 {
+        run(&podman).fails();
+    }
+    podman.use_runtime(support::program("runc"));
+    for _ in 0..2 {
+        let id = run(&podman).ok();
+        assert_eq!(host.limits_mib(id.text()), [6452]);
+    }
+    podman.call(&["rm", "--all", "--force", "-t", "0"]).ok();
+    host.soon_releases_all();
+}
+
 fn shares_under_podman(host: &Host, podman: &Podman) {
     let run = |options: &[&str], command: &[&str]| {
         podman.run(&[options, &with_env(&SIX_OF_FIFTEEN), &[IMAGE], command].concat())

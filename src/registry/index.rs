@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! cgpu-index 2 BOOT_ID MTIME_NS COUNT
-//! FILE \t ID \t SHORT_ID \t PID:START | launched:PID:START:STATE_FILE | until:S | bundle | over \t WEIGHT, with ! of high priority \t UUID=BYTES,UUID=whole
+//! FILE \t ID \t SHORT_ID \t PID:START | launched:PID:START:STATE_FILE | until:S | until:S:PID:START | bundle | over \t WEIGHT, with ! of high priority \t UUID=BYTES,UUID=whole
 //! ```
 
 use std::fmt::Write;
@@ -59,8 +59,8 @@ pub(super) enum Life {
         /// Percent-encoded.
         state_file: String,
     },
-    /// Until this many seconds after boot.
-    Until(u64),
+    /// Until this many seconds after boot, and no longer than this process lives.
+    Until(u64, Option<ProcessId>),
     /// As long as its bundle is there.
     Bundle,
     /// No longer: it was made in an earlier boot.
@@ -77,7 +77,7 @@ impl Entry {
             Holder::Reserved { by: process } | Holder::Active { init: Some(process) } => {
                 Life::Process(*process)
             }
-            Holder::Announced { until_boot_s } => Life::Until(*until_boot_s),
+            Holder::Announced { until_boot_s, by } => Life::Until(*until_boot_s, *by),
             Holder::Active { init: None } => Life::Bundle,
         };
         Entry::new(record.key.file_name(), record.short_id.clone(), life, record.holding())
@@ -110,7 +110,10 @@ fn line(file: &str, short_id: &str, life: &Life, holding: &Holding) -> String {
         Life::Launched { by, state_file } => {
             write!(line, "launched:{}:{}:{state_file}", by.pid, by.start_ticks)
         }
-        Life::Until(seconds) => write!(line, "until:{seconds}"),
+        Life::Until(seconds, None) => write!(line, "until:{seconds}"),
+        Life::Until(seconds, Some(by)) => {
+            write!(line, "until:{seconds}:{}:{}", by.pid, by.start_ticks)
+        }
         Life::Bundle => write!(line, "bundle"),
         Life::Over => write!(line, "over"),
     };
@@ -146,7 +149,13 @@ fn entry(text: &str) -> Option<Entry> {
     let life = match life.split_once(':') {
         None if life == "bundle" => Life::Bundle,
         None if life == "over" => Life::Over,
-        Some(("until", seconds)) => Life::Until(seconds.parse().ok()?),
+        Some(("until", rest)) => match rest.split_once(':') {
+            None => Life::Until(rest.parse().ok()?, None),
+            Some((seconds, by)) => {
+                let (pid, start) = by.split_once(':')?;
+                Life::Until(seconds.parse().ok()?, Some(process(pid, start)?))
+            }
+        },
         Some(("launched", rest)) => {
             let mut words = rest.splitn(3, ':');
             let by = process(words.next()?, words.next()?)?;
@@ -195,7 +204,10 @@ mod tests {
         let life = prop_oneof![
             (any::<i32>(), any::<u64>())
                 .prop_map(|(pid, start_ticks)| Life::Process(ProcessId { pid, start_ticks })),
-            any::<u64>().prop_map(Life::Until),
+            (any::<u64>(), any::<Option<(i32, u64)>>()).prop_map(|(seconds, by)| {
+                let process = |(pid, start_ticks)| ProcessId { pid, start_ticks };
+                Life::Until(seconds, by.map(process))
+            }),
             (any::<i32>(), any::<u64>(), ".{0,8}").prop_map(|(pid, start_ticks, state_file)| {
                 Life::Launched {
                     by: ProcessId { pid, start_ticks },

@@ -59,7 +59,9 @@ pub(super) fn is_over(record: &Record, boot_id: &str, facts: &mut impl Facts) ->
         Holder::Launched { by, state_file } => {
             !facts.is_alive(*by) && facts.first(state_file) == First::Nobody
         }
-        Holder::Announced { until_boot_s } => facts.is_past(*until_boot_s),
+        Holder::Announced { until_boot_s, by } => {
+            facts.is_past(*until_boot_s) || by.is_some_and(|by| !facts.is_alive(by))
+        }
         Holder::Active { init: None } => !facts.has_bundle(&record.bundle),
     }
 }

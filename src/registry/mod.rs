@@ -40,7 +40,7 @@ pub use record::{Holder, Key, Record, short_id};
 
 use crate::failpoint::failpoint;
 use crate::plan::Holding;
-use crate::process::boot_time_s;
+use crate::process::{ProcessId, boot_time_s};
 use error::failed;
 use index::{Entry, Life};
 use look::World;
@@ -385,7 +385,13 @@ impl Locked<'_> {
             let suspect = match &entry.life {
                 Life::Process(process) if close => !process.alive(),
                 Life::Process(process) | Life::Launched { by: process, .. } => !process.pid_taken(),
-                Life::Until(seconds) => now_s > *seconds,
+                Life::Until(seconds, by) => {
+                    let is_over = |by: &ProcessId| match close {
+                        true => !by.alive(),
+                        false => !by.pid_taken(),
+                    };
+                    now_s > *seconds || by.as_ref().is_some_and(is_over)
+                }
                 Life::Bundle => close,
                 Life::Over => true,
             };

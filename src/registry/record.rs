@@ -57,6 +57,9 @@ pub enum Holder {
     Announced {
         /// Seconds since boot after which nobody will come for it.
         until_boot_s: u64,
+        /// The engine's process that makes the container, if it is known: nobody comes after its end.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<ProcessId>,
     },
     /// The container's first process.
     Active {

@@ -100,6 +100,10 @@ fn a_record_that_is_removed_by_hand_while_another_has_the_lock_holds_nothing() {
     assert_eq!(registry.lock().unwrap().holdings().count(), 1);
 }
 
+fn announced(in_s: i64, by: Option<ProcessId>) -> Holder {
+    Holder::Announced { until_boot_s: boot_time_s().saturating_add_signed(in_s), by }
+}
+
 #[test]
 fn stale_is_what_no_process_time_or_bundle_keeps() {
     let (dir, registry) = registry();
@@ -113,8 +117,10 @@ fn stale_is_what_no_process_time_or_bundle_keeps() {
     for record in [
         record("alive", alive()),
         record("dead", dead()),
-        record("announced", Holder::Announced { until_boot_s: boot_time_s() + 60 }),
-        record("expired", Holder::Announced { until_boot_s: 0 }),
+        record("announced", announced(60, None)),
+        record("announced-by-one-alive", announced(60, alive().process())),
+        record("announced-by-one-dead", announced(60, dead().process())),
+        record("expired", announced(-1_000_000, alive().process())),
         with_bundle("with-bundle", &bundle),
         with_bundle("no-bundle", Path::new("/nowhere")),
         Record { boot_id: "boot-0".into(), ..record("old-boot", alive()) },
@@ -122,7 +128,8 @@ fn stale_is_what_no_process_time_or_bundle_keeps() {
         locked.put(&record).unwrap();
     }
     let close = locked.stale(Look::Close).unwrap();
-    assert_eq!(ids(&close), ["dead", "expired", "no-bundle", "old-boot"]);
+    let expected = ["dead", "announced-by-one-dead", "expired", "no-bundle", "old-boot"];
+    assert_eq!(ids(&close), expected);
 }
 
 #[test]
