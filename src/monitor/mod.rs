@@ -19,6 +19,7 @@ mod log;
 #[cfg(test)]
 mod model;
 mod node;
+mod peer;
 mod processes;
 mod resident;
 mod state;

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::gated::{Gated, MIB, got_bytes, monitors, resident_bytes};
 use crate::host::ask;
-use crate::support::{Bundle, eventually};
+use crate::support::{Bundle, PATIENCE, eventually, run_with_timeout};
 
 /// What identifies a file, wherever it is mounted.
 type Identity = (u64, u64);
@@ -149,6 +149,56 @@ fn no_container_has_a_way_to_a_monitors_sockets() {
     for bundle in [&own, &of_host, &open] {
         runtime.delete(bundle).ok();
     }
+    gated.soon_is_empty();
+}
+
+/// Says a line to a socket, and prints the answer.
+const SAY: &str = "import socket, sys\n\
+    peer = socket.socket(socket.AF_UNIX)\n\
+    peer.settimeout(20)\n\
+    peer.connect(sys.argv[1])\n\
+    try:\n\
+    \x20   peer.sendall(sys.argv[2].encode() + b'\\n')\n\
+    \x20   print(peer.recv(65536).decode() or 'closed')\n\
+    except (ConnectionResetError, BrokenPipeError):\n\
+    \x20   print('closed')\n";
+
+/// Root's number isn't enough: a container with a mount of the host's `/run` has it, too.
+#[test]
+fn only_processes_of_the_host_change_what_a_monitor_enforces() {
+    let gated = Gated::new();
+    let bundle = gated.sleeping("app", 1000);
+    let place = gated.host.state_dir().join("gate/app_________");
+    let uuid = gated.host.container("app")["gpus"][0]["uuid"].take();
+    let more = |mib: u64| json!({"limit": {"uuid": uuid, "limit_bytes": mib * MIB}}).to_string();
+    let script = gated.host.scratch.file("say.py", SAY);
+    let say = |before: &[&str], socket: &str, line: &str| {
+        let mut command = gated.host.scratch.command(before.first().unwrap_or(&"env"));
+        command.args(before.iter().skip(1)).arg("python3").arg(&script);
+        let told = run_with_timeout(command.arg(place.join(socket)).arg(line), PATIENCE);
+        told.stdout
+    };
+    let in_pids = ["unshare", "--pid", "--fork"];
+    let in_users = ["unshare", "--user", "--map-root-user"];
+    for before in [&in_pids[..], &in_users] {
+        let told = say(before, "control", &more(16_000));
+        assert!(told.contains("refused") && told.contains("namespace"), "{before:?}: {told}");
+        // What it knows it tells every root.
+        assert!(say(before, "control", "\"status\"").contains("\"limit_bytes\""), "{before:?}");
+        assert_eq!(say(before, "entry", "").trim(), "closed", "{before:?}");
+    }
+    let log = gated.host.log();
+    assert_eq!(
+        log.matches("only root of the host may change").count(),
+        2,
+        "keeper and worker: {log}"
+    );
+    gated.fills(&bundle, 1000);
+    // Mounts, names and a network of its own has a service of the host, too.
+    let as_a_service = ["unshare", "--mount", "--uts", "--ipc", "--net"];
+    assert!(say(&as_a_service, "control", &more(900)).contains("done"));
+    gated.fills(&bundle, 900);
+    gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }
 

@@ -31,6 +31,7 @@ use self::workers::Workers;
 use crate::gate::inherited;
 use crate::gate::launch::{self, MonitorDir};
 use crate::gate::settings::Settings;
+use crate::monitor::peer;
 use crate::process::ProcessId;
 
 /// How often the keeper looks without being woken: at a launcher that has no pidfd, and for a worker that has to be
@@ -300,7 +301,9 @@ impl Keeper {
 
     fn accept_runtimes(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
-            self.container.add_connection(stream.into());
+            if peer::may_change(&stream).is_ok() {
+                self.container.add_connection(stream.into());
+            }
         }
     }
 

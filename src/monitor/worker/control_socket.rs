@@ -11,6 +11,7 @@ use crate::gate::wire::{
 };
 use crate::ledger::{Entry, Ledger, LedgerError, Process};
 use crate::monitor::calls::{CallService, Parts};
+use crate::monitor::peer;
 use crate::rm::usage;
 
 /// The longest question, in bytes.
@@ -22,6 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Answers the questions of a connection until it ends.
 pub(crate) fn answer_questions(parts: &Parts, calls: &CallService, connection: OwnedFd) {
     let mut stream = UnixStream::from(connection);
+    if !peer::may_ask(&stream) {
+        return;
+    }
     let timeouts = stream.set_read_timeout(Some(PATIENCE));
     if timeouts.and(stream.set_write_timeout(Some(PATIENCE))).is_err() {
         return;
@@ -39,7 +43,11 @@ pub(crate) fn answer_questions(parts: &Parts, calls: &CallService, connection: O
             Ok(Question::Status) => note_status(parts, calls),
             Ok(Question::LastSeen { uuid }) => serde_json::to_vec(&last_seen(parts, &uuid)).ok(),
             Ok(Question::Limit { uuid, limit_bytes }) => {
-                serde_json::to_vec(&change_limit(parts, &uuid, limit_bytes)).ok()
+                let answer = match peer::may_change(&stream) {
+                    Ok(()) => change_limit(parts, &uuid, limit_bytes),
+                    Err(reason) => Answer::Refused { reason },
+                };
+                serde_json::to_vec(&answer).ok()
             }
             Err(error) => {
                 let reason = format!("not a question: {error}");

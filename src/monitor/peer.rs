@@ -1,0 +1,89 @@
+//! Who is at the other end of a socket of the monitor: [`may_ask`], [`may_change`].
+//!
+//! The sockets lie in a directory of root's, which a container may still reach: by a mount of the host's
+//! `/run`, say, where its root is the host's by its number. So a change needs a process of the host: of the
+//! monitor's own user and of its pid and user namespaces. Mounts may be its own, as those of a service with
+//! `PrivateTmp` are. A container with a quota is never in the host's pid namespace.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Once;
+
+use nix::sys::socket::{getsockopt, sockopt};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::warn;
+
+use crate::process::ProcessId;
+
+/// Whether the process that connected `socket` may read what the monitor knows: it is the monitor's user.
+pub(crate) fn may_ask(socket: &impl AsFd) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    getsockopt(socket, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == own)
+}
+
+/// Whether the process that connected `socket` may change what the monitor enforces, or have it serve
+/// another process. The log says once if one may not: it can ask as often as it likes.
+///
+/// # Errors
+///
+/// Why not.
+pub(crate) fn may_change(socket: &impl AsFd) -> Result<(), String> {
+    static TOLD: Once = Once::new();
+    judge(socket).inspect_err(|reason| {
+        TOLD.call_once(|| {
+            warn!(reason, "refused: only root of the host may change what a monitor enforces");
+        });
+    })
+}
+
+fn judge(socket: &impl AsFd) -> Result<(), String> {
+    let unknown = |error: io::Error| format!("it can't be known who asks: {error}");
+    let peer =
+        getsockopt(socket, sockopt::PeerCredentials).map_err(|errno| unknown(errno.into()))?;
+    if peer.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(format!("user {} asks, and only root may", peer.uid()));
+    }
+    // A process in a pid namespace beside or above ours has no number here.
+    let pid = peer.pid();
+    if pid <= 0 {
+        return Err("who asks is in another pid namespace".to_owned());
+    }
+    // Since Linux 6.5. Before, a number could be another process's by now: it is looked at twice.
+    let pidfd = getsockopt(socket, sockopt::PeerPidfd).ok();
+    let before = ProcessId::of(pid);
+    for namespace in ["pid", "user"] {
+        let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/{namespace}"));
+        if of(&pid.to_string()).map_err(unknown)? != of("self").map_err(unknown)? {
+            return Err(format!("who asks (pid {pid}) is in another {namespace} namespace"));
+        }
+    }
+    let is_same = before.is_some() && before == ProcessId::of(pid);
+    match is_same && pidfd.is_none_or(|pidfd| is_running(&pidfd)) {
+        true => Ok(()),
+        false => Err(format!("who asked (pid {pid}) has ended")),
+    }
+}
+
+fn is_running(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&now)), Ok(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_process_of_the_same_user_and_namespaces_may_ask_and_change() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        assert!(may_ask(&here));
+        assert_eq!(may_change(&here), Ok(()));
+        let nobody = fs::File::open("/dev/null").unwrap();
+        assert!(!may_ask(&nobody));
+        assert!(may_change(&nobody).unwrap_err().contains("it can't be known who asks"));
+    }
+}
