@@ -193,7 +193,8 @@ impl Host {
     /// If there is something.
     pub fn refuse_more(&self, record: &Record, bundle: &Bundle) -> Result<(), AdmissionError> {
         let plan = &record.plan;
-        if plan.is_whole() {
+        // Whole, or shared without isolation: nothing is promised that more could break.
+        if plan.backend == Kind::None {
             return Ok(());
         }
         let brought = bundle.brought();

@@ -425,7 +425,8 @@ fn register(
     };
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
     // By a hook it is seen what NVIDIA's runtime has made of the bundle.
-    let holder = match plan.backend.needs_hook() || (!plan.is_whole() && host.may_get_more()) {
+    let is_held = plan.backend != Kind::None;
+    let holder = match plan.backend.needs_hook() || (is_held && host.may_get_more()) {
         true => Holder::Reserved { by },
         false => launched(by, real, create, &key),
     };

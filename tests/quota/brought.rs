@@ -183,11 +183,16 @@ fn what_nvidias_runtime_brings_beside_a_quota_keeps_its_container_from_starting(
     let nvidia = gated.host.scratch.script("nvidia-container-runtime", &script);
     gated.host.set("driver.inject", "nvidia-runtime");
     gated.host.set("driver.nvidia_runtime", nvidia.display().to_string());
-    for (node, is_refused) in
-        [("/dev/nvidia-modeset 254", true), ("/dev/nvidia7 7", true), ("/dev/control 255", false)]
-    {
+    for (node, backend, is_refused) in [
+        ("/dev/nvidia-modeset 254", "gate", true),
+        ("/dev/nvidia7 7", "gate", true),
+        ("/dev/control 255", "gate", false),
+        // There nothing is enforced that more could get round.
+        ("/dev/nvidia-modeset 254", "none", false),
+    ] {
+        gated.host.set("isolation.backend", backend);
         let (path, minor) = node.split_once(' ').unwrap();
-        let bundle = gated.bundle_with(&format!("app-{minor}-{is_refused}"), |config| {
+        let bundle = gated.bundle_with(&format!("app-{minor}-{backend}"), |config| {
             with_env(config, &QUOTA);
             config["process"]["args"] = json!(["sleep", "1000"]);
         });
