@@ -20,7 +20,7 @@ use tracing::{info, warn};
 pub use error::AdmissionError;
 pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
-use crate::backend::{Launch, Launcher};
+use crate::backend::{Launch, Launcher, Leftover};
 use crate::bundle::Bundle;
 use crate::events::{Cause, Event, Kind as EventKind, Teller, plain};
 use crate::failpoint::failpoint;
@@ -40,8 +40,14 @@ const LONGEST_NAME: usize = 60;
 pub const UNDONE: &str = "a container that has failed or ended is still registered: the next create \
     tries again, and `cgpu gc` does now";
 
-/// How long a container that was killed takes to be gone.
+/// Why a quota is released that was reserved after its container's end.
+const NOTHING_LEAKED: &str = "no program of the host has a descriptor of it any more";
+
+/// How long a container that was killed takes to be gone, and its monitor to search what it has left.
 const END_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long all monitors together may take to search what gone containers have left, whose records are collected.
+const COLLECT_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Host {
     /// Starts what has to be there before the runtime makes the container of `record`; `begun` is what
@@ -226,7 +232,12 @@ impl Host {
                 let Key { id, root } = old.key.clone();
                 Err(RegistryError::InUse { id, root, by }.into())
             }
-            _ => self.end(locked, old, Some("its container is made anew")),
+            _ => match self.isolation(old.plan.backend).leftover(&old.short_id, Duration::ZERO) {
+                Leftover::WatchedBy(monitor) => self.keep_leaked(locked, old, monitor),
+                Leftover::Nothing | Leftover::Unknown => {
+                    self.end(locked, old, Some("its container is made anew"))
+                }
+            },
         }
     }
 
@@ -320,17 +331,81 @@ impl Host {
     }
 
     /// Ends the isolation and the registration of the container under `key`, if there is
-    /// one.
+    /// one. Where a program of the host has a way to its memory, the quota stays reserved.
     ///
     /// # Errors
     ///
     /// Where something is left; the record then stays, and is collected later.
     pub fn release(&self, key: &Key) -> Result<bool, AdmissionError> {
         let registry = self.registry()?;
+        let leftover = self.leftover(&registry, key)?;
+        let mut locked = registry.lock()?;
+        let Some(record) = locked.find(key)? else { return Ok(false) };
+        self.end_or_keep(&mut locked, &record, &leftover)?;
+        Ok(true)
+    }
+
+    /// As [`release`](Self::release), of a container that isn't made: it can have left nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn release_unmade(&self, key: &Key) -> Result<bool, AdmissionError> {
+        let registry = self.registry()?;
         let mut locked = registry.lock()?;
         let Some(record) = locked.find(key)? else { return Ok(false) };
         self.end(&mut locked, &record, None)?;
         Ok(true)
+    }
+
+    /// What is left of the container under `key`, and its short id: asked before the registry is locked, since its
+    /// monitor may take its time.
+    fn leftover(
+        &self,
+        registry: &Registry,
+        key: &Key,
+    ) -> Result<Option<(String, Leftover)>, AdmissionError> {
+        let record = registry.find(key)?;
+        Ok(record.map(|Record { short_id, plan, .. }| {
+            let leftover = self.isolation(plan.backend).leftover(&short_id, END_PATIENCE);
+            (short_id, leftover)
+        }))
+    }
+
+    /// Ends a container that has ended, or keeps its quota reserved; `leftover` is what was found left of the one with
+    /// that short id.
+    fn end_or_keep(
+        &self,
+        locked: &mut Locked<'_>,
+        record: &Record,
+        leftover: &Option<(String, Leftover)>,
+    ) -> Result<(), AdmissionError> {
+        match leftover {
+            Some((short_id, Leftover::WatchedBy(monitor))) if *short_id == record.short_id => {
+                self.keep_leaked(locked, record, *monitor)
+            }
+            _ => self.end(locked, record, None),
+        }
+    }
+
+    /// Keeps the quota of a container that has ended reserved as long as its monitor lives, under a key of its own:
+    /// its engine may use the id again.
+    fn keep_leaked(
+        &self,
+        locked: &mut Locked<'_>,
+        record: &Record,
+        monitor: ProcessId,
+    ) -> Result<(), AdmissionError> {
+        if record.is_leaked() {
+            return Ok(());
+        }
+        let key = record.key.leaked(&record.short_id);
+        let holder = Holder::Leaked { monitor };
+        // If we end in between, the record before it is found stale, and this is done again.
+        locked.put(&Record { key, holder, ..record.clone() })?;
+        locked.remove(&record.key)?;
+        self.share_out(locked, &record.plan.gpus);
+        Ok(())
     }
 
     /// Changes the container that `word` means ([`names::chosen`]); its plan after that.
@@ -344,7 +419,14 @@ impl Host {
         word: &str,
         change: impl FnOnce(&Plan) -> Result<Change, ChangeError>,
     ) -> Result<Plan, AdmissionError> {
-        self.set_one(|registry| names::chosen(word, registry.records()?), change)
+        self.set_one(
+            |registry| {
+                let mut records = registry.records()?;
+                records.retain(|record| !record.is_leaked());
+                names::chosen(word, records)
+            },
+            change,
+        )
     }
 
     /// The same of the container whose key that is.
@@ -386,7 +468,12 @@ impl Host {
         }
         locked.put(&after)?;
         self.share_out(&locked, &after.plan.gpus);
-        self.tell_of_change(&before, &after, change);
+        // A monitor tells itself of a quota that it was given.
+        let is_told =
+            matches!(change, Change::MemoryLimit { .. }) && after.plan.backend == Kind::Gate;
+        if !is_told {
+            self.tell_of_change(&before, &after, change);
+        }
         Ok(after.plan)
     }
 
@@ -425,12 +512,21 @@ impl Host {
     /// Where something is left, as under [`release`](Self::release).
     pub fn release_ended(&self, key: &Key, caller: i32) -> Result<bool, AdmissionError> {
         let registry = self.registry()?;
+        // A monitor that has seen the last way to the memory of its container end becomes this hook.
+        if let Some(own) = ProcessId::own() {
+            let mut locked = registry.lock()?;
+            if let Some(leaked) = locked.find_leaked(own)? {
+                self.end(&mut locked, &leaked, Some(NOTHING_LEAKED))?;
+                return Ok(true);
+            }
+        }
+        let leftover = self.leftover(&registry, key)?;
         let deadline = Instant::now() + END_PATIENCE;
         loop {
             let mut locked = registry.lock()?;
             let Some(record) = locked.find(key)? else { return Ok(false) };
             if registry.is_stale_but_for(&record, caller) || record.holder.process().is_none() {
-                self.end(&mut locked, &record, None)?;
+                self.end_or_keep(&mut locked, &record, &leftover)?;
                 return Ok(true);
             }
             drop(locked);
@@ -485,8 +581,25 @@ impl Host {
             locked.forget_missing()?;
         }
         let mut collected = Vec::new();
+        let asked = Instant::now();
         for record in locked.stale(look)? {
-            match self.end(locked, &record, Some("collected: its container is gone")) {
+            let patience = match look {
+                Look::Quick => Duration::ZERO,
+                Look::Close => COLLECT_PATIENCE.saturating_sub(asked.elapsed()),
+            };
+            let leftover = self.isolation(record.plan.backend).leftover(&record.short_id, patience);
+            let ended = match leftover {
+                Leftover::WatchedBy(monitor) => match self.keep_leaked(locked, &record, monitor) {
+                    Ok(()) => continue,
+                    kept => kept,
+                },
+                // Its monitor lives, and a create doesn't wait for it: it will be collected, or ends by itself.
+                Leftover::Unknown if look == Look::Quick => continue,
+                Leftover::Nothing | Leftover::Unknown => {
+                    self.end(locked, &record, Some("collected: its container is gone"))
+                }
+            };
+            match ended {
                 Ok(()) => collected.push(record),
                 // It stays registered, holds its memory, and is tried again next time.
                 Err(error) => {
@@ -509,8 +622,9 @@ impl Host {
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
         self.share_out(locked, &record.plan.gpus);
-        let Key { id, root } = &record.key;
-        let event = Event::new(EventKind::Removed).of(id, names::of(record).as_deref(), root);
+        let root = &record.key.root;
+        let name = names::of(record);
+        let event = Event::new(EventKind::Removed).of(record.container_id(), name.as_deref(), root);
         self.teller().tell(match why {
             Some(why) => event.because(why),
             None => event,

@@ -490,7 +490,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     };
     equip().inspect_err(|_| {
         // Nobody will come for it.
-        if let Err(error) = host.release(&announced(&token)) {
+        if let Err(error) = host.release_unmade(&announced(&token)) {
             let error: &dyn Error = &error;
             warn!(
                 error,

@@ -87,7 +87,7 @@ impl Files {
             annotations.iter().map(|(key, value)| (&**key, &**value)).collect();
         let mounts = config.mounts.unwrap_or_default();
         let mounted = mounts.iter().map(|mount| (&*mount.destination, &*mount.source));
-        self.found(&record.key.id, bundle, mounted, &annotations)
+        self.found(record.container_id(), bundle, mounted, &annotations)
     }
 
     /// The name of the container `id`, by what its bundle says.

@@ -231,8 +231,8 @@ fn observed(short_id: &str, instances: &[Instance]) -> Observed {
         calls: None,
         durations: None,
         workers: None,
-
         process_count: Some(0),
+        leaked_to: Vec::new(),
     }
 }
 

@@ -47,6 +47,8 @@ pub enum Condition {
     Active,
     /// Its monitor has ended: its driver calls fail.
     Closed,
+    /// It has ended, and its quota stays reserved: a program of the host has a way to its memory.
+    Leaked,
 }
 
 impl Condition {
@@ -58,6 +60,7 @@ impl Condition {
             Condition::Created { .. } => "created",
             Condition::Active => "active",
             Condition::Closed => "closed",
+            Condition::Leaked => "leaked",
         }
     }
 }
@@ -78,6 +81,9 @@ impl Host {
         record: &Record,
         lives: impl FnOnce() -> bool,
     ) -> Condition {
+        if record.is_leaked() {
+            return Condition::Leaked;
+        }
         let Holder::Active { init } = &record.holder else { return Condition::Reserved };
         if record.plan.backend == Kind::Gate && !lives() {
             return Condition::Closed;

@@ -15,24 +15,24 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{BackendError, Instance, Isolation, Launch, Launcher, Observed, Tenant, Way};
+use super::{BackendError, Instance, Isolation, Launch, Launcher, Leftover, Observed, Tenant, Way};
 use crate::bundle::Edits;
 use crate::config;
-use crate::gate::client::{AskError, ask, ask_all};
+use crate::gate::client::{AskError, ask, ask_all, is_listening};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::figures;
 use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, MonitorDir, StartedKeeper, start_keeper};
 use crate::gate::seccomp::{self, ListenerPath, SectionError};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
-use crate::gate::wire::{Answer, ProcessStatus, Question, Status};
+use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use crate::monitor::worker::Unanswered;
 use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
@@ -43,6 +43,9 @@ const MONITOR: &str = "cgpu-monitor";
 
 /// How long all monitors together may take to say how things stand.
 const LOOK_PATIENCE: Duration = Duration::from_millis(200);
+
+/// How long after an answer a monitor is asked again how far a container's end has come.
+const END_PAUSE: Duration = Duration::from_millis(5);
 
 /// The backend that needs no kernel module.
 #[derive(Debug, Clone)]
@@ -386,6 +389,12 @@ fn observed(short_id: String, status: &Status) -> Observed {
         durations: Some(status.durations),
         workers: Some(status.workers),
         process_count: Some(status.process_count),
+        leaked_to: match &status.end {
+            Some(End::Over { holders }) => {
+                holders.iter().map(|holder| (holder.pid, holder.program.clone())).collect()
+            }
+            Some(End::NotYet | End::Searching) | None => Vec::new(),
+        },
     }
 }
 
@@ -481,6 +490,41 @@ impl Isolation for Gate {
     fn activate(&self, tenant: Tenant<'_>) -> Result<(), BackendError> {
         self.status(tenant.short_id)?;
         Ok(())
+    }
+
+    fn leftover(&self, short_id: &str, patience: Duration) -> Leftover {
+        let place = self.place(short_id);
+        let until = Instant::now() + patience;
+        loop {
+            // A keeper that ends by itself becomes the hook that asks this.
+            let others = |keeper: &ProcessId| keeper.pid.cast_unsigned() != std::process::id();
+            let Some(keeper) = place.keeper().ok().flatten().filter(others) else {
+                return Leftover::Nothing;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            let answer = noted(&place).or_else(|| match patience.is_zero() {
+                true => None,
+                false => ask_all(&[(&place.control(), &Question::Status)], left).pop()?,
+            });
+            match answer {
+                Some(Answer::Status(status)) => match status.end {
+                    Some(End::Over { holders }) if holders.is_empty() => return Leftover::Nothing,
+                    Some(End::Over { .. }) => return Leftover::WatchedBy(keeper),
+                    // A monitor of an earlier version doesn't say so.
+                    None => return Leftover::Unknown,
+                    Some(End::NotYet | End::Searching) => {}
+                },
+                // It has closed its sockets, and is about to end.
+                _ if !patience.is_zero() && !is_listening(&place.control()) => {
+                    return Leftover::Nothing;
+                }
+                _ => {}
+            }
+            if left.is_zero() {
+                return Leftover::Unknown;
+            }
+            std::thread::sleep(END_PAUSE.min(left));
+        }
     }
 
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError> {

@@ -10,6 +10,7 @@ pub mod km;
 pub mod none;
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::Value;
 use thiserror::Error;
@@ -84,6 +85,19 @@ pub struct Observed {
     pub workers: Option<u64>,
     /// How many processes of it hold the driver open; `None` where that isn't known.
     pub process_count: Option<usize>,
+    /// Programs of the host that have a way to the memory of a container which has ended: pid and name.
+    pub leaked_to: Vec<(i32, String)>,
+}
+
+/// What is left of a container whose processes have ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leftover {
+    /// Nothing that its isolation has to wait for.
+    Nothing,
+    /// A program of the host has a way to its memory, and this monitor of it stays as long as that is so.
+    WatchedBy(ProcessId),
+    /// Its monitor didn't say so in time.
+    Unknown,
 }
 
 /// What a backend knows of one container on one GPU.
@@ -151,6 +165,11 @@ pub trait Isolation: std::fmt::Debug {
     ///
     /// Where any part did not take; then nothing of it is left behind.
     fn activate(&self, tenant: Tenant<'_>) -> Result<(), BackendError>;
+
+    /// What is left of a container whose processes have ended or are about to; waits so long for an answer.
+    fn leftover(&self, _short_id: &str, _patience: Duration) -> Leftover {
+        Leftover::Nothing
+    }
 
     /// Ends isolation of a container that is gone; succeeds where nothing is left.
     ///

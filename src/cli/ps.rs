@@ -13,7 +13,7 @@ use crate::names;
 use crate::plan::{Caveats, Kind, PlannedGpu};
 use crate::registry::Key;
 use crate::units::bytes_to_mib;
-use crate::view::{ContainerFigures, Mode, Processes, ShareFigures, State};
+use crate::view::{ContainerFigures, Mode, Processes, Program, ShareFigures, State};
 
 /// A container as `--format json` prints it.
 #[derive(Debug, Serialize)]
@@ -26,6 +26,8 @@ struct Container<'a> {
     state: State,
     pid: Option<i32>,
     gpus: Vec<UsedGpu<'a>>,
+    #[serde(skip_serializing_if = "<[Program]>::is_empty")]
+    leaked_to: &'a [Program],
     #[serde(flatten)]
     caveats: &'a Caveats,
 }
@@ -35,6 +37,7 @@ struct UsedGpu<'a> {
     #[serde(flatten)]
     gpu: &'a PlannedGpu,
     memory_used_bytes: Option<u64>,
+    memory_enforced_bytes: Option<u64>,
     compute_share: Option<f64>,
     compute_held: Option<f64>,
 }
@@ -82,7 +85,21 @@ fn notes(container: &ContainerFigures) -> Vec<String> {
         let ways = printable(&reaches_past.join(", "));
         format!("{id}: can reach past the enforcement of quotas: {ways}")
     });
-    note(container).into_iter().chain(unenforced).chain(reaches).collect()
+    let changed = container.shares.iter().filter_map(|share| changed(&id, share));
+    note(container).into_iter().chain(unenforced).chain(reaches).chain(changed).collect()
+}
+
+/// That a monitor enforces another quota than was promised: root has told it so, and not by `cgpu set`.
+fn changed(id: &str, share: &ShareFigures) -> Option<String> {
+    let promised = share.gpu.memory_limit_bytes?;
+    let enforced = share.memory_enforced_bytes.filter(|enforced| *enforced != promised)?;
+    Some(format!(
+        "{id}: its monitor enforces {} MiB on GPU {}, and {} MiB were promised: it was told so past the \
+         registry; see `cgpu events {id}`, and set it by `cgpu set`",
+        bytes_to_mib(enforced),
+        share.gpu.given_index(),
+        bytes_to_mib(promised),
+    ))
 }
 
 /// What is to be done about a container in its state.
@@ -105,6 +122,18 @@ fn note(container: &ContainerFigures) -> Option<String> {
             "{id}: its monitor does not answer, so its figures are unknown; look again, and see \
              `cgpu doctor`",
         )),
+        State::Leaked => {
+            let program = |of: &Program| format!("{} (process {})", printable(&of.name), of.pid);
+            let programs: Vec<String> = container.leaked_to.iter().map(program).collect();
+            let programs = match programs.is_empty() {
+                true => "a program of the host".to_owned(),
+                false => programs.join(", "),
+            };
+            Some(format!(
+                "{id}: it has ended, and its quota stays reserved: {programs} has a descriptor of the \
+                 driver's that was opened in it; restart that program",
+            ))
+        }
         State::Reserved | State::Active => None,
     }
 }
@@ -114,6 +143,7 @@ fn container(figures: &ContainerFigures) -> Container<'_> {
         UsedGpu {
             gpu: &share.gpu,
             memory_used_bytes: share.memory_used_bytes,
+            memory_enforced_bytes: share.memory_enforced_bytes,
             compute_share: share.compute_share,
             compute_held: share.compute_held,
         }
@@ -127,6 +157,7 @@ fn container(figures: &ContainerFigures) -> Container<'_> {
         state: figures.state,
         pid: figures.pid,
         gpus: figures.shares.iter().map(used).collect(),
+        leaked_to: &figures.leaked_to,
         caveats: &figures.caveats,
     }
 }
@@ -168,7 +199,7 @@ fn table(containers: &[ContainerFigures]) -> String {
     for container in containers {
         let none = [None].into_iter().filter(|_| container.shares.is_empty());
         for share in container.shares.iter().map(Some).chain(none) {
-            let limit = share.map(|share| mib(share.gpu.memory_limit_bytes, "whole"));
+            let limit = share.map(|share| mib(share.limit_bytes(), "whole"));
             rows.push([
                 printable(container.id.get(..12).unwrap_or(&container.id)),
                 or_dash(container.name.as_deref().map(shown).unwrap_or_default()),
@@ -221,6 +252,7 @@ mod tests {
             calls: None,
             durations: None,
             workers: None,
+            leaked_to: Vec::new(),
             caveats: Caveats::default(),
         }
     }

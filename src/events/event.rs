@@ -30,11 +30,20 @@ const AS_HEIR: &str = "killed: it kept GPU memory of a process that has ended";
 const OPENED_INSIDE: &str =
     "killed: it has a descriptor of the driver's that was opened in the container";
 
+/// A container has ended, and a program of the host has a descriptor of it.
+const LEAKED: &str = "has a descriptor of the driver's that was opened in the container: the container has ended, \
+    and its quota stays reserved until that descriptor is closed";
+
+/// A container had memory past the monitor, by a descriptor that a program of the host has.
+const ENDED_FOR_LEAK: &str = "has a descriptor of the driver's that was opened in the container, and memory was \
+    taken past the quota: the container was ended";
+
 /// Nobody told that worker to end.
 const WORKER_GONE: &str = "the worker is gone; another takes its place";
 
 /// Sentences of events that are warnings in the log.
-pub const WARNINGS: [&str; 4] = [PAST_THE_MONITOR, AS_HEIR, OPENED_INSIDE, WORKER_GONE];
+pub const WARNINGS: [&str; 6] =
+    [PAST_THE_MONITOR, AS_HEIR, OPENED_INSIDE, LEAKED, ENDED_FOR_LEAK, WORKER_GONE];
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +66,9 @@ pub enum Kind {
     AllocationRefused,
     /// A process was ended, for `reason`.
     Killed,
+    /// A program outside the container has a descriptor of the driver's that was opened in it; `reason` says what
+    /// follows.
+    Leaked,
     /// The worker of the monitor ended, and another takes its place.
     MonitorReplaced,
     /// The container is no longer registered.
@@ -292,6 +304,18 @@ impl Event {
         Event::new(Kind::Killed).because(OPENED_INSIDE)
     }
 
+    /// A container has ended, and a program of the host has a descriptor of it.
+    #[must_use]
+    pub fn leaked() -> Self {
+        Event::new(Kind::Leaked).because(LEAKED)
+    }
+
+    /// A container was ended because memory was taken by a descriptor that a program of the host has.
+    #[must_use]
+    pub fn ended_for_leak() -> Self {
+        Event::new(Kind::Leaked).because(ENDED_FOR_LEAK)
+    }
+
     /// A worker ended that nobody told to.
     #[must_use]
     pub fn worker_gone() -> Self {
@@ -398,7 +422,7 @@ impl Event {
                 (Some(bytes), Some(gpu)) => format!("{}: {} of GPU {gpu}", reason(), mib_up(bytes)),
                 _ => reason(),
             },
-            Kind::MonitorReplaced | Kind::Warned => reason(),
+            Kind::Leaked | Kind::MonitorReplaced | Kind::Warned => reason(),
             Kind::GpuChanged => {
                 format!(
                     "GPU {}: {}",
@@ -463,7 +487,7 @@ impl Event {
                 Some(reason) => format!("removed: {reason}"),
                 None => "removed".to_owned(),
             },
-            Kind::Killed => {
+            Kind::Killed | Kind::Leaked => {
                 let pid = self.pid.map_or(String::new(), |pid| format!(" (process {pid})"));
                 let program = self.program.as_deref().unwrap_or("a process");
                 format!("{program}{pid} {}", self.headline())

@@ -80,6 +80,11 @@ pub(crate) fn ask_all(questions: &[(&Path, &Question)], timeout: Duration) -> Ve
     answered.collect()
 }
 
+/// Whether a monitor listens at a socket, however busy it is.
+pub(crate) fn is_listening(socket: &Path) -> bool {
+    connect_at_once(socket).map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |_| true)
+}
+
 /// Connects without waiting: fails where the socket's backlog is full.
 fn connect_at_once(socket: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

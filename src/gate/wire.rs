@@ -127,6 +127,35 @@ pub struct Status {
     /// How many processes hold a client of the driver.
     #[serde(default)]
     pub process_count: usize,
+    /// How far the container's end has come; `None` where a monitor of an earlier version doesn't tell.
+    #[serde(default)]
+    pub end: Option<End>,
+}
+
+/// How far a container's end has come.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// Processes of the container live.
+    #[default]
+    NotYet,
+    /// They have ended, and the monitor searches for programs outside that have the container's descriptors.
+    Searching,
+    /// It has searched, and found these programs of the host, which it doesn't kill. While there is one, the monitor
+    /// stays.
+    Over {
+        /// The programs.
+        holders: Vec<Holder>,
+    },
+}
+
+/// A program of the host that has a descriptor of a container's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The pid on the host.
+    pub pid: i32,
+    /// The name that the kernel has for it; empty where it isn't known.
+    pub program: String,
 }
 
 /// Which processes used a GPU lately, by the driver's samples, as far back as the samples go (14 seconds on an H100).
@@ -198,5 +227,6 @@ mod tests {
             "over_quota":0,"refused":0,"killed":0}}"#;
         let status: Status = serde_json::from_str(text).unwrap();
         assert_eq!((status.durations, status.workers), (Durations::default(), 0));
+        assert_eq!(status.end, None);
     }
 }

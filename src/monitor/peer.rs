@@ -3,18 +3,22 @@
 //! The sockets lie in a directory of root's, which a container may still reach: by a mount of the host's
 //! `/run`, say, where its root is the host's by its number. So a change needs a process of the host: of the
 //! monitor's own user and of its pid and user namespaces. Mounts may be its own, as those of a service with
-//! `PrivateTmp` are. A container with a quota is never in the host's pid namespace.
+//! `PrivateTmp` are; then it must not be a registered container's, which has a whole GPU perhaps and was given the
+//! host's pids. A container with a quota is never in the host's pid namespace.
 
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Once;
 
 use nix::sys::socket::{getsockopt, sockopt};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::warn;
 
+use crate::monitor::processes::{Origin, home_of, mount_namespace};
 use crate::process::ProcessId;
+use crate::registry::Registry;
 
 /// Whether the process that connected `socket` may read what the monitor knows: it is the monitor's user.
 pub(crate) fn may_ask(socket: &impl AsFd) -> bool {
@@ -23,21 +27,22 @@ pub(crate) fn may_ask(socket: &impl AsFd) -> bool {
 }
 
 /// Whether the process that connected `socket` may change what the monitor enforces, or have it serve
-/// another process. The log says once if one may not: it can ask as often as it likes.
+/// another process: its pid. `state_dir` has the registry; empty for none. The log says once if one may not: it can
+/// ask as often as it likes.
 ///
 /// # Errors
 ///
 /// Why not.
-pub(crate) fn may_change(socket: &impl AsFd) -> Result<(), String> {
+pub(crate) fn may_change(socket: &impl AsFd, state_dir: &Path) -> Result<i32, String> {
     static TOLD: Once = Once::new();
-    judge(socket).inspect_err(|reason| {
+    judge(socket, state_dir).inspect_err(|reason| {
         TOLD.call_once(|| {
             warn!(reason, "refused: only root of the host may change what a monitor enforces");
         });
     })
 }
 
-fn judge(socket: &impl AsFd) -> Result<(), String> {
+fn judge(socket: &impl AsFd, state_dir: &Path) -> Result<i32, String> {
     let unknown = |error: io::Error| format!("it can't be known who asks: {error}");
     let peer =
         getsockopt(socket, sockopt::PeerCredentials).map_err(|errno| unknown(errno.into()))?;
@@ -58,11 +63,37 @@ fn judge(socket: &impl AsFd) -> Result<(), String> {
             return Err(format!("who asks (pid {pid}) is in another {namespace} namespace"));
         }
     }
+    if let Some(id) = container_of(pid, state_dir)? {
+        return Err(format!("who asks (pid {pid}) is a process of the container {id}"));
+    }
     let is_same = before.is_some() && before == ProcessId::of(pid);
     match is_same && pidfd.is_none_or(|pidfd| is_running(&pidfd)) {
-        true => Ok(()),
+        true => Ok(pid),
         false => Err(format!("who asked (pid {pid}) has ended")),
     }
+}
+
+/// The registered container that a process is of, by its mounts or its cgroup. One with the monitor's own mounts is the
+/// host's.
+fn container_of(pid: i32, state_dir: &Path) -> Result<Option<String>, String> {
+    let ended = || format!("who asked (pid {pid}) has ended");
+    let (device, namespace) = mount_namespace(pid).ok_or_else(ended)?;
+    let own = mount_namespace(std::process::id().cast_signed());
+    if Some((device, namespace)) == own || state_dir.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|_| ended())?;
+    let records = Registry::look(state_dir, String::new()).and_then(|all| all.records());
+    let records = records.map_err(|error| format!("it can't be known who asks: {error}"))?;
+    let is_its = |init: ProcessId| {
+        let mut origin = Origin::default();
+        let (namespace_of_init, cgroup_of_init) = home_of(init.pid);
+        origin.add_process(namespace_of_init, cgroup_of_init.as_deref());
+        origin.has_process(namespace, &cgroup)
+    };
+    let inits = records.into_iter().filter_map(|record| Some((record.holder.process()?, record)));
+    let found = inits.filter(|(init, _)| init.alive()).find(|(init, _)| is_its(*init));
+    Ok(found.map(|(_, record)| record.key.id))
 }
 
 fn is_running(pidfd: &OwnedFd) -> bool {
@@ -81,9 +112,12 @@ mod tests {
     fn a_process_of_the_same_user_and_namespaces_may_ask_and_change() {
         let (here, _there) = UnixStream::pair().unwrap();
         assert!(may_ask(&here));
-        assert_eq!(may_change(&here), Ok(()));
+        let own = std::process::id().cast_signed();
+        assert_eq!(may_change(&here, Path::new("")), Ok(own));
         let nobody = fs::File::open("/dev/null").unwrap();
         assert!(!may_ask(&nobody));
-        assert!(may_change(&nobody).unwrap_err().contains("it can't be known who asks"));
+        assert!(
+            may_change(&nobody, Path::new("")).unwrap_err().contains("it can't be known who asks")
+        );
     }
 }

@@ -74,9 +74,9 @@ impl Entry {
             Holder::Launched { by, state_file } => {
                 Life::Launched { by: *by, state_file: encoded(&state_file.to_string_lossy()) }
             }
-            Holder::Reserved { by: process } | Holder::Active { init: Some(process) } => {
-                Life::Process(*process)
-            }
+            Holder::Reserved { by: process }
+            | Holder::Leaked { monitor: process }
+            | Holder::Active { init: Some(process) } => Life::Process(*process),
             Holder::Announced { until_boot_s, by } => Life::Until(*until_boot_s, *by),
             Holder::Active { init: None } => Life::Bundle,
         };

@@ -52,9 +52,9 @@ pub(super) fn is_over(record: &Record, boot_id: &str, facts: &mut impl Facts) ->
         return true;
     }
     match &record.holder {
-        Holder::Reserved { by: process } | Holder::Active { init: Some(process) } => {
-            !facts.is_alive(*process)
-        }
+        Holder::Reserved { by: process }
+        | Holder::Leaked { monitor: process }
+        | Holder::Active { init: Some(process) } => !facts.is_alive(*process),
         // In this order: see above.
         Holder::Launched { by, state_file } => {
             !facts.is_alive(*by) && facts.first(state_file) == First::Nobody

@@ -343,6 +343,22 @@ impl Locked<'_> {
         Ok(None)
     }
 
+    /// The record of the container that has ended and whose monitor `process` is.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be read.
+    pub fn find_leaked(&self, process: ProcessId) -> Result<Option<Record>, RegistryError> {
+        let its = self.entries.iter().filter(|entry| entry.life == Life::Process(process));
+        for entry in its {
+            let record = self.registry.record(entry.file.as_ref())?;
+            if let Some(record) = record.filter(Record::is_leaked) {
+                return Ok(Some(record));
+            }
+        }
+        Ok(None)
+    }
+
     /// Sees to it that containers whose runtime has ended are known by their own process:
     /// to look that up costs a file each.
     ///

@@ -61,6 +61,12 @@ pub enum Holder {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<ProcessId>,
     },
+    /// The monitor of a container that has ended: a program of the host has a way to its memory, so the quota stays
+    /// reserved, under the key of [`Key::leaked`].
+    Leaked {
+        /// The monitor, which ends when that program has no way any more.
+        monitor: ProcessId,
+    },
     /// The container's first process.
     Active {
         /// The process; `None` where the engine didn't tell, then the bundle counts.
@@ -74,6 +80,7 @@ impl Holder {
     pub fn process(&self) -> Option<ProcessId> {
         match self {
             Holder::Reserved { by } | Holder::Launched { by, .. } => Some(*by),
+            Holder::Leaked { monitor } => Some(*monitor),
             Holder::Announced { .. } => None,
             Holder::Active { init } => *init,
         }
@@ -102,16 +109,41 @@ impl Record {
     #[must_use]
     pub fn holding(&self) -> Holding {
         let gpus = self.plan.gpus.iter();
+        // One that has ended computes nothing.
+        let holds_shares = self.plan.backend.holds_shares() && !self.is_leaked();
         Holding {
             id: self.key.id.clone(),
             gpus: gpus.map(|gpu| (gpu.given_uuid().to_owned(), gpu.memory_limit_bytes)).collect(),
-            weight: if self.plan.backend.holds_shares() { self.plan.weight } else { 0 },
-            high_priority: self.plan.backend.holds_shares() && self.plan.high_priority,
+            weight: if holds_shares { self.plan.weight } else { 0 },
+            high_priority: holds_shares && self.plan.high_priority,
         }
+    }
+
+    /// Whether the container has ended, and its quota alone is left.
+    #[must_use]
+    pub fn is_leaked(&self) -> bool {
+        matches!(self.holder, Holder::Leaked { .. })
+    }
+
+    /// The container's id, as its engine had it.
+    #[must_use]
+    pub fn container_id(&self) -> &str {
+        let id = &self.key.id;
+        let leaked = self.is_leaked().then(|| id.rsplit_once(LEAKED_MARK)).flatten();
+        leaked.map_or(id, |(id, _)| id)
     }
 }
 
+/// Between a container's id and its short id, in the key of one that has ended. No engine's id has it.
+const LEAKED_MARK: char = '~';
+
 impl Key {
+    /// The key under which the quota of a container that has ended stays reserved: its engine may use the id again.
+    #[must_use]
+    pub fn leaked(&self, short_id: &str) -> Self {
+        Key { root: self.root.clone(), id: format!("{}{LEAKED_MARK}{short_id}", self.id) }
+    }
+
     /// The name of the record's file: root and id, percent-encoded so that neither can
     /// name another directory; where that is too long, a hash of both.
     #[must_use]

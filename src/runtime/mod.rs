@@ -306,9 +306,10 @@ impl Reserved {
                 launcher: Some(by),
                 state_file: match &record.holder {
                     Holder::Launched { state_file, .. } => Some(state_file),
-                    Holder::Reserved { .. } | Holder::Announced { .. } | Holder::Active { .. } => {
-                        None
-                    }
+                    Holder::Reserved { .. }
+                    | Holder::Announced { .. }
+                    | Holder::Leaked { .. }
+                    | Holder::Active { .. } => None,
                 },
                 farewell,
             };
@@ -326,7 +327,7 @@ impl Reserved {
     }
 
     fn undo(&self) {
-        if let Err(error) = self.host.release(&self.key) {
+        if let Err(error) = self.host.release_unmade(&self.key) {
             let error: &dyn Error = &error;
             warn!(id = self.key.id, error, "{}", admission::UNDONE);
         }
@@ -440,7 +441,7 @@ fn register(
     // What a precreate hook has reserved for this bundle is ours to give.
     let program = host::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
-        host.release(&hook::announced(token))?;
+        host.release_unmade(&hook::announced(token))?;
     }
     let name = names::of_bundle(&key.id, &bundle);
     let told = (name.as_deref(), Some(injection.mode).filter(|_| !as_brought));

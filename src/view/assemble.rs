@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    ContainerFigures, DriverFigures, DriverGpu, GpuFigures, Mode, ProcessFigures, ShareFigures,
-    Snapshot, State,
+    ContainerFigures, DriverFigures, DriverGpu, GpuFigures, Mode, ProcessFigures, Program,
+    ShareFigures, Snapshot, State,
 };
 use crate::admission::Condition;
 use crate::backend::Observed;
@@ -138,6 +138,7 @@ impl Found {
             Condition::Reserved => State::Reserved,
             Condition::Created { .. } => State::Created,
             Condition::Closed => State::Closed,
+            Condition::Leaked => State::Leaked,
         };
         let (processes, counted) = self.processes(found);
         ContainerFigures {
@@ -159,6 +160,11 @@ impl Found {
             calls: observed.as_ref().and_then(|observed| observed.calls),
             durations: observed.as_ref().and_then(|observed| observed.durations),
             workers: observed.as_ref().and_then(|observed| observed.workers),
+            leaked_to: observed
+                .iter()
+                .flat_map(|observed| &observed.leaked_to)
+                .map(program)
+                .collect(),
             caveats: plan.caveats.clone(),
         }
     }
@@ -188,6 +194,7 @@ impl Found {
                 Some(instance) => instance.memory_used_bytes,
                 None => by_driver(),
             },
+            memory_enforced_bytes: instance.map(|instance| instance.memory_limit_bytes),
             utilization_percent: is_told.then(|| utilization.sum::<u32>().min(100)),
             compute_share: self
                 .shares
@@ -241,6 +248,10 @@ fn mode(plan: &Plan) -> Mode {
         Kind::None => Mode::Unenforced,
         Kind::Gate | Kind::Km => Mode::Shared,
     }
+}
+
+fn program((pid, name): &(i32, String)) -> Program {
+    Program { pid: *pid, name: name.clone() }
 }
 
 fn count(number: usize) -> u32 {
@@ -310,6 +321,7 @@ mod tests {
             durations: None,
             workers: None,
             process_count: Some(processes.len()),
+            leaked_to: Vec::new(),
         })
     }
 

@@ -98,7 +98,7 @@ pub struct ContainerFigures {
     pub state: State,
     /// Whether its quota holds now: somebody who answers sees to it.
     pub enforced: bool,
-    /// Its first process, or the runtime that is making it.
+    /// Its first process, the runtime that is making it, or the monitor of one that is leaked.
     pub pid: Option<i32>,
     /// Seconds since that process began.
     pub age_s: Option<u64>,
@@ -118,9 +118,21 @@ pub struct ContainerFigures {
     pub durations: Option<Durations>,
     /// How many workers its monitor has had: one, and one more for each that was replaced.
     pub workers: Option<u64>,
+    /// Programs of the host that have a way to the memory of a container which has ended.
+    #[serde(default)]
+    pub leaked_to: Vec<Program>,
     /// What keeps quotas from being enforced on it, or by it on others.
     #[serde(flatten)]
     pub caveats: Caveats,
+}
+
+/// A program of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// Its number.
+    pub pid: i32,
+    /// The kernel's name for it; empty where it isn't known. It chose that itself: it can have any characters.
+    pub name: String,
 }
 
 /// A container's part of a GPU.
@@ -131,6 +143,10 @@ pub struct ShareFigures {
     pub gpu: PlannedGpu,
     /// Memory in use in bytes.
     pub memory_used_bytes: Option<u64>,
+    /// The quota in bytes that its monitor enforces; `None` where nobody says. It is another than what was promised
+    /// where root has told the monitor alone.
+    #[serde(default)]
+    pub memory_enforced_bytes: Option<u64>,
     /// Per cent of the last second in which something of the container ran on it.
     pub utilization_percent: Option<u32>,
     /// The part of its computing time that the container has while all on it have work, from 0 to 1;
@@ -145,6 +161,12 @@ pub struct ShareFigures {
 }
 
 impl ShareFigures {
+    /// The quota in bytes that holds: the monitor's, else what was promised. `None` where it has the whole GPU.
+    #[must_use]
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.gpu.memory_limit_bytes.map(|promised| self.memory_enforced_bytes.unwrap_or(promised))
+    }
+
     /// The part of the computing time that is its own, as people read it: `33%`.
     #[must_use]
     pub fn compute_per_cent(&self) -> Option<String> {
@@ -214,6 +236,8 @@ pub enum State {
     Silent,
     /// Its monitor has ended: its driver calls fail.
     Closed,
+    /// It has ended, and its quota stays reserved: a program of the host has a way to its memory.
+    Leaked,
 }
 
 impl State {
@@ -226,6 +250,7 @@ impl State {
             State::Active => "active",
             State::Silent => "silent",
             State::Closed => "closed",
+            State::Leaked => "leaked",
         }
     }
 }

@@ -29,8 +29,8 @@ const GROWTH_OF_DEATHS_BYTES: u64 = 2 * MIB;
 /// machine can make longer; `make bench` measures.
 pub(crate) const MOST_TIME_OVER: Duration = Duration::from_secs(10);
 
-/// Those that take two containers; they have tests of their own.
-const OF_TWO: &[&str] = &["send-fd", "send-open", "recv-fd", "inherited"];
+/// Those that take two containers, or a container and a program of the host; they have tests of their own.
+const OF_TWO: &[&str] = &["send-fd", "send-open", "recv-fd", "hold-fd", "send-bus", "inherited"];
 
 /// Says that something is over, when it's dropped.
 struct Over<'a>(&'a AtomicBool);

@@ -26,6 +26,7 @@ mod faults;
 mod hangs;
 mod heirs;
 mod kills;
+mod leaks;
 mod lifecycle;
 mod looks;
 mod lost;

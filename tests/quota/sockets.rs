@@ -153,11 +153,11 @@ fn no_container_has_a_way_to_a_monitors_sockets() {
 }
 
 /// Says a line to a socket, and prints the answer.
-const SAY: &str = "import socket, sys\n\
+const SAY_CONNECTED: &str = "import socket, sys\n\
     peer = socket.socket(socket.AF_UNIX)\n\
     peer.settimeout(20)\n\
-    peer.connect(sys.argv[1])\n\
-    try:\n\
+    peer.connect(sys.argv[1])\n";
+const SAY_ON: &str = "try:\n\
     \x20   peer.sendall(sys.argv[2].encode() + b'\\n')\n\
     \x20   print(peer.recv(65536).decode() or 'closed')\n\
     except (ConnectionResetError, BrokenPipeError):\n\
@@ -171,7 +171,7 @@ fn only_processes_of_the_host_change_what_a_monitor_enforces() {
     let place = gated.host.state_dir().join("gate/app_________");
     let uuid = gated.host.container("app")["gpus"][0]["uuid"].take();
     let more = |mib: u64| json!({"limit": {"uuid": uuid, "limit_bytes": mib * MIB}}).to_string();
-    let script = gated.host.scratch.file("say.py", SAY);
+    let script = gated.host.scratch.file("say.py", format!("{SAY_CONNECTED}{SAY_ON}"));
     let say = |before: &[&str], socket: &str, line: &str| {
         let mut command = gated.host.scratch.command(before.first().unwrap_or(&"env"));
         command.args(before.iter().skip(1)).arg("python3").arg(&script);
@@ -198,7 +198,68 @@ fn only_processes_of_the_host_change_what_a_monitor_enforces() {
     let as_a_service = ["unshare", "--mount", "--uts", "--ipc", "--net"];
     assert!(say(&as_a_service, "control", &more(900)).contains("done"));
     gated.fills(&bundle, 900);
+    // Who looks sees what is enforced, and that nobody promised it, and who it was.
+    let row = gated.host.container("app");
+    assert_eq!(row["gpus"][0]["memory_limit_bytes"], 1000 * MIB);
+    assert_eq!(row["gpus"][0]["memory_enforced_bytes"], 900 * MIB);
+    let shown = gated.host.cgpu(&["ps"]).ok().stdout;
+    assert!(shown.contains("app: its monitor enforces 900 MiB on GPU 0, and 1000 MiB"), "{shown}");
+    let changes = || {
+        let told = gated.host.cgpu(&["events", "--json", "app"]).ok().stdout;
+        let all = told.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        all.filter(|event| event["kind"] == "resized").collect::<Vec<_>>()
+    };
+    let told = changes();
+    assert_eq!(told.len(), 1, "{told:#?}");
+    assert_eq!(
+        (&told[0]["quota_bytes"], &told[0]["program"]),
+        (&json!(900 * MIB), &json!("python3"))
+    );
+    gated.host.cgpu(&["set", "app", "--memory", "800"]).ok();
+    let told = changes();
+    assert_eq!(told.len(), 2, "a change by us is told once: {told:#?}");
+    assert_eq!(told[1]["former_quota_bytes"], 900 * MIB);
+    assert!(!gated.host.cgpu(&["ps"]).ok().stdout.contains("enforces"));
     gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
+/// A container with whole GPUs may have the host's pids; it is the host's root by its number then.
+#[test]
+fn a_container_with_the_hosts_pids_changes_nothing() {
+    let gated = Gated::new();
+    let app = gated.sleeping("app", 1000);
+    let whole = gated.bundle_with("whole", |config| {
+        config["process"]["args"] = json!(["sleep", "1000"]);
+        config["process"]["env"] = json!(["NVIDIA_VISIBLE_DEVICES=1", "PATH=/bin"]);
+        let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
+        namespaces.retain(|namespace| namespace["type"] != "pid");
+    });
+    let runtime = gated.host.runtime();
+    runtime.create(&whole).ok();
+    runtime.start(&whole).ok();
+    let place = gated.host.state_dir().join("gate/app_________");
+    let uuid = gated.host.container("app")["gpus"][0]["uuid"].take();
+    let less = json!({"limit": {"uuid": uuid, "limit_bytes": 900 * MIB}}).to_string();
+    // Its root file system has no python: one of the host's enters its mounts when it is connected.
+    let script = format!(
+        "import ctypes, os\n\
+         mounts = os.open('/proc/{}/ns/mnt', os.O_RDONLY)\n\
+         assert ctypes.CDLL(None).setns(mounts, 0) == 0\n",
+        init(&gated, &whole)
+    );
+    let script = gated.host.scratch.file("enter.py", format!("{SAY_CONNECTED}{script}{SAY_ON}"));
+    let mut command = gated.host.scratch.command("python3");
+    command.arg(&script).arg(place.join("control")).arg(&less);
+    let told = run_with_timeout(&mut command, PATIENCE);
+    assert!(
+        told.stdout.contains("refused") && told.stdout.contains("the container whole"),
+        "{told}"
+    );
+    assert_eq!(gated.host.container("app")["gpus"][0]["memory_enforced_bytes"], 1000 * MIB);
+    for bundle in [&app, &whole] {
+        runtime.delete(bundle).ok();
+    }
     gated.soon_is_empty();
 }
 

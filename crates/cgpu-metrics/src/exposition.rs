@@ -481,6 +481,7 @@ mod tests {
                 mig: None,
             },
             memory_used_bytes: Some(300 * MIB),
+            memory_enforced_bytes: Some(2_000 * MIB),
             utilization_percent: None,
             compute_share: Some(0.25),
             compute_held: Some(0.5),
@@ -507,6 +508,7 @@ mod tests {
                 sum_ns: 2_500_000_000,
             }),
             workers: Some(3),
+            leaked_to: Vec::new(),
             caveats: Caveats::default(),
         };
         Snapshot {

@@ -1,10 +1,10 @@
-//! Finds outside processes that have the container's descriptors, and ends them.
+//! Finds outside processes that have the container's descriptors, and decides what becomes of them.
 //!
 //! A descriptor can be sent to a process that no filter watches. Memory that is taken through it shows in the
 //! driver's figures alone: for the process that made the client, which may be dead by then, or for an outside process
-//! that made a client of its own. So the figures of these processes are asked for, too. A process that isn't the
-//! container's and has a file which was opened in the container
-//! ([`Origins`](crate::monitor::processes)) is then ended.
+//! that made a client of its own. So the figures of these processes are asked for, too. Then processes are searched for
+//! that aren't the container's and have a file which was opened in the container
+//! ([`Origins`](crate::monitor::processes)). [`HolderFacts`] says what becomes of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,13 +14,16 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::events::Event;
+use crate::gate::wire::Holder;
+use crate::monitor::audit::holder::{Consequence, Evidence, HolderFacts};
+use crate::monitor::audit::left_clients::free_left_clients;
 use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::driver::DriverAccess;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
-use crate::monitor::processes::{Processes, all_pids, mounts};
+use crate::monitor::processes::{Processes, all_pids, is_of_host, mounts};
 use crate::monitor::state::ContainerState;
-use crate::process::{pidfd, told};
+use crate::process::{ProcStatus, pidfd, told};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);
@@ -51,13 +54,13 @@ struct Descriptors {
     of_own: bool,
 }
 
-/// Why an outside process with a descriptor of the container's is to be ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Evidence {
-    /// The container's clients have memory that nobody asked the monitor for.
-    ContainerMemory,
-    /// The process has memory itself, or could have. It may, where it has a GPU of its own.
-    OwnMemory,
+/// What a search found.
+#[derive(Debug, Default)]
+pub(crate) struct Search {
+    /// Whether a process was killed.
+    pub(crate) has_killed: bool,
+    /// Programs of the host that have a descriptor of the container's and weren't killed.
+    pub(crate) holders: Vec<Holder>,
 }
 
 /// Searches for outside processes that have the container's descriptors.
@@ -85,6 +88,8 @@ struct Found {
     searched: Option<Instant>,
     /// Until when descriptors are searched for, because memory in use is not explained.
     suspicion: Option<Instant>,
+    /// Pids of the host's programs of which the log was told.
+    told_holders: BTreeSet<i32>,
 }
 
 impl EscapeSearch {
@@ -103,8 +108,8 @@ impl EscapeSearch {
         self.found.lock().searched.map_or(Duration::MAX, |searched| searched.elapsed())
     }
 
-    /// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, ends the
-    /// outside processes that have the container's descriptors.
+    /// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, searches
+    /// for outside processes that have the container's descriptors.
     pub(crate) fn end_escapes(&self) {
         let origins = &self.processes.origins;
         let now = Instant::now();
@@ -126,7 +131,7 @@ impl EscapeSearch {
         };
         let since = searched.map_or(Duration::MAX, |searched| now - searched);
         if (suspicious && since >= SEARCH) || (lingering && since >= SLOW_SEARCH) {
-            self.end_holders(&callers, Evidence::ContainerMemory);
+            self.search_running(&callers, Evidence::ContainerMemory);
         }
     }
 
@@ -162,7 +167,7 @@ impl EscapeSearch {
             if dead_pids.contains(pid) {
                 self.suspect();
             }
-            self.end_holder(*pid, callers, Evidence::OwnMemory);
+            self.meet_running(*pid, callers, Evidence::OwnMemory);
         }
         // Memory that is taken during the look is in one figure and not in the other.
         let mut found = self.found.lock();
@@ -174,44 +179,109 @@ impl EscapeSearch {
         let known = found.unexplained;
         drop(found);
         if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {
-            self.end_holders(callers, Evidence::OwnMemory);
+            self.search_running(callers, Evidence::OwnMemory);
         } else if known.is_some_and(|known| known <= unexplained) {
             return;
         }
         self.found.lock().unexplained = Some(unexplained);
     }
 
-    /// Ends all outside processes that have a descriptor of the container's. `true` where there was one.
-    pub(crate) fn end_holders(&self, callers: &BTreeSet<u32>, evidence: Evidence) -> bool {
+    /// Searches all processes of the host, while the container runs.
+    fn search_running(&self, callers: &BTreeSet<u32>, evidence: Evidence) {
         let all: Vec<u32> = all_pids().collect();
-        let found = all.iter().filter(|pid| self.end_holder(**pid, callers, evidence)).count() > 0;
+        all.into_iter().for_each(|pid| self.meet_running(pid, callers, evidence));
         self.found.lock().searched = Some(Instant::now());
-        found
     }
 
-    /// Ends a process that isn't the container's and has a descriptor of the container's. `true` where it was ended.
-    fn end_holder(&self, pid: u32, callers: &BTreeSet<u32>, evidence: Evidence) -> bool {
-        let own = std::process::id();
-        let kept = [1, own, std::os::unix::process::parent_id()];
+    /// Kills a process that has a descriptor of the container's, or ends the container for it.
+    fn meet_running(&self, pid: u32, callers: &BTreeSet<u32>, evidence: Evidence) {
+        if let Some((Consequence::ContainerEnds, holder)) = self.meet(pid, callers, evidence, false)
+        {
+            self.state.log.tell_killed(Event::ended_for_leak().by(
+                holder.pid,
+                None,
+                Some(holder.program.as_str()).filter(|program| !program.is_empty()),
+            ));
+            self.processes.kill_all();
+        }
+    }
+
+    /// Searches all processes of the host once the container has ended, kills those that are to be killed, and frees
+    /// the container's clients in the others.
+    pub(crate) fn search_after_end(&self, evidence: Evidence) -> Search {
+        let mut search = Search::default();
+        for pid in all_pids().collect::<Vec<u32>>() {
+            match self.meet(pid, &BTreeSet::new(), evidence, true) {
+                Some((Consequence::Killed, _)) => search.has_killed = true,
+                Some((_, holder)) => {
+                    free_left_clients(&self.processes, &self.driver, pid);
+                    search.holders.push(holder);
+                }
+                None => {}
+            }
+        }
+        self.found.lock().searched = Some(Instant::now());
+        self.tell_holders(&search.holders);
+        search
+    }
+
+    /// Tells once of each program of the host that has a descriptor of a container that has ended.
+    fn tell_holders(&self, holders: &[Holder]) {
+        for holder in holders {
+            if self.found.lock().told_holders.insert(holder.pid) {
+                let event = described(Event::leaked(), holder.pid);
+                self.state.log.tell_leaked(event);
+            }
+        }
+    }
+
+    /// What becomes of a process that isn't the container's and has a descriptor of it: where it is to be killed, it
+    /// was. `None` where it is no such process, or another one of the host's may.
+    fn meet(
+        &self,
+        pid: u32,
+        callers: &BTreeSet<u32>,
+        evidence: Evidence,
+        container_ended: bool,
+    ) -> Option<(Consequence, Holder)> {
+        let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
         if kept.contains(&pid) || callers.contains(&pid) {
-            return false;
+            return None;
         }
         // The pidfd is opened before anything is asked: the signal reaches only the process that had the pid then.
-        let Ok(pidfd) = pidfd(pid.cast_signed()) else { return false };
+        let pidfd = pidfd(pid.cast_signed()).ok()?;
         let found = self.descriptors_of(pid);
-        if !found.of_container
-            || (evidence == Evidence::OwnMemory && found.of_own)
-            || self.processes.is_container_or_monitor(pid)
-        {
-            return false;
+        if !found.of_container || self.processes.is_container_or_monitor(pid) {
+            return None;
         }
-        let event = described(Event::killed_outside(), pid.cast_signed());
-        if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
-            return false;
+        let is_of_host = is_of_host(pid.cast_signed());
+        let facts = HolderFacts {
+            is_of_host,
+            has_own_file: found.of_own,
+            has_memory: is_of_host && self.has_memory(pid),
+            container_ended,
+        };
+        let consequence = facts.consequence(evidence);
+        let name = ProcStatus::read(pid.cast_signed()).ok();
+        let name = name.as_ref().and_then(|status| status.field("Name")).unwrap_or_default();
+        let holder = Holder { pid: pid.cast_signed(), program: name.to_owned() };
+        match consequence {
+            // Where it has GPUs of its own, it is no business of this container's.
+            Consequence::Spared if !is_of_host => return None,
+            Consequence::Spared | Consequence::ContainerEnds => {}
+            Consequence::Killed => {
+                let event = described(Event::killed_outside(), pid.cast_signed());
+                pidfd_send_signal(&pidfd, Signal::KILL).ok()?;
+                self.state.count_killed();
+                self.state.log.tell_killed(event);
+            }
         }
-        self.state.count_killed();
-        self.state.log.tell_killed(event);
-        true
+        Some((consequence, holder))
+    }
+
+    /// Whether the driver shows memory of the container's GPUs under `pid`.
+    fn has_memory(&self, pid: u32) -> bool {
+        self.driver.figures(&[pid]).is_some_and(|(figures, _)| !figures.is_empty())
     }
 
     /// Which of the driver's files a process has open. Threads may have descriptors of their own.

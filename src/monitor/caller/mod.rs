@@ -20,7 +20,9 @@ pub(crate) use listener::{Listener, Reply};
 pub(crate) use listeners::Listeners;
 pub(crate) use pid_ns::PidMaps;
 pub(crate) use scratch::{Copy, Scratch, WriteBack};
-pub(crate) use target::{Target, Targets, compare_files, has_file, threads_by_fd_table};
+pub(crate) use target::{
+    PIDFD_THREAD, Target, Targets, compare_files, has_file, threads_by_fd_table,
+};
 #[cfg(test)]
 pub(crate) use test_callers::{Caller, TestCallers};
 pub(crate) use thread_order::ThreadOrder;

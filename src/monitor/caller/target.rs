@@ -27,7 +27,8 @@ use crate::monitor::node::Device;
 use crate::process::{ProcStatus, ProcessId, pidfd, threads};
 
 /// `PIDFD_THREAD`, since Linux 6.9.
-const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
+pub(crate) const PIDFD_THREAD: PidfdFlags =
+    PidfdFlags::from_bits_retain(libc::O_EXCL.cast_unsigned());
 
 /// How many threads are remembered.
 const MOST_THREADS: usize = 256;

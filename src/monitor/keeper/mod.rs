@@ -301,7 +301,7 @@ impl Keeper {
 
     fn accept_runtimes(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
-            if peer::may_change(&stream).is_ok() {
+            if peer::may_change(&stream, &self.settings.state_dir).is_ok() {
                 self.container.add_connection(stream.into());
             }
         }

@@ -146,6 +146,18 @@ impl ContainerLog {
         self.teller.tell(Event { left_out, ..event });
     }
 
+    /// Tells of a program of the host that has a descriptor of the container's, which has ended.
+    pub(crate) fn tell_leaked(&self, event: Event) {
+        if self.limit.take_line() {
+            self.teller.tell(event);
+        }
+    }
+
+    /// Tells of a quota that root has changed.
+    pub(crate) fn tell_changed(&self, event: Event) {
+        self.teller.tell(event);
+    }
+
     fn now_us(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
     }

@@ -124,6 +124,29 @@ impl Processes {
             self.state.log.tell_killed(event);
         }
     }
+
+    /// Ends all processes of the container.
+    pub(crate) fn kill_all(&self) {
+        let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
+        for pid in self.container_pids().into_iter().filter(|pid| !kept.contains(pid)) {
+            // The pidfd is opened before the process is asked again, so that the signal reaches nobody else.
+            let Ok(pidfd) = process::pidfd(pid.cast_signed()) else { continue };
+            let namespace = mount_namespace(pid.cast_signed());
+            let is_inside = namespace.is_some_and(|(_, inode)| self.is_in_container(pid, inode));
+            if is_inside || self.caller_pids().contains(&pid) {
+                let _ = pidfd_send_signal(pidfd, Signal::KILL);
+                self.state.count_killed();
+            }
+        }
+    }
+}
+
+/// Whether a process is a program of the host: it is in the monitor's pid namespace. One that can't be looked at is: too
+/// little is known to kill it.
+pub(crate) fn is_of_host(pid: i32) -> bool {
+    let namespace = |pid| told(pid, |tid| fs::read_link(format!("/proc/{tid}/ns/pid")).ok());
+    let own = namespace(std::process::id().cast_signed());
+    namespace(pid).is_none_or(|namespace| Some(namespace) == own)
 }
 
 /// Whether procfs gives this error because the process has ended.

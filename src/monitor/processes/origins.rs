@@ -135,13 +135,8 @@ impl Origins {
 
     /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
     pub(crate) fn note_process(&self, pid: i32) {
-        let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
-        let own = mount_namespace(std::process::id().cast_signed());
-        let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
-        let found = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
-        let found = found.filter(|of| !of.trim_end().ends_with(":/"));
-        let namespace = namespace.map(|(_, inode)| inode);
-        self.known.lock().origin.add_process(namespace, found.as_deref());
+        let (namespace, cgroup) = home_of(pid);
+        self.known.lock().origin.add_process(namespace, cgroup.as_deref());
         for tid in threads_by_fd_table(pid.cast_unsigned()) {
             for (mount, filesystem) in self.open_nodes(tid) {
                 self.note_mount(mount, filesystem);
@@ -215,6 +210,16 @@ impl Origins {
     pub(crate) fn has_process(&self, namespace: u64, cgroup: &str) -> bool {
         self.known.lock().origin.has_process(namespace, cgroup)
     }
+}
+
+/// The mount namespace and the cgroup of a container's process, where they aren't the monitor's or the host's, too.
+pub(crate) fn home_of(pid: i32) -> (Option<u64>, Option<String>) {
+    let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
+    let own = mount_namespace(std::process::id().cast_signed());
+    let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
+    let found = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
+    let found = found.filter(|of| !of.trim_end().ends_with(":/"));
+    (namespace.map(|(_, inode)| inode), found)
 }
 
 /// The mount namespace of a process, by the device and inode of its file.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::gate::figures::Figures;
 use crate::gate::launch::MonitorDir;
 use crate::gate::settings::Settings;
+use crate::gate::wire::End;
 use crate::monitor::journal::{Count, JournalMap};
 use crate::monitor::lock::Lock;
 use crate::monitor::log::ContainerLog;
@@ -33,6 +34,7 @@ pub(crate) struct ContainerState {
     /// The figures that others read: of the books, and of the counted calls.
     pub(crate) figures: Figures,
     rest: Lock<Rest>,
+    end: Lock<End>,
 }
 
 /// The [`Books`], locked. A holder that has changed them updates the figures' mark before another thread gets them.
@@ -102,6 +104,7 @@ impl ContainerState {
             books: Lock::new(books),
             figures,
             rest: Lock::new(Rest::new(0, Instant::now())),
+            end: Lock::default(),
         })
     }
 
@@ -114,6 +117,23 @@ impl ContainerState {
     pub(crate) fn books(&self) -> OpenBooks<'_> {
         let books = self.books.lock();
         OpenBooks { books, figures: &self.figures, changed: false }
+    }
+
+    /// How far the container's end has come.
+    pub(crate) fn end(&self) -> End {
+        self.end.lock().clone()
+    }
+
+    /// Sets how far the container's end has come. `true` where that is something new.
+    pub(crate) fn set_end(&self, end: End) -> bool {
+        let mut now = self.end.lock();
+        let is_new = *now != end;
+        *now = end;
+        drop(now);
+        if is_new {
+            self.figures.change();
+        }
+        is_new
     }
 
     /// Counts a call: what became of it, and how long it took.

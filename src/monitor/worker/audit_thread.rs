@@ -22,9 +22,6 @@ const EXPORTS: Duration = Duration::from_millis(250);
 /// How often mappings are looked at.
 const MAPPINGS: Duration = Duration::from_millis(500);
 
-/// How often the thread looks once the container has ended.
-const LAST_LOOK: Duration = Duration::from_millis(25);
-
 /// How often pages are given back that finished calls took, while there are calls: a program calls most when it
 /// starts.
 const GIVE_BACK: Duration = Duration::from_secs(10);
@@ -70,7 +67,10 @@ impl AuditThread {
             let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
             if state.books().due.take(now) || woken != WaitEnd::Rung {
                 audit.audit(occasion);
-                audit.escapes.end_escapes();
+                // Once the container ends, its end searches.
+                if self.container_end.most_wait().is_none() {
+                    audit.escapes.end_escapes();
+                }
             }
             state.log.tell_left_out(When::Due);
             self.container_end.end_what_is_left();
@@ -139,14 +139,14 @@ impl AuditThread {
             || exports.all.has_any()
             || state.log.has_left_out()
             || has_files;
-        let ending = self.container_end.is_ending();
-        if !watched && !ending && callers.unclaimed.is_empty() {
+        let last_wait = self.container_end.most_wait();
+        if !watched && last_wait.is_none() && callers.unclaimed.is_empty() {
             // Otherwise the next process would find something scheduled already, and wake no thread.
             books.due = Due::default();
             return None;
         }
         let wait =
             books.due.next().map_or(tick, |due| due.saturating_duration_since(now).min(tick));
-        Some(if ending { wait.min(LAST_LOOK) } else { wait })
+        Some(last_wait.map_or(wait, |most| wait.min(most)))
     }
 }

@@ -1,29 +1,40 @@
 //! The end of a container: the last process behind its listeners has ended.
 //!
-//! Outside processes may have the container's descriptors and memory, so the worker looks for them once more and
-//! tells the keeper only then.
+//! Outside processes may have the container's descriptors and memory, so the worker searches for them once more and
+//! tells the keeper only then. Where a program of the host has one, which isn't killed for it, the keeper isn't told
+//! until that program has closed it or ended: as long as there is a way to the container's memory, the memory stays
+//! reserved.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::gate::wire::Notice;
+use crate::gate::wire::{End, Notice};
 use crate::monitor::audit::Evidence;
 use crate::monitor::caller::Listeners;
-use crate::monitor::calls::Parts;
+use crate::monitor::calls::{CallService, Parts};
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::When;
 use crate::monitor::thread::spawn;
+use crate::monitor::worker::control_socket;
 use crate::monitor::worker::worker_end::WorkerEnd;
 
 /// How often descriptors are searched, and how long nothing may be found before the keeper is told.
 const LAST_SEARCH: Duration = Duration::from_millis(100);
 const CLEAR: Duration = Duration::from_millis(400);
 
-/// How long the keeper is kept waiting at most.
+/// How often descriptors are searched while a program of the host has one.
+const SEARCH_WHILE_LEAKED: Duration = Duration::from_secs(1);
+
+/// How often the audit's thread looks whether a search is due.
+const LAST_LOOK: Duration = Duration::from_millis(25);
+
+/// How long the keeper is kept waiting at most after a search that found no program of the host.
 const MOST_WAIT: Duration = Duration::from_secs(10);
+
+/// The most programs that a status tells of.
+const MOST_HOLDERS_TOLD: usize = 16;
 
 /// Notices the end of the container, and ends what is left.
 #[derive(Debug)]
@@ -32,10 +43,19 @@ pub(crate) struct ContainerEnd {
     listeners: Arc<Listeners>,
     keeper: Arc<KeeperSocket>,
     worker_end: Arc<WorkerEnd>,
+    calls: Arc<CallService>,
+    ending: Lock<Ending>,
+}
+
+/// How far the end has come.
+#[derive(Debug, Default)]
+struct Ending {
     /// Listeners whose last process has ended, of which the keeper isn't told yet.
-    ended_listeners: Lock<Vec<u64>>,
+    listeners: Vec<u64>,
     /// Since when a search finds nothing that a container has whose listeners have all ended.
-    clear_since: Lock<Option<Instant>>,
+    clear_since: Option<Instant>,
+    /// Until when the keeper is kept waiting at most.
+    limit: Option<Instant>,
 }
 
 impl ContainerEnd {
@@ -44,54 +64,93 @@ impl ContainerEnd {
         listeners: Arc<Listeners>,
         keeper: Arc<KeeperSocket>,
         worker_end: Arc<WorkerEnd>,
+        calls: Arc<CallService>,
     ) -> Self {
-        let (ended_listeners, clear_since) = (Lock::default(), Lock::default());
-        ContainerEnd { parts, listeners, keeper, worker_end, ended_listeners, clear_since }
+        ContainerEnd { parts, listeners, keeper, worker_end, calls, ending: Lock::default() }
     }
 
     /// Whether a listener has ended that the keeper isn't told of yet.
-    pub(crate) fn is_ending(&self) -> bool {
-        !self.ended_listeners.lock().is_empty()
+    fn is_ending(&self) -> bool {
+        !self.ending.lock().listeners.is_empty()
     }
 
-    /// Notes that the last process behind a listener has ended, and tells the keeper. For the container's last
-    /// listener, that waits until the driver has nothing of the container's any more.
-    pub(crate) fn note_listener_ended(self: &Arc<Self>, number: u64) -> io::Result<()> {
-        let origins = &self.parts.processes.origins;
-        let others = !self.listeners.is_empty();
-        if !others {
-            self.parts.state.log.tell_left_out(When::End);
+    /// How long the audit's thread may wait at most while the container ends; `None` where it doesn't.
+    pub(crate) fn most_wait(&self) -> Option<Duration> {
+        let wait = if self.is_leaked() { SEARCH_WHILE_LEAKED } else { LAST_LOOK };
+        self.is_ending().then_some(wait)
+    }
+
+    /// Whether a program of the host has a way to the container's memory.
+    fn is_leaked(&self) -> bool {
+        matches!(self.parts.state.end(), End::Over { holders } if !holders.is_empty())
+    }
+
+    /// Sets how far the end has come, and has the stored status tell so.
+    fn set_end(&self, end: End) {
+        if self.parts.state.set_end(end) {
+            control_socket::note_status(&self.parts, &self.calls);
         }
+    }
+
+    /// Removes a listener whose last process has ended, and tells the keeper. For the container's last listener, that
+    /// waits until the driver has nothing of the container's any more, and no program has a way to it.
+    pub(crate) fn end_listener(self: &Arc<Self>, number: u64) -> io::Result<()> {
+        self.listeners.remove(number);
+        if !self.listeners.is_empty() {
+            return self.keeper.tell(Notice::Gone { number });
+        }
+        let origins = &self.parts.processes.origins;
         let unseen = self.parts.processes.caller_pids().is_empty()
             && !origins.is_watched()
             && !self.parts.exports.all.has_any();
-        if others || unseen || origins.is_unknown() {
+        let is_over = unseen || origins.is_unknown();
+        self.parts.state.log.tell_left_out(When::End);
+        if is_over {
+            self.set_end(End::Over { holders: Vec::new() });
             return self.keeper.tell(Notice::Gone { number });
         }
-        self.ended_listeners.lock().push(number);
+        // Before the audit's thread can search: what it finds is later.
+        self.set_end(End::Searching);
+        let mut ending = self.ending.lock();
+        ending.limit = Some(Instant::now() + MOST_WAIT);
+        ending.listeners.push(number);
+        drop(ending);
         self.parts.audit.audit_wait.ring();
         // The auditor may hang in the driver for ever.
         let end = Arc::clone(self);
-        let limited = spawn("end", move || {
-            std::thread::sleep(MOST_WAIT);
-            if end.is_ending() {
-                tracing::error!(
-                    container = end.parts.state.settings.short_id,
-                    limit_s = MOST_WAIT.as_secs(),
-                    "the container is gone, and the driver still has memory of it: nobody was found who uses it"
-                );
-                end.tell_all_gone();
-            }
-        });
+        let limited = spawn("end", move || end.wait_for_limit());
         if limited.is_err() {
             self.tell_all_gone();
         }
         Ok(())
     }
 
+    /// Tells the keeper when it was kept waiting long enough.
+    fn wait_for_limit(&self) {
+        loop {
+            // In a statement of its own: the lock isn't held while this sleeps.
+            let limit = self.ending.lock().limit;
+            let Some(limit) = limit else { break };
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            std::thread::sleep(left);
+        }
+        if self.is_ending() {
+            tracing::error!(
+                container = self.parts.state.settings.short_id,
+                limit_s = MOST_WAIT.as_secs(),
+                "the container is gone, and the driver still has memory of it: nobody was found who uses it"
+            );
+            self.tell_all_gone();
+        }
+    }
+
     fn tell_all_gone(&self) {
-        let mut ended = self.ended_listeners.lock();
-        for number in std::mem::take(&mut *ended) {
+        let mut ending = self.ending.lock();
+        ending.limit = None;
+        for number in std::mem::take(&mut ending.listeners) {
             if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
                 self.worker_end.finish(Err(error));
             }
@@ -100,31 +159,52 @@ impl ContainerEnd {
 
     /// Ends what is left of a container that has ended, and tells the keeper when nothing is left.
     pub(crate) fn end_what_is_left(&self) {
-        let origins = &self.parts.processes.origins;
         if !self.is_ending() {
             return;
         }
         if !self.listeners.is_empty() {
             // A new listener came after all.
+            self.set_end(End::NotYet);
             return self.tell_all_gone();
         }
         self.parts.exports.clear_all();
-        let mut pids = origins.unused_dead_pids();
+        let mut pids = self.parts.processes.origins.unused_dead_pids();
         pids.extend(self.parts.processes.caller_pids());
         let pids: Vec<u32> = pids.into_iter().collect();
         let used = self.parts.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
-        let evidence = if used { Evidence::ContainerMemory } else { Evidence::OwnMemory };
-        let due = self.parts.audit.escapes.since_search() >= LAST_SEARCH;
-        let found = due && self.parts.audit.escapes.end_holders(&BTreeSet::new(), evidence);
-        let mut clear_since = self.clear_since.lock();
-        if used || found {
-            *clear_since = None;
+        let has_killed = self.search_where_due(used);
+        let is_leaked = self.is_leaked();
+        let mut ending = self.ending.lock();
+        if used || has_killed || is_leaked {
+            ending.clear_since = None;
             return;
         }
-        let since = *clear_since.get_or_insert_with(Instant::now);
-        drop(clear_since);
+        let since = *ending.clear_since.get_or_insert_with(Instant::now);
+        drop(ending);
         if since.elapsed() >= CLEAR {
             self.tell_all_gone();
         }
+    }
+
+    /// Searches for outside processes with the container's descriptors, where a search is due. `used`: whether the
+    /// driver shows memory of the container's. `true` where one was killed.
+    fn search_where_due(&self, used: bool) -> bool {
+        let escapes = &self.parts.audit.escapes;
+        let pause = match self.parts.state.end() {
+            End::Searching => Duration::ZERO,
+            End::Over { holders } if !holders.is_empty() => SEARCH_WHILE_LEAKED,
+            End::Over { .. } | End::NotYet => LAST_SEARCH,
+        };
+        if escapes.since_search() < pause {
+            return false;
+        }
+        let evidence = if used { Evidence::ContainerMemory } else { Evidence::OwnMemory };
+        let mut search = escapes.search_after_end(evidence);
+        search.holders.truncate(MOST_HOLDERS_TOLD);
+        if !search.holders.is_empty() {
+            self.ending.lock().limit = Some(Instant::now() + MOST_WAIT);
+        }
+        self.set_end(End::Over { holders: search.holders });
+        search.has_killed
     }
 }

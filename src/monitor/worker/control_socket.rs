@@ -6,11 +6,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use crate::events::{Event, Kind};
 use crate::gate::wire::{
     Answer, GpuStatus, LastSeen, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status,
 };
 use crate::ledger::{Entry, Ledger, LedgerError, Process};
 use crate::monitor::calls::{CallService, Parts};
+use crate::monitor::log::described;
 use crate::monitor::peer;
 use crate::rm::usage;
 
@@ -43,8 +45,8 @@ pub(crate) fn answer_questions(parts: &Parts, calls: &CallService, connection: O
             Ok(Question::Status) => note_status(parts, calls),
             Ok(Question::LastSeen { uuid }) => serde_json::to_vec(&last_seen(parts, &uuid)).ok(),
             Ok(Question::Limit { uuid, limit_bytes }) => {
-                let answer = match peer::may_change(&stream) {
-                    Ok(()) => change_limit(parts, &uuid, limit_bytes),
+                let answer = match peer::may_change(&stream, &parts.state.settings.state_dir) {
+                    Ok(pid) => change_limit(parts, &uuid, limit_bytes, pid),
                     Err(reason) => Answer::Refused { reason },
                 };
                 serde_json::to_vec(&answer).ok()
@@ -125,11 +127,12 @@ fn status(parts: &Parts) -> Status {
         workers: parts.state.journal.workers(),
         processes,
         process_count,
+        end: Some(parts.state.end()),
     }
 }
 
-/// Changes a quota, but never to less than what is in use.
-fn change_limit(parts: &Parts, uuid: &str, limit_bytes: u64) -> Answer {
+/// Changes a quota for the process `pid`, but never to less than what is in use, and tells of it.
+fn change_limit(parts: &Parts, uuid: &str, limit_bytes: u64, pid: i32) -> Answer {
     let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
     let Some(gpu) = gpu else {
         return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
@@ -143,5 +146,16 @@ fn change_limit(parts: &Parts, uuid: &str, limit_bytes: u64) -> Answer {
         return Answer::InUse { reason };
     }
     books.enter(Entry::Limit { gpu, limit_bytes });
+    drop(books);
+    if limit_bytes != usage.limit_bytes {
+        let event = Event {
+            gpu: parts.state.settings.gpus.get(gpu).map(|gpu| gpu.index),
+            gpu_uuid: Some(uuid.to_owned()),
+            former_quota_bytes: Some(usage.limit_bytes),
+            quota_bytes: Some(limit_bytes),
+            ..Event::new(Kind::Resized)
+        };
+        parts.state.log.tell_changed(described(event, pid));
+    }
     Answer::Done
 }

@@ -160,14 +160,16 @@ impl Worker {
         let parts = Arc::new(Parts::new(state, &keeper)?);
         let listeners = Arc::new(Listeners::new()?);
         let end = Arc::new(WorkerEnd::new(Arc::clone(&keeper)));
+        let calls = Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(&listeners)));
         let container_end = Arc::new(ContainerEnd::new(
             Arc::clone(&parts),
             Arc::clone(&listeners),
             Arc::clone(&keeper),
             Arc::clone(&end),
+            Arc::clone(&calls),
         ));
         Ok(Worker {
-            calls: Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(&listeners))),
+            calls,
             parts,
             listeners,
             keeper,
@@ -287,8 +289,7 @@ impl Worker {
 
     /// Removes a listener whose last process has ended.
     fn end_listener(&self, number: u64) {
-        self.listeners.remove(number);
-        if let Err(error) = self.container_end.note_listener_ended(number) {
+        if let Err(error) = self.container_end.end_listener(number) {
             self.end.finish(Err(error));
         }
     }

@@ -150,7 +150,7 @@ impl Column {
             }),
             Column::State => match container.state {
                 State::Silent | State::Closed => Style::new().fg(Color::Red),
-                State::Reserved | State::Created => Style::new().fg(Color::Yellow),
+                State::Reserved | State::Created | State::Leaked => Style::new().fg(Color::Yellow),
                 State::Active => Style::new(),
             },
             Column::Mode if container.mode == Mode::Unenforced => Style::new().fg(Color::Yellow),

@@ -53,6 +53,7 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
             mig: None,
         },
         memory_used_bytes: Some(1024 * MIB),
+        memory_enforced_bytes: Some(2048 * MIB),
         utilization_percent: Some(37),
         compute_share: Some(0.25),
         compute_held: Some(0.31),
@@ -81,6 +82,7 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         calls: None,
         durations: None,
         workers: None,
+        leaked_to: Vec::new(),
         caveats: Caveats::default(),
     }
 }

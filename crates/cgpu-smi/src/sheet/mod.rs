@@ -310,6 +310,7 @@ impl Page<'_> {
             let note = match container.state {
                 State::Closed => "its monitor has ended, so its driver calls fail: create it again",
                 State::Silent => "its monitor does not answer, so its figures are unknown",
+                State::Leaked => "it has ended, and its quota stays reserved: see `cgpu ps`",
                 State::Reserved | State::Created | State::Active => continue,
             };
             self.sentence(&format!("{id}: {note}"), Style::new().fg(Color::Red));

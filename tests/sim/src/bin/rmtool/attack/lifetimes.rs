@@ -1,13 +1,13 @@
 //! Memory that outlives what was charged for it, and descriptors that travel.
 
 use std::ffi::CString;
-use std::io::{IoSlice, IoSliceMut, Write as _};
+use std::io::{BufRead as _, BufReader, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use cgpu_sim::abi::*;
 use cgpu_sim::bytes::Fields;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
@@ -286,25 +286,7 @@ fn send(path: &str, fds: [RawFd; 2], [client, device]: [u32; 2]) -> anyhow::Resu
 /// so many seconds; with `own-client` after that, by a client of its own; with `heir`, by one
 /// whose maker is gone.
 pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
-    let path = arguments.first().context("recv-fd PATH")?;
-    let stream = connect(path)?;
-    let mut handles = [0; 8];
-    let mut space = nix::cmsg_space!([RawFd; 2]);
-    let fds = {
-        let mut parts = [IoSliceMut::new(&mut handles)];
-        let message =
-            recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
-        message.cmsgs()?.find_map(|part| match part {
-            ControlMessageOwned::ScmRights(fds) => <[RawFd; 2]>::try_from(fds).ok(),
-            _ => None,
-        })
-    };
-    let fds = fds.context("no descriptors came")?;
-    // SAFETY: the kernel just put them into our table, and nothing else has them.
-    let [fd, gpu] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
-    let abi = abi_of(place, &fd)?;
-    let mut rm = Rm::through(abi, fd, gpu);
-    (rm.client, rm.device) = (handles.u32_at(0), handles.u32_at(4));
+    let mut rm = received(place, arguments.first().context("recv-fd PATH")?)?;
     let how = arguments.get(2).map_or("", String::as_str);
     if ["own-client", "heir"].contains(&how) {
         rm.make_client()?;
@@ -331,6 +313,112 @@ pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64
         None => std::thread::sleep(Duration::from_secs(argument(arguments, 1, 0)?)),
     }
     Ok(got)
+}
+
+/// The first message on a bus, "Message Bus Messages" of the specification.
+fn hello() -> Vec<u8> {
+    let fields = [
+        (1, b'o', "/org/freedesktop/DBus"),
+        (2, b's', "org.freedesktop.DBus"),
+        (3, b's', "Hello"),
+        (6, b's', "org.freedesktop.DBus"),
+    ];
+    let length = |bytes: usize| u32::try_from(bytes).expect("it is short");
+    let pad = |bytes: &mut Vec<u8>| bytes.resize(bytes.len().next_multiple_of(8), 0);
+    let mut header = Vec::new();
+    for (code, kind, text) in fields {
+        pad(&mut header);
+        header.extend([code, 1, kind, 0]);
+        header.extend(length(text.len()).to_le_bytes());
+        header.extend(text.bytes().chain([0]));
+    }
+    // Little endian, a method call, no flags, version 1; no body; serial 1.
+    let mut message = b"l\x01\0\x01\0\0\0\0\x01\0\0\0".to_vec();
+    message.extend(length(header.len()).to_le_bytes());
+    message.extend(header);
+    pad(&mut message);
+    message
+}
+
+/// The driver by the descriptors that come from a socket, with the client of who sent them.
+fn received(place: &Place, path: &str) -> anyhow::Result<Rm> {
+    let stream = connect(path)?;
+    let mut handles = [0; 8];
+    let mut space = nix::cmsg_space!([RawFd; 2]);
+    let fds = {
+        let mut parts = [IoSliceMut::new(&mut handles)];
+        let message =
+            recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty())?;
+        message.cmsgs()?.find_map(|part| match part {
+            ControlMessageOwned::ScmRights(fds) => <[RawFd; 2]>::try_from(fds).ok(),
+            _ => None,
+        })
+    };
+    let fds = fds.context("no descriptors came")?;
+    // SAFETY: the kernel just put them into our table, and nothing else has them.
+    let [fd, gpu] = fds.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let abi = abi_of(place, &fd)?;
+    let mut rm = Rm::through(abi, fd, gpu);
+    (rm.client, rm.device) = (handles.u32_at(0), handles.u32_at(4));
+    Ok(rm)
+}
+
+/// Receives descriptors and holds them unused until a file is there; then allocates through them, with a
+/// third argument `own-client` by a client of its own. Then makes that file with `.tried` behind its name, and holds
+/// them until the first is gone.
+pub(super) fn hold_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let [path, go, how @ ..] = arguments else { bail!("hold-fd PATH FILE [own-client]") };
+    let mut rm = received(place, path)?;
+    println!("holding");
+    std::io::stdout().flush()?;
+    let wait = |there: bool| {
+        while Path::new(go).exists() != there {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    wait(true);
+    reached();
+    if how.first().is_some_and(|how| how == "own-client") {
+        rm.make_client()?;
+        rm.make_device(place.gpu)?;
+    }
+    let got = fill_through(&rm.abi, &rm.ctl, rm.client, rm.device);
+    println!("got_bytes={got} so far");
+    std::io::stdout().flush()?;
+    std::fs::write(format!("{go}.tried"), "")?;
+    wait(false);
+    Ok(got)
+}
+
+/// Opens the driver and sends the descriptors to a message bus at that socket: as the beginning of a message whose
+/// rest never comes, so that the bus keeps them. Lives until it's killed.
+pub(super) fn send_bus(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+    let path = arguments.first().context("send-bus PATH")?;
+    let rm = Rm::start(place)?;
+    let mut stream = connect(path)?;
+    // D-Bus Specification, "Authentication Protocol": user 0, in hexadecimal of its decimal digits.
+    stream.write_all(b"\0AUTH EXTERNAL 30\r\nNEGOTIATE_UNIX_FD\r\n")?;
+    let mut answers = BufReader::new(stream.try_clone()?);
+    for expected in ["OK", "AGREE_UNIX_FD"] {
+        let mut line = String::new();
+        answers.read_line(&mut line)?;
+        ensure!(line.starts_with(expected), "the bus says {line:?}");
+    }
+    stream.write_all(b"BEGIN\r\n")?;
+    // The answer shows that it reads messages now, with their descriptors.
+    stream.write_all(&hello())?;
+    ensure!(answers.read(&mut [0; 1])? == 1, "the bus hangs up");
+    // "Message Format": little endian, a method call, version 1, a body of 8 bytes, serial 2.
+    let head = [IoSlice::new(b"l\x01\0\x01\x08\0\0\0\x02\0\0\0")];
+    let fds = [rm.ctl(), rm.gpu.as_raw_fd()];
+    let beside = [ControlMessage::ScmRights(&fds)];
+    sendmsg::<()>(stream.as_raw_fd(), &head, &beside, MsgFlags::empty(), None)?;
+    reached();
+    println!("sent");
+    std::io::stdout().flush()?;
+    loop {
+        std::thread::sleep(Duration::from_secs(1000));
+    }
 }
 
 /// The structs of the driver behind a descriptor.

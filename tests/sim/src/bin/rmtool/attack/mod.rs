@@ -84,6 +84,8 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("export-reuse", lifetimes::export_reuse),
     ("send-open", lifetimes::send_open),
     ("recv-fd", lifetimes::recv_fd),
+    ("hold-fd", lifetimes::hold_fd),
+    ("send-bus", lifetimes::send_bus),
     ("hide-dup", hiding::by_duplicates),
     ("hide-map", hiding::by_mapping),
     ("hide-slack", hiding::in_slack),

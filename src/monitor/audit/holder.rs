@@ -1,0 +1,93 @@
+//! What becomes of a process outside the container that has one of the container's descriptors. Pure.
+//!
+//! A container can send a descriptor to any process that receives one: to another container's, which asked for it,
+//! or to a program of the host that takes part in nothing, such as a message bus. The first is an accomplice and is
+//! killed. To kill the second would let a container end what programs of the host it likes. So it lives unless the
+//! driver itself shows that it takes memory; otherwise the container has to answer for what it gave away.
+
+/// Why a process outside that has a descriptor of the container's is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    /// The container's clients have memory that nobody asked the monitor for.
+    ContainerMemory,
+    /// The process has memory itself, or could have. It may, where it has a GPU of its own.
+    OwnMemory,
+}
+
+/// What is known of a process outside that has a descriptor of the container's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HolderFacts {
+    /// It is a program of the host: it is in the monitor's pid namespace.
+    pub(crate) is_of_host: bool,
+    /// It has opened files of the driver itself, too.
+    pub(crate) has_own_file: bool,
+    /// The driver shows memory for it.
+    pub(crate) has_memory: bool,
+    /// All processes of the container have ended.
+    pub(crate) container_ended: bool,
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Consequence {
+    /// Nothing.
+    Spared,
+    /// It is killed.
+    Killed,
+    /// It lives, and the container is ended.
+    ContainerEnds,
+}
+
+impl HolderFacts {
+    pub(crate) fn consequence(self, evidence: Evidence) -> Consequence {
+        let takes_memory = self.has_memory && !self.has_own_file;
+        match evidence {
+            _ if self.is_of_host && takes_memory => Consequence::Killed,
+            Evidence::OwnMemory if self.is_of_host || self.has_own_file => Consequence::Spared,
+            Evidence::ContainerMemory if self.is_of_host && self.container_ended => {
+                Consequence::Spared
+            }
+            Evidence::ContainerMemory if self.is_of_host => Consequence::ContainerEnds,
+            Evidence::ContainerMemory | Evidence::OwnMemory => Consequence::Killed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Consequence::{ContainerEnds, Killed, Spared};
+    use super::Evidence::{ContainerMemory, OwnMemory};
+    use super::*;
+
+    const BUS: HolderFacts = HolderFacts {
+        is_of_host: true,
+        has_own_file: false,
+        has_memory: false,
+        container_ended: false,
+    };
+
+    #[test]
+    fn a_program_of_the_host_is_killed_only_for_memory_of_its_own() {
+        assert_eq!(BUS.consequence(OwnMemory), Spared);
+        assert_eq!(BUS.consequence(ContainerMemory), ContainerEnds);
+        let ended = HolderFacts { container_ended: true, ..BUS };
+        assert_eq!(ended.consequence(ContainerMemory), Spared, "there is nothing left to end");
+        for evidence in [OwnMemory, ContainerMemory] {
+            assert_eq!(HolderFacts { has_memory: true, ..BUS }.consequence(evidence), Killed);
+        }
+        // One that opened the driver's files itself may have its memory by these.
+        let uses_gpus = HolderFacts { has_memory: true, has_own_file: true, ..BUS };
+        assert_eq!(uses_gpus.consequence(OwnMemory), Spared);
+        assert_eq!(uses_gpus.consequence(ContainerMemory), ContainerEnds);
+    }
+
+    #[test]
+    fn another_containers_process_is_killed_unless_its_memory_may_be_by_its_own_files() {
+        let other = HolderFacts { is_of_host: false, ..BUS };
+        assert_eq!(other.consequence(OwnMemory), Killed);
+        assert_eq!(other.consequence(ContainerMemory), Killed);
+        let with_gpu = HolderFacts { has_own_file: true, ..other };
+        assert_eq!(with_gpu.consequence(OwnMemory), Spared);
+        assert_eq!(with_gpu.consequence(ContainerMemory), Killed);
+    }
+}

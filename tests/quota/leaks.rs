@@ -1,0 +1,326 @@
+//! Descriptors of a container that programs of the host have: these live on, and the quota outlives the container.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use crate::gated::{FIRST_MIB, Gated, MIB, RMTOOL, got_bytes, rmtool};
+use crate::host::ask;
+use crate::support::{Bundle, PATIENCE, Running, eventually, run_with_timeout, start};
+
+const QUOTA_MIB: u64 = 1000;
+
+/// The key under which the quota of the container `app` stays reserved.
+const LEAKED: &str = "app~app_________";
+
+/// A container that has a directory in common with the host, and runs those words of a shell.
+struct Giver<'a> {
+    gated: &'a Gated,
+    shared: PathBuf,
+    bundle: Bundle,
+}
+
+impl<'a> Giver<'a> {
+    #[track_caller]
+    fn start(gated: &'a Gated, script: &str) -> Self {
+        let shared = gated.host.scratch.directory("shared");
+        let bundle = gated.bundle_with("app", |config| {
+            ask(config, QUOTA_MIB);
+            config["mounts"].as_array_mut().expect("mounts are a list").push(json!({
+                "destination": "/shared", "type": "bind", "source": shared, "options": ["bind", "rw"],
+            }));
+            config["process"]["args"] = json!(["sh", "-c", script]);
+        });
+        let runtime = gated.host.runtime();
+        runtime.create(&bundle).ok();
+        runtime.start(&bundle).ok();
+        Giver { gated, shared, bundle }
+    }
+
+    /// Starts rmtool's attack as a program of the host, on what the container sends.
+    fn outside(&self, attack: &[&str]) -> Running {
+        let mut command = Command::new(rmtool());
+        command.arg("--dev").arg(self.gated.sim.dir().join("dev")).arg("attack");
+        let path = |word: &str| match word.strip_prefix("/shared/") {
+            Some(name) => self.shared.join(name).into_os_string(),
+            None => word.into(),
+        };
+        start(command.args(attack.iter().map(|word| path(word))))
+    }
+
+    /// Waits until a program of the host has the container's descriptors.
+    #[track_caller]
+    fn soon_leaks_to(&self, pid: Pid) {
+        let has = || driver_files(self.gated, pid) > 0;
+        assert!(eventually(has), "{pid} has no descriptor of the driver's");
+    }
+
+    fn set(&self, name: &str) {
+        fs::write(self.shared.join(name), "").expect("a file can be made");
+    }
+
+    fn unset(&self, name: &str) {
+        fs::remove_file(self.shared.join(name)).expect("it is there");
+    }
+
+    #[track_caller]
+    fn delete(&self) {
+        self.gated.host.runtime().delete(&self.bundle).ok();
+    }
+}
+
+/// How many files of the simulated driver a process has open.
+fn driver_files(gated: &Gated, pid: Pid) -> usize {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let names = ["nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"];
+    let nodes = names.map(|name| fs::metadata(gated.sim.dir().join("dev").join(name)).ok());
+    let identity = |meta: &fs::Metadata| (meta.ino(), meta.dev());
+    let nodes: Vec<_> = nodes.iter().flatten().map(identity).collect();
+    files
+        .filter_map(|file| fs::metadata(file.path()).ok())
+        .filter(|meta| nodes.contains(&identity(meta)))
+        .count()
+}
+
+/// That the quota of the container, which is gone, stays reserved for that program, and its id can be used again.
+#[track_caller]
+fn is_reserved_for(gated: &Gated, pid: Pid, program: &str) {
+    let log = gated.host.log();
+    assert!(gated.host.registered().contains(LEAKED), "{:?}\n{log}", gated.host.ps());
+    let row = gated.host.container(LEAKED);
+    assert_eq!(row["state"], "leaked", "{row}");
+    let holders = row["leaked_to"].as_array().cloned().unwrap_or_default();
+    assert_eq!(holders, [json!({"pid": pid.as_raw(), "name": program})], "{row}");
+    let shown = gated.host.cgpu(&["ps"]).ok().stdout;
+    let note = format!("its quota stays reserved: {program} (process {pid}) has a descriptor");
+    assert!(shown.contains(&note), "{shown}");
+    let runtime = gated.host.runtime();
+    let all = gated.bundle("all", FIRST_MIB, &["true"]);
+    let refused = runtime.create(&all).exits(1);
+    assert!(refused.stderr.contains(LEAKED), "{refused}");
+    let again = gated.run("app", FIRST_MIB - QUOTA_MIB, &[RMTOOL, "fill"]).ok();
+    assert_eq!(got_bytes(&again), (FIRST_MIB - QUOTA_MIB) * MIB, "{again}");
+    assert_eq!(gated.host.container(LEAKED)["state"], "leaked");
+    // The container that would be changed is gone.
+    let set = gated.host.cgpu(&["set", LEAKED, "--memory", "900"]).exits(1);
+    assert!(set.stderr.contains("no registered container"), "{set}");
+}
+
+/// Events of that kind.
+fn events(gated: &Gated, kind: &str) -> Vec<Value> {
+    let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
+    let all = told.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    all.filter(|event| event["kind"] == kind).collect()
+}
+
+const SEND: &str = "exec /rmtool attack send-fd /shared/s";
+const SEND_AND_LIVE: &str = "/rmtool attack send-fd /shared/s; exec sleep 1000";
+
+#[test]
+fn who_holds_a_descriptor_until_the_containers_end_and_allocates_then_gets_nothing() {
+    let mut gated = Gated::new();
+    for over_crun in [false, true] {
+        if over_crun {
+            gated.over_crun();
+        }
+        let giver = Giver::start(&gated, SEND);
+        let mut holder = giver.outside(&["hold-fd", "/shared/s", "/shared/go"]);
+        giver.soon_leaks_to(holder.pid());
+        giver.delete();
+        is_reserved_for(&gated, holder.pid(), "rmtool");
+        gated.sim.forget_peaks();
+        giver.set("go");
+        let tried = || giver.shared.join("go.tried").exists();
+        assert!(eventually(tried) && !holder.has_ended(), "{}", gated.host.log());
+        assert_eq!(gated.host.container(LEAKED)["state"], "leaked");
+        giver.unset("go");
+        let ended = holder.end(PATIENCE).ok();
+        assert!(ended.has_line("got_bytes=0"), "{ended}");
+        giver.unset("go.tried");
+        assert_eq!(gated.sim.state().gpus[0].peak_bytes, 0, "{ended}\n{}", gated.host.log());
+        gated.soon_is_empty();
+        let leaked = events(&gated, "leaked");
+        assert_eq!(leaked.len(), 1 + usize::from(over_crun), "{leaked:#?}");
+        assert_eq!((&leaked[0]["id"], &leaked[0]["program"]), (&json!("app"), &json!("rmtool")));
+        let removed = events(&gated, "removed");
+        let last = removed.iter().rfind(|event| event["reason"].is_string()).expect("a reason");
+        assert_eq!(last["id"], "app");
+        gated.host.whole_gpu_can_be_had("whole");
+        gated.soon_is_empty();
+    }
+}
+
+/// By a client of its own the memory is the program's, and the driver says so.
+#[test]
+fn who_then_makes_a_client_of_its_own_is_killed() {
+    let gated = Gated::new();
+    let giver = Giver::start(&gated, SEND);
+    let holder = giver.outside(&["hold-fd", "/shared/s", "/shared/go", "own-client"]);
+    giver.soon_leaks_to(holder.pid());
+    giver.delete();
+    is_reserved_for(&gated, holder.pid(), "rmtool");
+    giver.set("go");
+    let ended = holder.end(PATIENCE);
+    assert_eq!(ended.status.code(), None, "{ended}\n{}", gated.host.log());
+    assert!(ended.stdout.contains("got_bytes="), "it had some before: {ended}");
+    gated.soon_is_empty();
+    assert!(eventually(|| events(&gated, "killed").len() == 1), "{}", gated.host.log());
+}
+
+/// What it does with the container's own client is the container's: which gave it away.
+#[test]
+fn a_container_whose_client_a_program_of_the_host_allocates_by_is_ended() {
+    let gated = Gated::new();
+    let giver = Giver::start(&gated, SEND_AND_LIVE);
+    let neighbour = gated.sleeping("neighbour", 100);
+    let mut innocent = gated.start(&neighbour, &["hold", "100MiB"]);
+    gated.soon_uses(100);
+    let mut taker = giver.outside(&["recv-fd", "/shared/s", "1000"]);
+    let state = || gated.host.runtime().call(&["state", "app"]).ok().json()["status"].clone();
+    assert!(eventually(|| state() == "stopped"), "{}", gated.host.log());
+    let told = || events(&gated, "leaked");
+    assert!(eventually(|| !told().is_empty()));
+    let event = told().remove(0);
+    let reason = event["reason"].as_str().unwrap_or_default().to_owned();
+    assert!(reason.contains("the container was ended"), "{event}");
+    assert_eq!(event["pid"], taker.pid().as_raw());
+    // What it took goes with the container's client, and the quota stays.
+    gated.soon_uses(100);
+    assert!(!taker.has_ended(), "{}", gated.host.log());
+    giver.delete();
+    let row = gated.host.container(LEAKED);
+    assert_eq!((&row["state"], &row["leaked_to"][0]["name"]), (&json!("leaked"), &json!("rmtool")));
+    assert_eq!(innocent.try_wait().expect("a child of ours"), None);
+    taker.kill();
+    let _ = taker.end(PATIENCE);
+    gated.host.runtime().delete(&neighbour).ok();
+    let _ = innocent.wait();
+    gated.soon_is_empty();
+}
+
+#[test]
+fn a_program_of_the_host_that_takes_memory_of_its_own_is_killed_and_the_container_lives() {
+    let gated = Gated::new();
+    let giver = Giver::start(&gated, SEND_AND_LIVE);
+    let taker = giver.outside(&["recv-fd", "/shared/s", "1000", "own-client"]);
+    let ended = taker.end(PATIENCE);
+    assert_eq!(ended.status.code(), None, "{ended}\n{}", gated.host.log());
+    gated.soon_uses(0);
+    gated.fills(&giver.bundle, QUOTA_MIB);
+    giver.delete();
+    gated.soon_is_empty();
+}
+
+/// The message bus of a host, as its package brings it.
+struct Bus(Running);
+
+impl Bus {
+    #[track_caller]
+    fn start(gated: &Gated, shared: &std::path::Path) -> Self {
+        let configuration = format!(
+            "<!DOCTYPE busconfig PUBLIC \"-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN\" \
+             \"http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd\">\
+             <busconfig><type>system</type><listen>unix:path={}</listen><auth>EXTERNAL</auth>\
+             <policy context=\"default\"><allow send_destination=\"*\" eavesdrop=\"true\"/>\
+             <allow eavesdrop=\"true\"/><allow own=\"*\"/><allow user=\"*\"/></policy></busconfig>",
+            shared.join("bus").display()
+        );
+        let file = gated.host.scratch.file("bus.conf", &configuration);
+        let mut command = Command::new("dbus-daemon");
+        command.arg("--nofork").arg("--nopidfile").arg("--nosyslog").arg("--config-file").arg(file);
+        let bus = start(&mut command);
+        assert!(eventually(|| shared.join("bus").exists()), "the bus doesn't listen");
+        Bus(bus)
+    }
+
+    /// Asks it for its id, as any program of the host may.
+    fn answers(shared: &std::path::Path) -> bool {
+        const ASK: &str = "import socket, sys\n\
+            bus = socket.socket(socket.AF_UNIX)\n\
+            bus.settimeout(20)\n\
+            bus.connect(sys.argv[1])\n\
+            bus.sendall(b'\\0AUTH EXTERNAL 30\\r\\n')\n\
+            print(bus.recv(100).decode())\n";
+        let mut command = Command::new("python3");
+        command.args(["-c", ASK]).arg(shared.join("bus"));
+        run_with_timeout(&mut command, PATIENCE).stdout.starts_with("OK ")
+    }
+}
+
+impl Drop for Bus {
+    fn drop(&mut self) {
+        self.0.kill();
+    }
+}
+
+#[test]
+fn a_message_bus_that_was_sent_a_descriptor_lives_on_and_the_quota_stays_reserved() {
+    let gated = Gated::new();
+    let shared = gated.host.scratch.directory("shared");
+    let mut bus = Bus::start(&gated, &shared);
+    let giver = Giver::start(&gated, "exec /rmtool attack send-bus /shared/bus");
+    giver.soon_leaks_to(bus.0.pid());
+    // While the container lives nothing is taken, and nothing happens. The one who sent is another's way to it.
+    gated.fills(&giver.bundle, QUOTA_MIB);
+    assert!(Bus::answers(&shared));
+    // The bus closes what it was sent when its sender hangs up: somebody else has to hold its connection.
+    let connection = duplicate_bus_connection(&gated);
+    gated.host.runtime().kill(&giver.bundle, "KILL").ok();
+    giver.delete();
+    is_reserved_for(&gated, bus.0.pid(), "dbus-daemon");
+    assert!(!bus.0.has_ended() && Bus::answers(&shared), "{}", gated.host.log());
+    drop(connection);
+    gated.soon_is_empty();
+    assert!(!bus.0.has_ended() && Bus::answers(&shared), "{}", gated.host.log());
+}
+
+/// A duplicate of the container's connection to the bus, as of a descriptor that was sent on.
+fn duplicate_bus_connection(gated: &Gated) -> std::os::fd::OwnedFd {
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    let state = gated.host.runtime().call(&["state", "app"]).ok().json();
+    let init = i32::try_from(state["pid"].as_i64().expect("a pid")).expect("a pid");
+    let pid = rustix::process::Pid::from_raw(init).expect("a pid");
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("it lives");
+    let mut files = fs::read_dir(format!("/proc/{init}/fd")).expect("it lives").flatten();
+    let found = files.find_map(|file| {
+        let target = fs::read_link(file.path()).ok()?;
+        let is_socket = target.to_str()?.starts_with("socket:");
+        is_socket.then(|| file.file_name().to_str()?.parse::<i32>().ok()).flatten()
+    });
+    let number = found.expect("it is connected");
+    pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty()).expect("it is there")
+}
+
+/// Two programs, of which one ends: the quota stays for the other.
+#[test]
+fn the_quota_is_released_when_the_last_program_has_ended_though_the_worker_was_told_of_each() {
+    let gated = Gated::new();
+    let giver = Giver::start(
+        &gated,
+        "/rmtool attack send-fd /shared/s; exec /rmtool attack send-open /shared/t",
+    );
+    let mut first = giver.outside(&["hold-fd", "/shared/s", "/shared/go"]);
+    giver.soon_leaks_to(first.pid());
+    let mut second = giver.outside(&["hold-fd", "/shared/t", "/shared/go"]);
+    giver.soon_leaks_to(second.pid());
+    giver.delete();
+    let holders = || {
+        let row = gated.host.container(LEAKED);
+        row["leaked_to"].as_array().map_or(0, Vec::len)
+    };
+    assert!(eventually(|| holders() == 2), "{:?}", gated.host.ps());
+    kill(first.pid(), Signal::SIGKILL).expect("it lives");
+    assert!(eventually(|| first.has_ended() && holders() == 1), "{:?}", gated.host.ps());
+    // Longer than the monitor waits where nobody is found.
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(holders(), 1);
+    second.kill();
+    let _ = second.end(PATIENCE);
+    gated.soon_is_empty();
+}
