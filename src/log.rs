@@ -99,6 +99,20 @@ fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
     how.append(true).mode(0o640).custom_flags(flags.bits()).open(path)
 }
 
+/// Opens a log to read it: a regular file, and no link, for the same reason.
+///
+/// # Errors
+///
+/// Where it can't be opened, or is something else.
+pub fn open_to_read(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOFOLLOW;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::other("it is no regular file")),
+    }
+}
+
 /// Connects to journald's socket, and says nothing there.
 ///
 /// # Errors
@@ -158,6 +172,11 @@ mod tests {
         symlink(at("old.log"), at("link")).unwrap();
         assert!(is_writable(&at("link")).unwrap_err().contains("symbolic link"));
         assert!(open(&at("link"), OpenOptions::new().create(true)).is_err());
+        // What is read is no link either, and nothing to wait for.
+        for (name, problem) in [("link", "symbolic link"), ("pipe", "no regular file")] {
+            assert!(open_to_read(&at(name)).unwrap_err().to_string().contains(problem), "{name}");
+        }
+        assert!(open_to_read(&at("old.log")).is_ok());
         fs::write(at("file"), "").unwrap();
         assert!(is_writable(&at("file/log")).unwrap_err().contains("Not a directory"));
     }

@@ -4,7 +4,7 @@
 //! journald's, `journalctl` prints them. Where no log is kept, the container's events are shown, which
 //! say the same.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufRead, BufReader, Cursor, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -80,7 +80,8 @@ fn with_rotated(path: &Path) -> Vec<PathBuf> {
 
 /// A file of the log; gzip unpacks what is packed.
 fn opened(path: &Path) -> Result<Box<dyn BufRead>> {
-    let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let file =
+        log::open_to_read(path).with_context(|| format!("cannot read {}", path.display()))?;
     if path.extension().is_none_or(|extension| extension != "gz") {
         return Ok(Box::new(BufReader::new(file)));
     }
