@@ -45,6 +45,9 @@ const MOST_CHANGED_LOOKS: u32 = 1;
 /// How long descriptors are searched for after memory was found that nobody asked the monitor for.
 const SUSPICION: Duration = Duration::from_secs(3);
 
+/// The most programs of the host of which the log is told.
+const MOST_TOLD: usize = 256;
+
 /// The driver's files that an outside process has open.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Descriptors {
@@ -228,7 +231,10 @@ impl EscapeSearch {
     /// Tells once of each program of the host that has a descriptor of a container that has ended.
     fn tell_holders(&self, holders: &[Holder]) {
         for holder in holders {
-            if self.found.lock().told_holders.insert(holder.pid) {
+            let mut found = self.found.lock();
+            let has_room = found.told_holders.len() < MOST_TOLD;
+            if has_room && found.told_holders.insert(holder.pid) {
+                drop(found);
                 let event = described(Event::leaked(), holder.pid);
                 self.state.log.tell_leaked(event);
             }

@@ -128,14 +128,17 @@ impl Processes {
     /// Ends all processes of the container.
     pub(crate) fn kill_all(&self) {
         let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
+        let callers = self.state.books().processes.clone();
         for pid in self.container_pids().into_iter().filter(|pid| !kept.contains(pid)) {
-            // The pidfd is opened before the process is asked again, so that the signal reaches nobody else.
+            // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
             let Ok(pidfd) = process::pidfd(pid.cast_signed()) else { continue };
             let namespace = mount_namespace(pid.cast_signed());
             let is_inside = namespace.is_some_and(|(_, inode)| self.is_in_container(pid, inode));
-            if is_inside || self.caller_pids().contains(&pid) {
-                let _ = pidfd_send_signal(pidfd, Signal::KILL);
+            // A caller's pid may be another process's by now.
+            let now = ProcessId::of(pid.cast_signed()).map(Process::from);
+            if is_inside || now.is_some_and(|now| callers.contains(&now)) {
                 self.state.count_killed();
+                let _ = pidfd_send_signal(pidfd, Signal::KILL);
             }
         }
     }
