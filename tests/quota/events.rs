@@ -327,19 +327,20 @@ fn the_log_can_be_journald_s_or_standard_error() {
     let set = |how: &[&str]| {
         let mut command = Command::new(how[0]);
         command.args(&how[1..]).arg(cgpu).arg("--config").arg(&config);
-        run_with_timeout(command.args(["set", "app", "--memory", "700"]), PATIENCE).ok()
+        // Of a quota the monitor tells.
+        run_with_timeout(command.args(["set", "app", "--weight", "2"]), PATIENCE).ok()
     };
     set(&["unshare", "-m", "sh", "-c", script, socket.to_str().unwrap()]);
     let mut bytes = [0; 4096];
     let count = journald.recv(&mut bytes).unwrap();
     let text = String::from_utf8_lossy(&bytes[..count]).into_owned();
-    assert!(text.starts_with("MESSAGE=changed: the quota on GPU 0 is 700 MiB"), "{text}");
+    assert!(text.starts_with("MESSAGE=changed: the weight is 2"), "{text}");
     assert!(text.contains("\nPRIORITY=6\n") && text.contains("\nCGPU_ID=app\n"), "{text}");
     gated.host.set("log", "stderr");
     let said = set(&["env"]);
-    assert!(said.stderr.contains(" INFO changed: the quota on GPU 0 is 700 MiB"), "{said}");
+    assert!(said.stderr.contains(" INFO changed: the weight is 2"), "{said}");
     let shown = gated.host.cgpu(&["logs", "app"]).ok();
-    assert_eq!(shown.stdout.matches("changed: the quota").count(), 2, "{shown}");
+    assert_eq!(shown.stdout.matches("changed: the weight").count(), 2, "{shown}");
     gated.host.set("log", "journal");
     let refused = gated.host.cgpu(&["ps"]).exits(1);
     let sentence = "log = \"journal\": must be an absolute path, journald, stderr, or empty";
