@@ -40,8 +40,9 @@ const LONGEST_NAME: usize = 60;
 pub const UNDONE: &str = "a container that has failed or ended is still registered: the next create \
     tries again, and `cgpu gc` does now";
 
-/// Why a quota is released that was reserved after its container's end.
-const NOTHING_LEAKED: &str = "no program of the host has a descriptor of it any more";
+/// Why a quota is released that was reserved after its container's end: no program has a way to its memory any more, or
+/// the monitor was ended.
+const NO_MONITOR: &str = "the monitor of what it left has ended";
 
 /// How long a container that was killed takes to be gone, and its monitor to search what it has left.
 const END_PATIENCE: Duration = Duration::from_secs(2);
@@ -94,7 +95,7 @@ impl Host {
     pub fn would_admit(&self, plan: &Plan, dir: &Path) -> Result<(), AdmissionError> {
         let registry = self.look_at_registry()?;
         let living = registry.living()?;
-        let others = living.iter().filter(|record| record.bundle != dir);
+        let others = living.iter().filter(|record| record.bundle != dir || record.is_leaked());
         let holdings: Vec<_> = others.map(Record::holding).collect();
         plan::admit(plan, &holdings, &self.limits(&registry)?)
             .map_err(|refusal| named(refusal, &registry))
@@ -232,7 +233,7 @@ impl Host {
                 let Key { id, root } = old.key.clone();
                 Err(RegistryError::InUse { id, root, by }.into())
             }
-            _ => match self.isolation(old.plan.backend).leftover(&old.short_id, Duration::ZERO) {
+            _ => match self.isolation(old.plan.backend).leftover(&old.short_id, COLLECT_PATIENCE) {
                 Leftover::WatchedBy(monitor) => self.keep_leaked(locked, old, monitor),
                 Leftover::Nothing | Leftover::Unknown => {
                     self.end(locked, old, Some("its container is made anew"))
@@ -338,7 +339,7 @@ impl Host {
     /// Where something is left; the record then stays, and is collected later.
     pub fn release(&self, key: &Key) -> Result<bool, AdmissionError> {
         let registry = self.registry()?;
-        let leftover = self.leftover(&registry, key)?;
+        let leftover = self.leftover(&registry, key, None)?;
         let mut locked = registry.lock()?;
         let Some(record) = locked.find(key)? else { return Ok(false) };
         self.end_or_keep(&mut locked, &record, &leftover)?;
@@ -359,15 +360,20 @@ impl Host {
     }
 
     /// What is left of the container under `key`, and its short id: asked before the registry is locked, since its
-    /// monitor may take its time.
+    /// monitor may take its time. `caller` is the runtime whose hook asks, if one does.
     fn leftover(
         &self,
         registry: &Registry,
         key: &Key,
+        caller: Option<i32>,
     ) -> Result<Option<(String, Leftover)>, AdmissionError> {
         let record = registry.find(key)?;
-        Ok(record.map(|Record { short_id, plan, .. }| {
-            let leftover = self.isolation(plan.backend).leftover(&short_id, END_PATIENCE);
+        Ok(record.map(|Record { short_id, plan, holder, .. }| {
+            // The runtime that makes a container (`run`, or a create that failed) is behind its filter itself, so that
+            // the monitor sees no end before the hook's.
+            let is_maker = holder.process().is_some_and(|by| Some(by.pid) == caller);
+            let patience = if is_maker { Duration::ZERO } else { END_PATIENCE };
+            let leftover = self.isolation(plan.backend).leftover(&short_id, patience);
             (short_id, leftover)
         }))
     }
@@ -516,11 +522,11 @@ impl Host {
         if let Some(own) = ProcessId::own() {
             let mut locked = registry.lock()?;
             if let Some(leaked) = locked.find_leaked(own)? {
-                self.end(&mut locked, &leaked, Some(NOTHING_LEAKED))?;
+                self.end(&mut locked, &leaked, Some(NO_MONITOR))?;
                 return Ok(true);
             }
         }
-        let leftover = self.leftover(&registry, key)?;
+        let leftover = self.leftover(&registry, key, Some(caller))?;
         let deadline = Instant::now() + END_PATIENCE;
         loop {
             let mut locked = registry.lock()?;

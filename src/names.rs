@@ -202,6 +202,15 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 ///
 /// Where none is meant, or more than one.
 pub fn chosen(word: &str, records: Vec<Record>) -> Result<Record, RegistryError> {
+    // One that has ended has the name of its successor, and the beginning of its id.
+    let (leaked, living): (Vec<_>, Vec<_>) = records.into_iter().partition(Record::is_leaked);
+    match chosen_of(word, living) {
+        Err(RegistryError::Unknown { .. }) => chosen_of(word, leaked),
+        found => found,
+    }
+}
+
+fn chosen_of(word: &str, records: Vec<Record>) -> Result<Record, RegistryError> {
     let mut names = None;
     let found = {
         let ids: Vec<&str> = records.iter().map(|record| record.key.id.as_str()).collect();

@@ -495,6 +495,7 @@ impl Isolation for Gate {
     fn leftover(&self, short_id: &str, patience: Duration) -> Leftover {
         let place = self.place(short_id);
         let until = Instant::now() + patience;
+        let mut still = Leftover::Unknown;
         loop {
             // A keeper that ends by itself becomes the hook that asks this.
             let others = |keeper: &ProcessId| keeper.pid.cast_unsigned() != std::process::id();
@@ -512,7 +513,8 @@ impl Isolation for Gate {
                     Some(End::Over { .. }) => return Leftover::WatchedBy(keeper),
                     // A monitor of an earlier version doesn't say so.
                     None => return Leftover::Unknown,
-                    Some(End::NotYet | End::Searching) => {}
+                    // It says when it has ended.
+                    Some(End::NotYet | End::Searching) => still = Leftover::WatchedBy(keeper),
                 },
                 // It has closed its sockets, and is about to end.
                 _ if !patience.is_zero() && !is_listening(&place.control()) => {
@@ -521,7 +523,7 @@ impl Isolation for Gate {
                 _ => {}
             }
             if left.is_zero() {
-                return Leftover::Unknown;
+                return if patience.is_zero() { Leftover::Unknown } else { still };
             }
             std::thread::sleep(END_PAUSE.min(left));
         }

@@ -94,9 +94,10 @@ pub struct Observed {
 pub enum Leftover {
     /// Nothing that its isolation has to wait for.
     Nothing,
-    /// A program of the host has a way to its memory, and this monitor of it stays as long as that is so.
+    /// A program of the host has a way to its memory, or that isn't known yet. This monitor of it stays as long as that
+    /// is so.
     WatchedBy(ProcessId),
-    /// Its monitor didn't say so in time.
+    /// Its monitor doesn't answer.
     Unknown,
 }
 

@@ -101,7 +101,7 @@ pub(super) fn registered(host: &Host, word: Option<&str>) -> Result<Option<Strin
     let Some(word) = word else { return Ok(None) };
     // More than one is no error here: the events of all are shown.
     let chosen = names::chosen(word, registry.living()?).ok();
-    Ok(chosen.map(|record| record.key.id))
+    Ok(chosen.map(|record| record.container_id().to_owned()))
 }
 
 /// All events, and who reads on.

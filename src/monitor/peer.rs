@@ -91,7 +91,7 @@ fn container_of(pid: i32, state_dir: &Path) -> Result<Option<String>, String> {
         origin.add_process(namespace_of_init, cgroup_of_init.as_deref());
         origin.has_process(namespace, &cgroup)
     };
-    let inits = records.into_iter().filter_map(|record| Some((record.holder.process()?, record)));
+    let inits = records.into_iter().filter_map(|record| Some((record.holder.init()?, record)));
     let found = inits.filter(|(init, _)| init.alive()).find(|(init, _)| is_its(*init));
     Ok(found.map(|(_, record)| record.key.id))
 }

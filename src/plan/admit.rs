@@ -21,6 +21,16 @@ pub struct Holding {
     pub high_priority: bool,
 }
 
+/// Between the id and the short id of a container that has ended and whose quota stays reserved. No engine's id has it.
+pub(crate) const LEAKED_MARK: char = '~';
+
+impl Holding {
+    /// Whether the container has ended, and its memory stays reserved.
+    fn is_ended(&self) -> bool {
+        self.id.contains(LEAKED_MARK)
+    }
+}
+
 /// How much may be promised on each GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
@@ -275,7 +285,8 @@ fn admit_gpu<'a>(
             Some(Some(bytes)) => {
                 held_bytes = held_bytes.saturating_add(bytes);
                 weight = weight.saturating_add(holding.weight);
-                sharing += 1;
+                // One that has ended takes memory, and no place.
+                sharing += usize::from(!holding.is_ended());
             }
             Some(None) => whole += 1,
             None => {}
@@ -482,6 +493,16 @@ mod tests {
             "GPU 0 (GPU-0) has weight 1 of 2 left, this container asks for 2; held by a: 1 MiB; \
              lower ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
         );
+    }
+
+    #[test]
+    fn what_has_ended_takes_memory_and_no_place() {
+        let limits = Limits { max_inst: 1, ..LIMITS };
+        let ended = holding("a~a___________", 0, Some(1), 0);
+        assert_eq!(admit(&plan(&[(0, Some(1))], 1), [&ended].into_iter(), &limits), Ok(()));
+        let all = holding("b~b___________", 0, Some(1 << 30), 0);
+        let refused = refused(&plan(&[(0, Some(1))], 1), &[all], &limits);
+        assert!(refused.contains("held by b~b___________"), "{refused}");
     }
 
     #[test]

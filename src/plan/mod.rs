@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::bytes_to_mib;
 
+pub(crate) use admit::LEAKED_MARK;
 pub use admit::{Holders, Holding, Limits, Refusal, admit, unheld};
 pub use change::{Change, ChangeError};
 pub use gpu::{

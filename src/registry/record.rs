@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Holding, Plan};
+use crate::plan::{Holding, LEAKED_MARK, Plan};
 use crate::process::ProcessId;
 
 /// What tells containers apart: an id is unique within its runtime's root only.
@@ -75,6 +75,18 @@ pub enum Holder {
 }
 
 impl Holder {
+    /// The container's first process, where it is known: not the runtime that makes it, nor its monitor.
+    #[must_use]
+    pub fn init(&self) -> Option<ProcessId> {
+        match self {
+            Holder::Active { init } => *init,
+            Holder::Reserved { .. }
+            | Holder::Launched { .. }
+            | Holder::Announced { .. }
+            | Holder::Leaked { .. } => None,
+        }
+    }
+
     /// The process that must live.
     #[must_use]
     pub fn process(&self) -> Option<ProcessId> {
@@ -133,9 +145,6 @@ impl Record {
         leaked.map_or(id, |(id, _)| id)
     }
 }
-
-/// Between a container's id and its short id, in the key of one that has ended. No engine's id has it.
-const LEAKED_MARK: char = '~';
 
 impl Key {
     /// The key under which the quota of a container that has ended stays reserved: its engine may use the id again.

@@ -97,7 +97,10 @@ impl Found {
             container.mode == Mode::Shared && share.gpu.memory_limit_bytes.is_some()
         };
         let shared = on_it().filter(is_shared).count();
-        let weights: u32 = on_it().filter(is_shared).map(|(container, _)| container.weight).sum();
+        let lives = |(container, _): &(&ContainerFigures, _)| container.state != State::Leaked;
+        let weights =
+            on_it().filter(is_shared).filter(lives).map(|(container, _)| container.weight);
+        let weights: u32 = weights.sum();
         let rules = self.rules.get(&gpu.uuid);
         let driver = self.driver.gpus.iter().find(|figures| figures.uuid == gpu.uuid);
         let in_containers = || on_it().map(|(_, share)| share.memory_used_bytes).sum();

@@ -222,7 +222,7 @@ fn owners(containers: &[FoundContainer], driver: &DriverFigures) -> HashMap<i32,
     let firsts: Vec<(&str, String)> = containers
         .iter()
         .filter_map(|container| {
-            let first = container.record.holder.process()?;
+            let first = container.record.holder.init()?;
             Some((container.record.short_id.as_str(), self::cgroups(first.pid)?))
         })
         .collect();

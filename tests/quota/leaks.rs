@@ -95,8 +95,10 @@ fn is_reserved_for(gated: &Gated, pid: Pid, program: &str) {
     assert!(gated.host.registered().contains(LEAKED), "{:?}\n{log}", gated.host.ps());
     let row = gated.host.container(LEAKED);
     assert_eq!(row["state"], "leaked", "{row}");
-    let holders = row["leaked_to"].as_array().cloned().unwrap_or_default();
-    assert_eq!(holders, [json!({"pid": pid.as_raw(), "name": program})], "{row}");
+    // A search of a busy host takes longer than a delete waits.
+    let holders = || gated.host.container(LEAKED)["leaked_to"].clone();
+    let expected = json!([{"pid": pid.as_raw(), "name": program}]);
+    assert!(eventually(|| holders() == expected), "{:?}\n{}", holders(), gated.host.log());
     let shown = gated.host.cgpu(&["ps"]).ok().stdout;
     let note = format!("its quota stays reserved: {program} (process {pid}) has a descriptor");
     assert!(shown.contains(&note), "{shown}");
@@ -194,8 +196,8 @@ fn a_container_whose_client_a_program_of_the_host_allocates_by_is_ended() {
     gated.soon_uses(100);
     assert!(!taker.has_ended(), "{}", gated.host.log());
     giver.delete();
-    let row = gated.host.container(LEAKED);
-    assert_eq!((&row["state"], &row["leaked_to"][0]["name"]), (&json!("leaked"), &json!("rmtool")));
+    let holder = || gated.host.container(LEAKED)["leaked_to"][0]["name"].clone();
+    assert!(eventually(|| holder() == "rmtool"), "{:?}", gated.host.ps());
     assert_eq!(innocent.try_wait().expect("a child of ours"), None);
     taker.kill();
     let _ = taker.end(PATIENCE);
@@ -214,6 +216,43 @@ fn a_program_of_the_host_that_takes_memory_of_its_own_is_killed_and_the_containe
     gated.soon_uses(0);
     gated.fills(&giver.bundle, QUOTA_MIB);
     giver.delete();
+    gated.soon_is_empty();
+}
+
+/// Memory by a client whose maker has ended shows for no living process: the container has to answer for it.
+#[test]
+fn a_container_is_ended_for_memory_that_an_heir_takes_by_what_it_gave_away() {
+    let gated = Gated::new();
+    let giver = Giver::start(&gated, SEND_AND_LIVE);
+    let maker = giver.outside(&["recv-fd", "/shared/s", "1000", "heir"]);
+    let _ = maker.end(PATIENCE).ok();
+    let state = || gated.host.runtime().call(&["state", "app"]).ok().json()["status"].clone();
+    assert!(eventually(|| state() == "stopped"), "{}", gated.host.log());
+    assert!(eventually(|| events(&gated, "leaked").len() == 1), "{}", gated.host.log());
+    giver.delete();
+    assert_eq!(gated.host.container(LEAKED)["state"], "leaked");
+    let socket = giver.shared.join("s").display().to_string();
+    let is_heir = |pid: &i32| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.contains(&socket)
+    };
+    let all = procfs::process::all_processes().expect("/proc can be read");
+    let mut heirs = all.flatten().map(|process| process.pid).filter(is_heir);
+    let heir = heirs.next().expect("it lives on");
+    kill(Pid::from_raw(heir), Signal::SIGKILL).expect("it lives on");
+    gated.soon_is_empty();
+}
+
+/// `run` is behind the container's filter itself, and so is the hook that it calls: nobody waits for an end that comes
+/// after them.
+#[test]
+fn a_run_that_leaks_nothing_leaves_nothing() {
+    let gated = Gated::new();
+    for _ in 0..3 {
+        let filled = gated.run("app", QUOTA_MIB, &[RMTOOL, "fill"]).ok();
+        assert_eq!(got_bytes(&filled), QUOTA_MIB * MIB);
+        assert_eq!(gated.host.ps(), Vec::<Value>::new(), "{}", gated.host.log());
+    }
     gated.soon_is_empty();
 }
 

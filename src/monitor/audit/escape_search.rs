@@ -23,7 +23,7 @@ use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
 use crate::monitor::processes::{Processes, all_pids, is_of_host, mounts};
 use crate::monitor::state::ContainerState;
-use crate::process::{ProcStatus, pidfd, told};
+use crate::process::{ProcStatus, ProcessId, pidfd, told};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);
@@ -129,7 +129,8 @@ impl EscapeSearch {
         }
         let (suspicious, lingering, searched) = {
             let found = self.found.lock();
-            let lingering = origins.has_dead_pid(|pid| found.figures.contains_key(&pid));
+            let is_shown = |pid| found.figures.contains_key(&pid);
+            let lingering = origins.has_unused_dead_pid(is_shown);
             (found.suspicion.is_some_and(|until| now < until), lingering, found.searched)
         };
         let since = searched.map_or(Duration::MAX, |searched| now - searched);
@@ -167,7 +168,8 @@ impl EscapeSearch {
         let grown =
             figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
         for (pid, _) in grown {
-            if dead_pids.contains(pid) {
+            // Another process may have the number by now.
+            if dead_pids.contains(pid) && ProcessId::is_nobodys(pid.cast_signed()) {
                 self.suspect();
             }
             self.meet_running(*pid, callers, Evidence::OwnMemory);
@@ -182,7 +184,7 @@ impl EscapeSearch {
         let known = found.unexplained;
         drop(found);
         if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {
-            self.search_running(callers, Evidence::OwnMemory);
+            self.search_running(callers, Evidence::Unexplained);
         } else if known.is_some_and(|known| known <= unexplained) {
             return;
         }

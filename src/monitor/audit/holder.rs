@@ -12,6 +12,8 @@ pub(crate) enum Evidence {
     ContainerMemory,
     /// The process has memory itself, or could have. It may, where it has a GPU of its own.
     OwnMemory,
+    /// Memory is in use that no living process is known to have: that of a client whose maker is dead, perhaps.
+    Unexplained,
 }
 
 /// What is known of a process outside that has a descriptor of the container's.
@@ -43,12 +45,11 @@ impl HolderFacts {
         let takes_memory = self.has_memory && !self.has_own_file;
         match evidence {
             _ if self.is_of_host && takes_memory => Consequence::Killed,
-            Evidence::OwnMemory if self.is_of_host || self.has_own_file => Consequence::Spared,
-            Evidence::ContainerMemory if self.is_of_host && self.container_ended => {
-                Consequence::Spared
-            }
-            Evidence::ContainerMemory if self.is_of_host => Consequence::ContainerEnds,
-            Evidence::ContainerMemory | Evidence::OwnMemory => Consequence::Killed,
+            Evidence::OwnMemory if self.is_of_host => Consequence::Spared,
+            Evidence::OwnMemory | Evidence::Unexplained if self.has_own_file => Consequence::Spared,
+            _ if self.is_of_host && self.container_ended => Consequence::Spared,
+            _ if self.is_of_host => Consequence::ContainerEnds,
+            _ => Consequence::Killed,
         }
     }
 }
@@ -56,7 +57,7 @@ impl HolderFacts {
 #[cfg(test)]
 mod tests {
     use super::Consequence::{ContainerEnds, Killed, Spared};
-    use super::Evidence::{ContainerMemory, OwnMemory};
+    use super::Evidence::{ContainerMemory, OwnMemory, Unexplained};
     use super::*;
 
     const BUS: HolderFacts = HolderFacts {
@@ -69,25 +70,30 @@ mod tests {
     #[test]
     fn a_program_of_the_host_is_killed_only_for_memory_of_its_own() {
         assert_eq!(BUS.consequence(OwnMemory), Spared);
+        // The memory may be its own, by a client whose maker is dead: the container has to answer for it.
+        assert_eq!(BUS.consequence(Unexplained), ContainerEnds);
         assert_eq!(BUS.consequence(ContainerMemory), ContainerEnds);
         let ended = HolderFacts { container_ended: true, ..BUS };
         assert_eq!(ended.consequence(ContainerMemory), Spared, "there is nothing left to end");
-        for evidence in [OwnMemory, ContainerMemory] {
+        for evidence in [OwnMemory, Unexplained, ContainerMemory] {
             assert_eq!(HolderFacts { has_memory: true, ..BUS }.consequence(evidence), Killed);
         }
         // One that opened the driver's files itself may have its memory by these.
         let uses_gpus = HolderFacts { has_memory: true, has_own_file: true, ..BUS };
         assert_eq!(uses_gpus.consequence(OwnMemory), Spared);
+        assert_eq!(uses_gpus.consequence(Unexplained), Spared);
         assert_eq!(uses_gpus.consequence(ContainerMemory), ContainerEnds);
     }
 
     #[test]
     fn another_containers_process_is_killed_unless_its_memory_may_be_by_its_own_files() {
         let other = HolderFacts { is_of_host: false, ..BUS };
-        assert_eq!(other.consequence(OwnMemory), Killed);
-        assert_eq!(other.consequence(ContainerMemory), Killed);
+        for evidence in [OwnMemory, Unexplained, ContainerMemory] {
+            assert_eq!(other.consequence(evidence), Killed);
+        }
         let with_gpu = HolderFacts { has_own_file: true, ..other };
         assert_eq!(with_gpu.consequence(OwnMemory), Spared);
+        assert_eq!(with_gpu.consequence(Unexplained), Spared);
         assert_eq!(with_gpu.consequence(ContainerMemory), Killed);
     }
 }

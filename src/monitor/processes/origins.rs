@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -148,7 +149,13 @@ impl Origins {
     pub(crate) fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
         let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
         let nodes = &self.state.settings.nodes;
-        entries.filter_map(|entry| mount_at(nodes, &entry.path())).collect()
+        let open = entries.filter_map(|entry| {
+            let place = mount_at(nodes, &entry.path())?;
+            let number = entry.file_name();
+            let info = format!("/proc/{tid}/fdinfo/{}", number.to_string_lossy());
+            reaches_driver(&fs::read_to_string(info).ok()?).then_some(place)
+        });
+        open.collect()
     }
 
     /// Notes that a process of the container's has ended and is forgotten in the books.
@@ -174,9 +181,11 @@ impl Origins {
         !self.dead_pids.lock().is_empty()
     }
 
-    /// Whether the pid of a dead process that called and is forgotten in the books fits `is_wanted`.
-    pub(crate) fn has_dead_pid(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
-        self.dead_pids.lock().iter().any(|pid| is_wanted(*pid))
+    /// Whether the pid of a dead process that called and is forgotten in the books fits `is_wanted`, and no process
+    /// has it now.
+    pub(crate) fn has_unused_dead_pid(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
+        let pids = self.dead_pids.lock();
+        pids.iter().any(|pid| is_wanted(*pid) && ProcessId::is_nobodys(pid.cast_signed()))
     }
 
     /// Pids of the container's dead processes that called and are forgotten in the books.
@@ -228,6 +237,14 @@ pub(crate) fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
     Some((namespace.dev(), namespace.ino()))
 }
 
+/// Whether a descriptor is an open file, by `/proc/PID/fdinfo`, and not a mere place in the file system (`O_PATH`), which
+/// anybody may have of a node that he can't open.
+fn reaches_driver(fdinfo: &str) -> bool {
+    let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & libc::O_PATH == 0)
+}
+
 /// Takes the kernel's note that mounts came or went since `mountinfo` was opened or last asked (proc(5): the kernel
 /// marks a change with an error and a priority event). `true` where the kernel can't be asked.
 fn take_mount_change(mountinfo: &File) -> bool {
@@ -244,4 +261,16 @@ fn open_and_read(path: &str) -> io::Result<(File, String)> {
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     Ok((file, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_in_the_file_system_is_no_open_file() {
+        assert!(reaches_driver("pos:\t0\nflags:\t02100002\nmnt_id:\t24\n"));
+        assert!(!reaches_driver("pos:\t0\nflags:\t010000000\nmnt_id:\t24\n"));
+        assert!(!reaches_driver("pos:\t0\n"));
+    }
 }

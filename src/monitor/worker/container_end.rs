@@ -24,8 +24,8 @@ use crate::monitor::worker::worker_end::WorkerEnd;
 const LAST_SEARCH: Duration = Duration::from_millis(100);
 const CLEAR: Duration = Duration::from_millis(400);
 
-/// How often descriptors are searched while a program of the host has one.
-const SEARCH_WHILE_LEAKED: Duration = Duration::from_secs(1);
+/// How often descriptors are searched while a program of the host has one: that can be for days.
+const SEARCH_WHILE_LEAKED: Duration = Duration::from_secs(5);
 
 /// How often the audit's thread looks whether a search is due.
 const LAST_LOOK: Duration = Duration::from_millis(25);
@@ -95,8 +95,11 @@ impl ContainerEnd {
     /// Removes a listener whose last process has ended, and tells the keeper. For the container's last listener, that
     /// waits until the driver has nothing of the container's any more, and no program has a way to it.
     pub(crate) fn end_listener(self: &Arc<Self>, number: u64) -> io::Result<()> {
+        // What of the end belongs together is one step for the audit's thread.
+        let mut ending = self.ending.lock();
         self.listeners.remove(number);
         if !self.listeners.is_empty() {
+            drop(ending);
             return self.keeper.tell(Notice::Gone { number });
         }
         let origins = &self.parts.processes.origins;
@@ -106,12 +109,12 @@ impl ContainerEnd {
         let is_over = unseen || origins.is_unknown();
         self.parts.state.log.tell_left_out(When::End);
         if is_over {
+            drop(ending);
             self.set_end(End::Over { holders: Vec::new() });
             return self.keeper.tell(Notice::Gone { number });
         }
         // Before the audit's thread can search: what it finds is later.
         self.set_end(End::Searching);
-        let mut ending = self.ending.lock();
         ending.limit = Some(Instant::now() + MOST_WAIT);
         ending.listeners.push(number);
         drop(ending);
@@ -131,7 +134,11 @@ impl ContainerEnd {
             // In a statement of its own: the lock isn't held while this sleeps.
             let limit = self.ending.lock().limit;
             let Some(limit) = limit else { break };
-            let left = limit.saturating_duration_since(Instant::now());
+            let left = match self.is_leaked() {
+                // As long as a program is known, nothing is to be told.
+                true => MOST_WAIT,
+                false => limit.saturating_duration_since(Instant::now()),
+            };
             if left.is_zero() {
                 break;
             }
@@ -148,7 +155,10 @@ impl ContainerEnd {
     }
 
     fn tell_all_gone(&self) {
-        let mut ending = self.ending.lock();
+        self.tell_gone(&mut self.ending.lock());
+    }
+
+    fn tell_gone(&self, ending: &mut Ending) {
         ending.limit = None;
         for number in std::mem::take(&mut ending.listeners) {
             if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
@@ -162,11 +172,13 @@ impl ContainerEnd {
         if !self.is_ending() {
             return;
         }
+        let mut ending = self.ending.lock();
         if !self.listeners.is_empty() {
             // A new listener came after all.
             self.set_end(End::NotYet);
-            return self.tell_all_gone();
+            return self.tell_gone(&mut ending);
         }
+        drop(ending);
         self.parts.exports.clear_all();
         let mut pids = self.parts.processes.origins.unused_dead_pids();
         pids.extend(self.parts.processes.caller_pids());

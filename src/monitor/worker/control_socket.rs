@@ -147,15 +147,13 @@ fn change_limit(parts: &Parts, uuid: &str, limit_bytes: u64, pid: i32) -> Answer
     }
     books.enter(Entry::Limit { gpu, limit_bytes });
     drop(books);
-    if limit_bytes != usage.limit_bytes {
-        let event = Event {
-            gpu: parts.state.settings.gpus.get(gpu).map(|gpu| gpu.index),
-            gpu_uuid: Some(uuid.to_owned()),
-            former_quota_bytes: Some(usage.limit_bytes),
-            quota_bytes: Some(limit_bytes),
-            ..Event::new(Kind::Resized)
-        };
-        parts.state.log.tell_changed(described(event, pid));
-    }
+    let event = Event {
+        gpu: parts.state.settings.gpus.get(gpu).map(|gpu| gpu.index),
+        gpu_uuid: Some(uuid.to_owned()),
+        former_quota_bytes: Some(usage.limit_bytes),
+        quota_bytes: Some(limit_bytes),
+        ..Event::new(Kind::Resized)
+    };
+    parts.state.log.tell_changed(described(event, pid));
     Answer::Done
 }
