@@ -132,6 +132,7 @@ impl AuditThread {
         let was_used = !(awaits_first && processes.origins.is_watched());
         let tick = state.pace(was_used, now).tick;
         let tick = if exports.all.has_any() { tick.min(EXPORTS) } else { tick };
+        let last_wait = self.container_end.most_wait();
         let mut books = state.books();
         let watched = awaits_first
             || !books.processes.is_empty()
@@ -139,7 +140,6 @@ impl AuditThread {
             || exports.all.has_any()
             || state.log.has_left_out()
             || has_files;
-        let last_wait = self.container_end.most_wait();
         if !watched && last_wait.is_none() && callers.unclaimed.is_empty() {
             // Otherwise the next process would find something scheduled already, and wake no thread.
             books.due = Due::default();

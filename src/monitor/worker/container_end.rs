@@ -85,39 +85,39 @@ impl ContainerEnd {
         matches!(self.parts.state.end(), End::Over { holders } if !holders.is_empty())
     }
 
-    /// Sets how far the end has come, and has the stored status tell so.
-    fn set_end(&self, end: End) {
-        if self.parts.state.set_end(end) {
-            control_socket::note_status(&self.parts, &self.calls);
-        }
+    /// Has the stored status tell how far the end has come. Not while `ending` is locked: the status takes other locks.
+    fn note(&self) {
+        control_socket::note_status(&self.parts, &self.calls);
     }
 
     /// Removes a listener whose last process has ended, and tells the keeper. For the container's last listener, that
     /// waits until the driver has nothing of the container's any more, and no program has a way to it.
     pub(crate) fn end_listener(self: &Arc<Self>, number: u64) -> io::Result<()> {
-        // What of the end belongs together is one step for the audit's thread.
+        let (state, origins) = (&self.parts.state, &self.parts.processes.origins);
+        let unseen = self.parts.processes.caller_pids().is_empty()
+            && !origins.is_watched()
+            && !self.parts.exports.all.has_any();
+        let is_over = unseen || origins.is_unknown();
+        // One step for the audit's thread, which may be about to find a new listener.
         let mut ending = self.ending.lock();
         self.listeners.remove(number);
         if !self.listeners.is_empty() {
             drop(ending);
             return self.keeper.tell(Notice::Gone { number });
         }
-        let origins = &self.parts.processes.origins;
-        let unseen = self.parts.processes.caller_pids().is_empty()
-            && !origins.is_watched()
-            && !self.parts.exports.all.has_any();
-        let is_over = unseen || origins.is_unknown();
-        self.parts.state.log.tell_left_out(When::End);
         if is_over {
-            drop(ending);
-            self.set_end(End::Over { holders: Vec::new() });
+            state.set_end(End::Over { holders: Vec::new() });
+        } else {
+            state.set_end(End::Searching);
+            ending.limit = Some(Instant::now() + MOST_WAIT);
+            ending.listeners.push(number);
+        }
+        drop(ending);
+        state.log.tell_left_out(When::End);
+        self.note();
+        if is_over {
             return self.keeper.tell(Notice::Gone { number });
         }
-        // Before the audit's thread can search: what it finds is later.
-        self.set_end(End::Searching);
-        ending.limit = Some(Instant::now() + MOST_WAIT);
-        ending.listeners.push(number);
-        drop(ending);
         self.parts.audit.audit_wait.ring();
         // The auditor may hang in the driver for ever.
         let end = Arc::clone(self);
@@ -175,7 +175,7 @@ impl ContainerEnd {
         let mut ending = self.ending.lock();
         if !self.listeners.is_empty() {
             // A new listener came after all.
-            self.set_end(End::NotYet);
+            self.parts.state.set_end(End::NotYet);
             return self.tell_gone(&mut ending);
         }
         drop(ending);
@@ -216,7 +216,9 @@ impl ContainerEnd {
         if !search.holders.is_empty() {
             self.ending.lock().limit = Some(Instant::now() + MOST_WAIT);
         }
-        self.set_end(End::Over { holders: search.holders });
+        if self.parts.state.set_end(End::Over { holders: search.holders }) {
+            self.note();
+        }
         search.has_killed
     }
 }
