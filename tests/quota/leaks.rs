@@ -219,30 +219,6 @@ fn a_program_of_the_host_that_takes_memory_of_its_own_is_killed_and_the_containe
     gated.soon_is_empty();
 }
 
-/// Memory by a client whose maker has ended shows for no living process: the container has to answer for it.
-#[test]
-fn a_container_is_ended_for_memory_that_an_heir_takes_by_what_it_gave_away() {
-    let gated = Gated::new();
-    let giver = Giver::start(&gated, SEND_AND_LIVE);
-    let maker = giver.outside(&["recv-fd", "/shared/s", "1000", "heir"]);
-    let _ = maker.end(PATIENCE).ok();
-    let state = || gated.host.runtime().call(&["state", "app"]).ok().json()["status"].clone();
-    assert!(eventually(|| state() == "stopped"), "{}", gated.host.log());
-    assert!(eventually(|| events(&gated, "leaked").len() == 1), "{}", gated.host.log());
-    giver.delete();
-    assert_eq!(gated.host.container(LEAKED)["state"], "leaked");
-    let socket = giver.shared.join("s").display().to_string();
-    let is_heir = |pid: &i32| {
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.contains(&socket)
-    };
-    let all = procfs::process::all_processes().expect("/proc can be read");
-    let mut heirs = all.flatten().map(|process| process.pid).filter(is_heir);
-    let heir = heirs.next().expect("it lives on");
-    kill(Pid::from_raw(heir), Signal::SIGKILL).expect("it lives on");
-    gated.soon_is_empty();
-}
-
 /// `run` is behind the container's filter itself, and so is the hook that it calls: nobody waits for an end that comes
 /// after them.
 #[test]

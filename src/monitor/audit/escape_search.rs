@@ -16,7 +16,7 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::events::Event;
 use crate::gate::wire::Holder;
 use crate::monitor::audit::holder::{Consequence, Evidence, HolderFacts};
-use crate::monitor::audit::left_clients::free_left_clients;
+use crate::monitor::audit::left_clients::{free_left_clients, has_left_clients};
 use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::driver::DriverAccess;
 use crate::monitor::lock::Lock;
@@ -228,6 +228,11 @@ impl EscapeSearch {
         self.found.lock().searched = Some(Instant::now());
         self.tell_holders(&search.holders);
         search
+    }
+
+    /// Whether the driver still has a client of the container, which has ended.
+    pub(crate) fn has_left_clients(&self) -> bool {
+        has_left_clients(&self.processes, &self.driver)
     }
 
     /// Tells once of each program of the host that has a descriptor of a container that has ended.

@@ -45,6 +45,17 @@ pub(crate) fn free_left_clients(processes: &Processes, driver: &DriverAccess, pi
     }
 }
 
+/// Whether the driver still has a client of a container that has ended: then somebody has the client's file, or it lies
+/// in a socket.
+pub(crate) fn has_left_clients(processes: &Processes, driver: &DriverAccess) -> bool {
+    let all: BTreeSet<Client> =
+        client_users(&processes.state.books()).map(|(client, _)| client).collect();
+    let is_there = |client: Client| {
+        driver.presence(client.0, client.0).is_some_and(|found| found != Presence::NoClient)
+    };
+    all.into_iter().any(is_there)
+}
+
 /// Duplicates of the container's control files that a process has.
 fn control_files(processes: &Processes, pid: u32) -> Vec<Device> {
     let mountinfo = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();

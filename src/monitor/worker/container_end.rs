@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::gate::wire::{End, Notice};
+use crate::gate::wire::{End, Holder, Notice};
 use crate::monitor::audit::Evidence;
 use crate::monitor::caller::Listeners;
 use crate::monitor::calls::{CallService, Parts};
@@ -52,6 +52,8 @@ pub(crate) struct ContainerEnd {
 struct Ending {
     /// Listeners whose last process has ended, of which the keeper isn't told yet.
     listeners: Vec<u64>,
+    /// Whether a search found nobody while the driver still had a client of the container's.
+    is_in_flight: bool,
     /// Since when a search finds nothing that a container has whose listeners have all ended.
     clear_since: Option<Instant>,
     /// Until when the keeper is kept waiting at most.
@@ -109,6 +111,7 @@ impl ContainerEnd {
             state.set_end(End::Over { holders: Vec::new() });
         } else {
             state.set_end(End::Searching);
+            ending.is_in_flight = false;
             ending.limit = Some(Instant::now() + MOST_WAIT);
             ending.listeners.push(number);
         }
@@ -187,7 +190,7 @@ impl ContainerEnd {
         let has_killed = self.search_where_due(used);
         let is_leaked = self.is_leaked();
         let mut ending = self.ending.lock();
-        if used || has_killed || is_leaked {
+        if used || has_killed || is_leaked || ending.is_in_flight {
             ending.clear_since = None;
             return;
         }
@@ -202,8 +205,13 @@ impl ContainerEnd {
     /// driver shows memory of the container's. `true` where one was killed.
     fn search_where_due(&self, used: bool) -> bool {
         let escapes = &self.parts.audit.escapes;
+        let is_in_flight = self.ending.lock().is_in_flight;
+        if is_in_flight && !escapes.has_left_clients() {
+            self.set_over(Vec::new());
+        }
         let pause = match self.parts.state.end() {
-            End::Searching => Duration::ZERO,
+            End::Searching if !is_in_flight => Duration::ZERO,
+            End::Searching => LAST_SEARCH,
             End::Over { holders } if !holders.is_empty() => SEARCH_WHILE_LEAKED,
             End::Over { .. } | End::NotYet => LAST_SEARCH,
         };
@@ -213,12 +221,29 @@ impl ContainerEnd {
         let evidence = if used { Evidence::ContainerMemory } else { Evidence::OwnMemory };
         let mut search = escapes.search_after_end(evidence);
         search.holders.truncate(MOST_HOLDERS_TOLD);
-        if !search.holders.is_empty() {
-            self.ending.lock().limit = Some(Instant::now() + MOST_WAIT);
+        if search.holders.is_empty() && self.parts.state.end() == End::Searching {
+            // The driver closes files a moment after their process has ended, and a descriptor that was sent may not
+            // have been received yet.
+            let is_in_flight = escapes.has_left_clients();
+            self.ending.lock().is_in_flight = is_in_flight;
+            if is_in_flight {
+                return search.has_killed;
+            }
         }
-        if self.parts.state.set_end(End::Over { holders: search.holders }) {
+        self.set_over(search.holders);
+        search.has_killed
+    }
+
+    /// Sets that the search is done and found these.
+    fn set_over(&self, holders: Vec<Holder>) {
+        let mut ending = self.ending.lock();
+        ending.is_in_flight = false;
+        if !holders.is_empty() {
+            ending.limit = Some(Instant::now() + MOST_WAIT);
+        }
+        drop(ending);
+        if self.parts.state.set_end(End::Over { holders }) {
             self.note();
         }
-        search.has_killed
     }
 }
