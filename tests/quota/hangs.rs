@@ -67,7 +67,8 @@ fn a_container_whose_call_hangs_can_be_killed_and_removed() {
     runtime.kill(&bundle, Signal::SIGKILL.as_str().trim_start_matches("SIG")).ok();
     assert!(!all.wait().unwrap().success(), "they were killed, not answered");
     runtime.delete(&bundle).ok();
-    assert_eq!(gated.host.registered(), ["neighbour".to_owned()].into());
+    // Its quota may stay reserved until its monitor gives the driver up.
+    assert!(!gated.host.registered().contains("app"), "{:?}", gated.host.ps());
     gated.fills(&neighbour, 2000);
     // The id can be had again while the driver still has the call of the one before.
     assert_eq!(gated.sim.state().hanging, 1);
@@ -273,7 +274,7 @@ fn a_container_whose_former_worker_the_driver_has_is_removed_without_waiting_for
         gated.host.runtime().delete(&bundle).ok();
         let took = begun.elapsed();
         assert!(took < MOST_WAIT, "{how:?}: {took:?}");
-        assert_eq!(gated.host.registered(), [].into());
+        assert!(!gated.host.registered().contains("app"), "{:?}", gated.host.ps());
         hung.wait().unwrap();
         last.wait().unwrap();
         // The id can be had again while the driver still has the calls of the one before.
