@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use cgpu::backend::Way;
 use cgpu::config::{Backend, Config};
 use cgpu::host::Host;
-use cgpu::plan::{Kind, Plan, PlannedGpu};
+use cgpu::plan::{Candidate, Kind, Plan, PlannedGpu, Proposal, WeightAsked};
 use cgpu::process::ProcessId;
 use cgpu::registry::{Holder, Key};
 use cgpu_sim::{Program, SimOptions};
@@ -381,26 +381,25 @@ impl Bench {
                 uuid: format!("GPU-{:032}", n % (REGISTERED / 20)),
                 minor: 0,
                 memory_total_bytes: 16 << 30,
+                memory_reserved_bytes: 0,
                 memory_limit_bytes: Some(256 << 20),
                 mig: None,
             };
-            let plan = Plan {
+            let rest = Plan {
                 backend: Kind::None,
-                gpus: vec![gpu],
+                gpus: Vec::new(),
                 weight: 1,
                 high_priority: false,
                 caveats: cgpu::plan::Caveats::default(),
             };
+            let places = vec![vec![Candidate { gpu, quota_by: None }]];
+            let weight = WeightAsked { number: Some(1), share: None };
+            let proposal = Proposal::new(rest, places, weight, Vec::new());
             let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };
             let start = Instant::now();
-            host.reserve(
-                key.clone(),
-                Path::new("/"),
-                plan,
-                Holder::Reserved { by: own },
-                (None, None),
-            )
-            .expect("there is room");
+            let holder = Holder::Reserved { by: own };
+            let record = host.reserve(key.clone(), Path::new("/"), &proposal, holder);
+            host.tell_of(&record.expect("there is room"), None, None);
             (start.elapsed(), key)
         };
         // One short on each GPU's twentieth, so that one more has room.

@@ -27,7 +27,7 @@ use crate::failpoint::failpoint;
 use crate::host::{Host, require_root, tenant};
 use crate::inject::Mode;
 use crate::names;
-use crate::plan::{self, Change, ChangeError, Kind, Plan, Refusal};
+use crate::plan::{self, Change, ChangeError, Kind, Plan, Proposal, Refusal};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::report;
@@ -87,23 +87,23 @@ impl Host {
         Ok(self.look_at_registry()?.find(key)?)
     }
 
-    /// Whether `plan` would be admitted now for the bundle in `dir`; changes nothing.
+    /// The plan that `proposal` would come to now for the bundle in `dir`; changes nothing.
     ///
     /// # Errors
     ///
-    /// Where it would not.
-    pub fn would_admit(&self, plan: &Plan, dir: &Path) -> Result<(), AdmissionError> {
+    /// Where it would not be admitted.
+    pub fn would_admit(&self, proposal: &Proposal, dir: &Path) -> Result<Plan, AdmissionError> {
         let registry = self.look_at_registry()?;
         let living = registry.living()?;
         let others = living.iter().filter(|record| record.bundle != dir || record.is_leaked());
         let holdings: Vec<_> = others.map(Record::holding).collect();
-        plan::admit(plan, &holdings, &self.limits(&registry)?)
-            .map_err(|refusal| named(refusal, &registry))
+        let placed =
+            proposal.place(&holdings, &self.limits(&registry)?, self.config.admission.placement);
+        placed.map_err(|refusal| named(refusal, &registry))
     }
 
-    /// Registers a container under `key`: nothing that it was promised can be promised
-    /// again. The event of it, and so the one line that the log has of a create, says what the
-    /// container gets, by whom, its `name`, and its driver `files`, where they come by us.
+    /// Registers a container under `key`: its GPUs are chosen, if the request left that open, and nothing that
+    /// it was promised can be promised again. Nobody is told yet ([`tell_of`](Self::tell_of)).
     ///
     /// # Errors
     ///
@@ -112,9 +112,8 @@ impl Host {
         &self,
         key: Key,
         bundle: &Path,
-        plan: Plan,
+        proposal: &Proposal,
         holder: Holder,
-        (name, files): (Option<&str>, Option<Mode>),
     ) -> Result<Record, AdmissionError> {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
@@ -123,12 +122,16 @@ impl Host {
             self.give_up(&registry, &mut locked, &old, bundle, &holder)?;
         }
         let limits = self.limits(&registry)?;
-        if plan::admit(&plan, locked.holdings(), &limits).is_err() {
-            // Before a refusal, the closer look: a pid may have been used again.
-            self.collect_locked(&mut locked, Look::Close)?;
-            plan::admit(&plan, locked.holdings(), &limits)
-                .map_err(|refusal| named(refusal, &registry))?;
-        }
+        let placement = self.config.admission.placement;
+        let plan = match proposal.place(locked.holdings(), &limits, placement) {
+            Ok(plan) => plan,
+            Err(_) => {
+                // Before a refusal, the closer look: a pid may have been used again.
+                self.collect_locked(&mut locked, Look::Close)?;
+                let placed = proposal.place(locked.holdings(), &limits, placement);
+                placed.map_err(|refusal| named(refusal, &registry))?
+            }
+        };
         let short_id = short_id(&key, |name| locked.has_short_id(name));
         let record = Record {
             bundle: bundle.to_owned(),
@@ -151,7 +154,6 @@ impl Host {
                  set admission.exclusive"
             );
         }
-        self.tell_of(&record, name, files);
         Ok(record)
     }
 
@@ -161,8 +163,9 @@ impl Host {
         Teller::of_host(&self.config.state_dir)
     }
 
-    /// The event of a create.
-    fn tell_of(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
+    /// The event of a create, and so the one line that the log has of it: what the container of `record` gets,
+    /// by whom, its `name`, and its driver `files`, where they come by us.
+    pub fn tell_of(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
         let Record { key: Key { id, root }, short_id, plan, .. } = record;
         // Why a whole container has no backend needs no word.
         let is_chosen = plan.backend == self.backend && !plan.is_whole();
@@ -344,6 +347,20 @@ impl Host {
         let Some(record) = locked.find(key)? else { return Ok(false) };
         self.end_or_keep(&mut locked, &record, &leftover)?;
         Ok(true)
+    }
+
+    /// As [`release_unmade`](Self::release_unmade), of a reservation that nobody was told of.
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    pub fn withdraw(&self, key: &Key) -> Result<(), AdmissionError> {
+        let registry = self.registry()?;
+        let mut locked = registry.lock()?;
+        match locked.find(key)? {
+            Some(record) => self.unregister(&mut locked, &record),
+            None => Ok(()),
+        }
     }
 
     /// As [`release`](Self::release), of a container that isn't made: it can have left nothing.
@@ -617,6 +634,15 @@ impl Host {
         Ok(collected)
     }
 
+    /// Ends isolation and registration.
+    fn unregister(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
+        self.isolation(record.plan.backend).deactivate(&record.short_id)?;
+        failpoint("hook-deactivated");
+        locked.remove(&record.key)?;
+        self.share_out(locked, &record.plan.gpus);
+        Ok(())
+    }
+
     /// Ends isolation and registration, and tells so; `why` where that isn't the usual end.
     fn end(
         &self,
@@ -624,10 +650,7 @@ impl Host {
         record: &Record,
         why: Option<&str>,
     ) -> Result<(), AdmissionError> {
-        self.isolation(record.plan.backend).deactivate(&record.short_id)?;
-        failpoint("hook-deactivated");
-        locked.remove(&record.key)?;
-        self.share_out(locked, &record.plan.gpus);
+        self.unregister(locked, record)?;
         let root = &record.key.root;
         let name = names::of(record);
         let event = Event::new(EventKind::Removed).of(record.container_id(), name.as_deref(), root);

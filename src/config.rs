@@ -16,8 +16,9 @@ use thiserror::Error;
 
 use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
-use crate::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE};
-use crate::request::{Profile, Rules, Trust};
+use crate::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE, Placement};
+use crate::request::amount::size_mib;
+use crate::request::{DefaultMemory, Profile, Rules, Trust};
 use crate::sched::Idle;
 
 /// Where the configuration is when nobody says otherwise.
@@ -170,6 +171,27 @@ pub struct Admission {
     pub privileged: Privileged,
     /// Variables that choose GPUs by UUID; a name that ends in `*` is the beginning of names.
     pub resource_variables: Vec<String>,
+    /// Which GPU a container gets that says how many and not which.
+    pub placement: Placement,
+    /// What a container gets of each GPU that names GPUs and asks for no quota, as `4GiB`; `0` is the GPU as a
+    /// whole. What is set of the host (`cgpu set host`) goes before it.
+    pub default_memory: String,
+    /// What the driver keeps of a GPU of which NVML doesn't say it, as `512MiB`.
+    pub reserve: String,
+}
+
+impl Admission {
+    /// `default_memory` in MiB.
+    #[must_use]
+    pub fn default_memory_mib(&self) -> u64 {
+        size_mib(&self.default_memory).unwrap_or_default()
+    }
+
+    /// `reserve` in MiB.
+    #[must_use]
+    pub fn reserve_mib(&self) -> u64 {
+        size_mib(&self.reserve).unwrap_or_default()
+    }
 }
 
 /// What becomes of containers that name no GPU and reach past the enforcement of others' quotas.
@@ -325,6 +347,9 @@ impl Default for Admission {
             profile: Profile::Open,
             privileged: Privileged::Allow,
             resource_variables: vec!["DOCKER_RESOURCE_*".to_owned()],
+            placement: Placement::Binpack,
+            default_memory: "0".to_owned(),
+            reserve: "0".to_owned(),
         }
     }
 }
@@ -555,11 +580,22 @@ impl Config {
             require_quota: admission.require_quota,
             refuses_privileged: admission.privileged == Privileged::Refuse,
             resource_variables: &admission.resource_variables,
+            default_memory: DefaultMemory::of_mib(admission.default_memory_mib()),
             is_gate: true,
         }
     }
 
     fn validate(&self, path: &Path) -> Result<(), ConfigError> {
+        for (key, value) in [
+            ("admission.default_memory", &self.admission.default_memory),
+            ("admission.reserve", &self.admission.reserve),
+        ] {
+            if size_mib(value).is_none() {
+                let (path, value) = (path.to_owned(), format!("{value:?}"));
+                let expected = "must be a size as \"4GiB\" or \"512MiB\", or \"0\"";
+                return Err(ConfigError::BadValue { path, key, value, expected });
+            }
+        }
         let bad = |key, value: String, expected| {
             Err(ConfigError::BadValue { path: path.to_owned(), key, value, expected })
         };

@@ -30,6 +30,8 @@ pub struct Gpu {
     pub name: String,
     /// Total memory in bytes, a whole number of MiB (what `nvidia-smi` shows).
     pub memory_bytes: u64,
+    /// What the driver keeps of that for itself in bytes, a whole number of MiB; 0 where it doesn't say.
+    pub reserved_bytes: u64,
     /// Whether the driver can still reach it.
     pub state: GpuState,
     /// Whether MIG mode is on; then the GPU can be used through its MIG devices only.
@@ -94,12 +96,19 @@ pub(crate) struct GpuEntry {
     #[serde(default)]
     pub(crate) name: String,
     pub(crate) memory_mib: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) memory_reserved_mib: u64,
     #[serde(default)]
     pub(crate) state: GpuState,
     #[serde(default)]
     pub(crate) mig_enabled: bool,
     #[serde(default)]
     pub(crate) mig_devices: Vec<MigDevice>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+fn is_zero(mib: &u64) -> bool {
+    *mib == 0
 }
 
 /// Why a list of GPUs is no inventory.
@@ -159,6 +168,7 @@ impl TryFrom<GpuEntry> for Gpu {
             bus_id: entry.bus_id,
             name: entry.name,
             memory_bytes: memory_bytes.ok_or(InventoryError::BadMemory { index, memory_mib })?,
+            reserved_bytes: mib_to_bytes(entry.memory_reserved_mib.min(memory_mib)).unwrap_or(0),
             state: entry.state,
             mig_enabled: entry.mig_enabled,
             mig_devices: entry.mig_devices,
@@ -175,6 +185,7 @@ impl From<Gpu> for GpuEntry {
             bus_id: gpu.bus_id,
             name: gpu.name,
             memory_mib: bytes_to_mib(gpu.memory_bytes),
+            memory_reserved_mib: bytes_to_mib(gpu.reserved_bytes),
             state: gpu.state,
             mig_enabled: gpu.mig_enabled,
             mig_devices: gpu.mig_devices,
@@ -203,6 +214,16 @@ impl Inventory {
             return Err(InventoryError::DuplicateUuid { uuid });
         }
         Ok(Inventory { gpus })
+    }
+
+    /// The same, where the driver keeps `mib` MiB of each GPU of which it doesn't say how much.
+    #[must_use]
+    pub fn reserving(mut self, mib: u64) -> Self {
+        let bytes = mib_to_bytes(mib).unwrap_or(u64::MAX);
+        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.reserved_bytes == 0) {
+            gpu.reserved_bytes = bytes.min(gpu.memory_bytes);
+        }
+        self
     }
 
     /// The GPUs, by index.

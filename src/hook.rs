@@ -24,9 +24,7 @@ use crate::config::{ConfigError, Whole};
 use crate::events::Cause;
 use crate::host;
 use crate::host::Host;
-use crate::inject::{self, Injection, Nodes, Purpose};
 use crate::names;
-use crate::plan::Plan;
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
 use crate::request::{EntryPoint, Request};
@@ -168,7 +166,7 @@ impl From<BundleError> for HookError {
 pub fn calls(
     host: &Host,
     caller: &Caller,
-    plan: &Plan,
+    is_whole: bool,
     stages: &[HookStage],
 ) -> Result<Vec<HookCall>, AdmissionError> {
     let path = host::own_program(PROGRAM)?;
@@ -183,7 +181,7 @@ pub fn calls(
             Caller::Precreate { token } => flag("--reservation", token),
             Caller::Alone => {}
         }
-        if plan.is_whole() {
+        if is_whole {
             args.push(WHOLE.to_owned());
         }
         let mut flag = |name: &str, value: &str| args.extend([name.to_owned(), value.to_owned()]);
@@ -382,7 +380,7 @@ fn register(
         return Err(HookError::BundleNeeded);
     }
     let inventory = host.inventory(request)?;
-    let plan = host.plan(request, &inventory)?;
+    let proposal = host.plan(request, &inventory)?;
     // Reserved by the container's process: if we end here, its end ends the record.
     let holder = match init {
         Some(by) => Holder::Reserved { by },
@@ -390,7 +388,8 @@ fn register(
     };
     let bundle = Bundle::load(dir, Path::new("config.json"));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
-    host.reserve(key.clone(), dir, plan, holder, (name.as_deref(), None))?;
+    let record = host.reserve(key.clone(), dir, &proposal, holder)?;
+    host.tell_of(&record, name.as_deref(), None);
     host.activate(&key, dir, init)?;
     Ok(())
 }
@@ -440,35 +439,38 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     }
     host::require_root()?;
     let inventory = host.inventory(request)?;
-    let plan = host.plan(request, &inventory)?;
+    let proposal = host.plan(request, &inventory)?;
     let mut host = host.clone();
     // Another runtime than the engine's can't be had from here.
     if host.config.driver.whole == Whole::NvidiaRuntime {
         host.config.driver.whole = Whole::Auto;
     }
-    host.decide_injection(&plan, |_| false);
+    host.decide_injection(proposal.is_whole(), |_| false);
     let host = &host;
-    let (nodes, driver) = match request.is_as_brought() {
-        true => (Nodes::default(), Injection::as_brought()),
-        false => {
-            let nodes = host.nodes(&plan, &inventory, &bundle)?;
-            inject::link_by_number(&nodes, Path::new("/dev"));
-            (nodes, host.injection(&plan, &inventory, &bundle, Purpose::Create)?)
-        }
-    };
     let hook = host::own_program(PROGRAM)?;
     let token = match bundle.hook_argument(&hook, "--reservation") {
         Some(token) => token.to_owned(),
         None => token(),
     };
-    let calls = calls(host, &Caller::Precreate { token: token.clone() }, &plan, HookStage::OURS)?;
+    let caller = Caller::Precreate { token: token.clone() };
+    let calls = calls(host, &caller, proposal.is_whole(), HookStage::OURS)?;
     // podman, or its service, which lives on after a create that failed.
     let by = ProcessId::of(getppid().as_raw());
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by };
     // It has no id that an engine's file could be found by; a pod's has its name all the same.
     let name = names::of_bundle(&token, &bundle);
-    let told = (name.as_deref(), Some(driver.mode));
-    let record = host.reserve(announced(&token), Path::new(""), plan, holder, told)?;
+    let record = host.reserve(announced(&token), Path::new(""), &proposal, holder)?;
+    let driver = host.driver_of(&record.plan, &inventory, &bundle, request.is_as_brought());
+    let (nodes, driver) = match driver {
+        Ok(driver) => driver,
+        Err(error) => {
+            if let Err(error) = host.withdraw(&announced(&token)) {
+                not_taken_back(&error);
+            }
+            return Err(error.into());
+        }
+    };
+    host.tell_of(&record, name.as_deref(), Some(driver.mode));
     let equip = || -> Result<(), HookError> {
         let farewell = calls.last().cloned();
         bundle.apply(&host.edits((&record, request), &bundle, nodes, driver.edits, calls)?)?;
@@ -491,14 +493,18 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     equip().inspect_err(|_| {
         // Nobody will come for it.
         if let Err(error) = host.release_unmade(&announced(&token)) {
-            let error: &dyn Error = &error;
-            warn!(
-                error,
-                "a failed create's reservation can't be taken back: it is held until podman has ended, and \
-                 for {ANNOUNCED_S} s at most"
-            );
+            not_taken_back(&error);
         }
     })
+}
+
+fn not_taken_back(error: &AdmissionError) {
+    let error: &dyn Error = error;
+    warn!(
+        error,
+        "a failed create's reservation can't be taken back: it is held until podman has ended, and \
+         for {ANNOUNCED_S} s at most"
+    );
 }
 
 /// A name that no other reservation has: who we are, and when we started.

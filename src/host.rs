@@ -21,12 +21,12 @@ use crate::config::{self, Config, ConfigError, Inject, InventorySource};
 use crate::gpu::Inventory;
 use crate::inject::{self, Injection, Missing, Nodes, Purpose};
 use crate::inventory;
-use crate::plan::{self, Kind, Plan, PlannedGpu};
+use crate::plan::{self, Kind, Plan, PlannedGpu, Proposal};
 use crate::process;
 use crate::registry::{Record, Registry, RegistryError};
 use crate::request::brought::DriNode;
 use crate::request::{
-    self, Brought, BroughtName, Decision, EntryPoint, Quoted, Request, Rules, Said,
+    self, Brought, BroughtName, Decision, DefaultMemory, EntryPoint, Quoted, Request, Rules, Said,
 };
 
 /// This host's configuration and what belongs to it.
@@ -83,6 +83,7 @@ impl Host {
             driver_root: self.config.driver.root.clone(),
             state_dir: self.config.state_dir.clone(),
             proc_root: self.config.driver.proc_root.clone(),
+            reserve_mib: self.config.admission.reserve_mib(),
         }
     }
 
@@ -130,7 +131,31 @@ impl Host {
     /// The rules by which this host decides on requests.
     #[must_use]
     pub fn request_rules(&self) -> Rules<'_> {
-        Rules { is_gate: self.backend == Kind::Gate, ..self.config.rules() }
+        let rules = self.config.rules();
+        let default_memory = match self.default_memory_set() {
+            Ok(None) => rules.default_memory,
+            Ok(Some(mib)) => DefaultMemory::of_mib(mib),
+            Err(_) => DefaultMemory::Unreadable,
+        };
+        Rules { is_gate: self.backend == Kind::Gate, default_memory, ..rules }
+    }
+
+    /// What a container gets of each GPU that names GPUs and asks for no quota, in MiB; 0 is the GPU as a whole.
+    ///
+    /// # Errors
+    ///
+    /// Where it can't be read what was set.
+    pub fn default_memory_mib(&self) -> Result<u64, RegistryError> {
+        let set = self.default_memory_set()?;
+        Ok(set.unwrap_or_else(|| self.config.admission.default_memory_mib()))
+    }
+
+    /// The same, if it was set of the host. Who may not look into the registry gives out nothing.
+    fn default_memory_set(&self) -> Result<Option<u64>, RegistryError> {
+        match self.look_at_registry() {
+            Ok(registry) => Ok(registry.host_settings()?.default_memory_mib),
+            Err(_) => Ok(None),
+        }
     }
 
     /// What becomes of `bundle`, whose container will have the id `id` if that is known.
@@ -211,19 +236,45 @@ impl Host {
         }
     }
 
-    /// What `request` comes to on `inventory`, and with which backend.
+    /// What `request` comes to on `inventory`, and with which backend; which GPUs that are is said when it is
+    /// registered, if the request leaves it open.
     ///
     /// # Errors
     ///
     /// Where it can't be met whatever the others hold, or nothing here can enforce it.
-    pub fn plan(&self, request: &Request, inventory: &Inventory) -> Result<Plan, AdmissionError> {
-        let mut plan =
+    pub fn plan(
+        &self,
+        request: &Request,
+        inventory: &Inventory,
+    ) -> Result<Proposal, AdmissionError> {
+        let proposal =
             plan::resolve(request, inventory, Kind::None, self.config.admission.max_inst)?;
-        if plan.gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_some()) {
-            self.isolation(self.backend).usable()?;
-            plan.backend = self.backend;
+        if proposal.is_whole() {
+            return Ok(proposal);
         }
-        Ok(plan)
+        self.isolation(self.backend).usable()?;
+        Ok(proposal.by(self.backend))
+    }
+
+    /// The device nodes of `plan`, and how the driver's files come into the container of `bundle`. One that
+    /// stays as it was `brought` gets neither from us.
+    ///
+    /// # Errors
+    ///
+    /// Where a node isn't there, or the files can't come as the configuration says.
+    pub fn driver_of(
+        &self,
+        plan: &Plan,
+        inventory: &Inventory,
+        bundle: &Bundle,
+        as_brought: bool,
+    ) -> Result<(Nodes, Injection), AdmissionError> {
+        if as_brought {
+            return Ok((Nodes::default(), Injection::as_brought()));
+        }
+        let nodes = self.nodes(plan, inventory, bundle)?;
+        inject::link_by_number(&nodes, Path::new("/dev"));
+        Ok((nodes, self.injection(plan, inventory, bundle, Purpose::Create)?))
     }
 
     /// The device nodes of `plan`, and those of MIG that it or `bundle` takes: where NVIDIA's runtime
@@ -282,11 +333,11 @@ impl Host {
         !request.has_quota() && !self.config.admission.exclusive && require_root().is_err()
     }
 
-    /// Decides by which means the driver's files come into the container of `plan`: one with a quota
-    /// gets them as `[driver] inject` says, one without as `whole` does. `has_nvidia` says whether
-    /// NVIDIA's runtime can make it.
-    pub fn decide_injection(&mut self, plan: &Plan, has_nvidia: impl FnOnce(&Config) -> bool) {
-        if plan.is_whole() {
+    /// Decides by which means the driver's files come into a container: one with a quota
+    /// gets them as `[driver] inject` says, one whose GPUs are its as a whole as `whole` does. `has_nvidia`
+    /// says whether NVIDIA's runtime can make it.
+    pub fn decide_injection(&mut self, is_whole: bool, has_nvidia: impl FnOnce(&Config) -> bool) {
+        if is_whole {
             let driver = &self.config.driver;
             let inject = driver.whole.inject(driver.inject, || has_nvidia(&self.config));
             self.config.driver.inject = inject;
@@ -343,6 +394,11 @@ impl Host {
             keeps_other_gpus: plan.is_whole()
                 && !self.config.admission.exclusive
                 && !bundle.hooks().is_some_and(marks::are_ours),
+            // A second hook must not act on what we hold.
+            renamed_env: match plan.is_whole() {
+                true => Vec::new(),
+                false => request::name::SET_ASIDE.to_vec(),
+            },
             hooks,
             // However the driver comes now, what an earlier create of this bundle mounted of it
             // may be no longer there.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cgpu::cli::Cli;
 use cgpu::config::Config;
-use cgpu::request::name::{NAMES, NVIDIA_VISIBLE_DEVICES};
+use cgpu::request::name::{NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES};
 use clap::{Command, CommandFactory};
 
 /// Commands and `make` targets that other branches bring; their command lines are not parsed until
@@ -375,7 +375,8 @@ fn the_readme_has_every_variable_and_annotation_and_no_other() {
         })
         .collect();
     let ours = NAMES.iter().map(|name| (name.variable, name.annotation));
-    assert_eq!(told, ours.chain([(NVIDIA_VISIBLE_DEVICES, "")]).collect());
+    let nvidias = [NVIDIA_VISIBLE_DEVICES, NVIDIA_MEMORY_LIMIT].map(|name| (name, ""));
+    assert_eq!(told, ours.chain(nvidias).collect());
 }
 
 /// All of `src` without tests, a string's continued lines joined, in one line.

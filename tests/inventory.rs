@@ -137,6 +137,7 @@ fn settings_at(directory: &Path) -> Settings {
         driver_root: directory.join("driver"),
         state_dir: directory.join("run/cgpu"),
         proc_root: directory.join("proc"),
+        reserve_mib: 0,
     }
 }
 

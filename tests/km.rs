@@ -31,6 +31,7 @@ fn plan(gpus: &[(u32, Option<u64>)]) -> Plan {
         uuid: format!("GPU-00000000-0000-0000-0000-00000000000{index}"),
         minor: index,
         memory_total_bytes: 16 * GIB,
+        memory_reserved_bytes: 0,
         memory_limit_bytes,
         mig: None,
     };

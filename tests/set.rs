@@ -76,7 +76,7 @@ fn more_than_is_left_is_refused_and_changes_nothing() {
     assert_eq!(
         refused.stderr,
         "cgpu: GPU 0 (GPU-a) has 8000 MiB of 16000 MiB left, this container asks for 8001 MiB; \
-         held by first: 8000 MiB; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or stop one of them\n"
+         held by first: 8000 MiB; ask for less, or stop one of them\n"
     );
     assert_eq!(memsize(&standin, "second"), (4000u64 << 20).to_string());
     assert_eq!(host.limits_mib("second"), [4000]);

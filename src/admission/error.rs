@@ -113,9 +113,13 @@ impl AdmissionError {
     pub fn why(&self) -> Cause {
         match self {
             AdmissionError::Refused(refusal) => match refusal {
-                Refusal::Memory { .. } | Refusal::TooMuch { .. } => Cause::Memory,
+                Refusal::Memory { .. } | Refusal::TooMuch { .. } | Refusal::NoRoom { .. } => {
+                    Cause::Memory
+                }
                 Refusal::Containers { .. } => Cause::Containers,
-                Refusal::Weight { .. } => Cause::Weight,
+                Refusal::Weight { .. } | Refusal::Share { .. } | Refusal::SmallShare { .. } => {
+                    Cause::Weight
+                }
                 Refusal::Exclusive { .. } => Cause::Exclusive,
             },
             AdmissionError::Request(_)

@@ -9,7 +9,7 @@ use crate::inventory;
 use crate::plan::{
     GpuChange, GpuRules, Kind, Limits, Occupancy, POLICY_NATIVE, Plan, PlannedGpu, policy_of,
 };
-use crate::registry::{GpuSettings, Locked, Look, Registry, RegistryError, share};
+use crate::registry::{GpuSettings, HostSettings, Locked, Look, Registry, RegistryError, share};
 use crate::sched::Tenant;
 
 impl Host {
@@ -163,6 +163,21 @@ impl Host {
             ..Event::new(EventKind::GpuChanged)
         });
         Ok(rules.after(change))
+    }
+
+    /// Sets what a container gets of each GPU that names GPUs and asks for no quota, in MiB; 0 is the GPU as a
+    /// whole. It goes for containers that are created from now on, and is kept for as long as the registry.
+    ///
+    /// # Errors
+    ///
+    /// Where that can't be written.
+    pub fn set_default_memory(&self, mib: u64) -> Result<(), AdmissionError> {
+        let registry = self.registry()?;
+        let mut locked = registry.lock()?;
+        locked.put_host(HostSettings { default_memory_mib: Some(mib) })?;
+        let setting = Some(format!("default_memory={mib}MiB"));
+        self.teller().tell(Event { setting, ..Event::new(EventKind::HostChanged) });
+        Ok(())
     }
 
     /// The GPU that `word` names: an index, a UUID or a PCI address.

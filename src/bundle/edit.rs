@@ -17,6 +17,7 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, 
         return Err(("process", "an object"));
     }
     set_env(config, &["process", "env"], &edits.env)?;
+    rename_env(config, &edits.renamed_env);
     withhold(config, edits)?;
     if edits.without_mps {
         forget_mps(config)?;
@@ -81,6 +82,18 @@ pub(super) fn set_env(
         }
     }
     Ok(())
+}
+
+/// Gives variables another name where they stand.
+fn rename_env(config: &mut Value, renamed: &[(&str, &str)]) {
+    let env = config.pointer_mut("/process/env").and_then(Value::as_array_mut);
+    for item in env.into_iter().flatten() {
+        let text = item.as_str().unwrap_or_default();
+        let (name, rest) = text.split_at(text.find('=').unwrap_or(text.len()));
+        if let Some((_, other)) = renamed.iter().find(|(before, _)| *before == name) {
+            *item = format!("{other}{rest}").into();
+        }
+    }
 }
 
 fn as_value(mount: &Mount) -> Value {

@@ -10,6 +10,8 @@ use serde_json::Value;
 pub struct Edits {
     /// Variables of the process, set whether or not they were there.
     pub env: Vec<(String, String)>,
+    /// Variables of the process that get another name, if they are there: the old one and the new.
+    pub renamed_env: Vec<(&'static str, &'static str)>,
     /// Character devices to make in the container and to allow.
     pub devices: Vec<DeviceNode>,
     /// Files to bind-mount, of hosts whose nodes are no character devices.

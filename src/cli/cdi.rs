@@ -149,6 +149,7 @@ fn everything(inventory: &Inventory) -> Plan {
         uuid: gpu.uuid.clone(),
         minor: gpu.minor,
         memory_total_bytes: gpu.memory_bytes,
+        memory_reserved_bytes: gpu.reserved_bytes,
         memory_limit_bytes: None,
         mig: None,
     });

@@ -1,8 +1,8 @@
-//! `cgpu get`: what a container or a GPU has, as `cgpu set` takes it.
+//! `cgpu get`: what a container, a GPU or the host has, as `cgpu set` takes it.
 
 use std::io::Write;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
@@ -11,15 +11,15 @@ use crate::names;
 use crate::units::bytes_to_mib;
 use crate::view::{ContainerFigures, GpuFigures, Processes};
 
-/// What to print of which container or GPU.
+/// What to print of which container or GPU, or of the host.
 #[derive(Debug, Args)]
 pub struct Get {
-    /// A container or a GPU.
+    /// A container, a GPU or the host.
     pub kind: Thing,
     /// The container's name, its id or the beginning of that; or the GPU's index, UUID or PCI
     /// address.
     #[arg(value_name = "WHICH")]
-    pub word: String,
+    pub word: Option<String>,
     /// One of its figures alone, as `memory` or `policy`.
     pub key: Option<String>,
 }
@@ -31,6 +31,8 @@ pub enum Thing {
     Container,
     /// A GPU.
     Gpu,
+    /// The host; the next word is one of its figures.
+    Host,
 }
 
 /// A figure's name, and its value where it is known.
@@ -42,15 +44,23 @@ type Figure = (String, Option<String>);
 ///
 /// Where there is no such container, GPU or figure.
 pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
+    let word =
+        || get.word.as_deref().context("say which: `cgpu get gpu 0`, `cgpu get container NAME`");
+    let mut key = get.key.as_ref();
     let figures = match get.kind {
+        Thing::Host => {
+            key = get.word.as_ref();
+            let mib = host.default_memory_mib()?;
+            Some(vec![("default_memory".to_owned(), Some(format!("{mib}MiB")))])
+        }
         Thing::Container => {
             let (records, _) = host.look_at_registry()?.look_at_each()?;
-            let record = names::chosen(&get.word, records)?;
+            let record = names::chosen(word()?, records)?;
             let snapshot = host.look_at(vec![record], &[], Processes::Numbered, None)?;
             snapshot.containers.first().map(of_container)
         }
         Thing::Gpu => {
-            let uuid = host.gpu_named(&get.word)?.uuid;
+            let uuid = host.gpu_named(word()?)?.uuid;
             host.look(Processes::Numbered, None)?
                 .gpus
                 .iter()
@@ -60,7 +70,7 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
     };
     let figures = figures.unwrap_or_default();
     let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
-    match &get.key {
+    match key {
         None => {
             for (name, value) in &figures {
                 writeln!(out, "{name}={}", known(value))?;
@@ -90,6 +100,7 @@ fn of_gpu(gpu: &GpuFigures) -> Vec<Figure> {
         ("free_weight", number(gpu.free_weight)),
         ("containers", number(Some(gpu.shared_containers))),
         ("memory_total", mib(Some(gpu.memory_total_bytes))),
+        ("memory_reserved", mib(Some(gpu.memory_reserved_bytes))),
         ("memory_promised", mib(Some(gpu.memory_promised_bytes))),
         ("memory_used", mib(gpu.memory_used_bytes)),
     ]

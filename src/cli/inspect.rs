@@ -66,14 +66,14 @@ fn planned(host: &mut Host, request: &Request, bundle: &Bundle) -> Result<(Plan,
     let settings = host.inventory_settings();
     let inventory = match inventory::cached(&settings)? {
         Some(inventory) => inventory,
-        None => inventory::probe(&settings)?,
+        None => inventory::probe(&settings)?.reserving(settings.reserve_mib),
     };
-    let plan = host.plan(request, &inventory)?;
+    let proposal = host.plan(request, &inventory)?;
+    let plan = host.would_admit(&proposal, bundle.dir())?;
     if request.is_as_brought() {
-        host.would_admit(&plan, bundle.dir())?;
         return Ok((plan, Injection::as_brought()));
     }
-    host.decide_injection(&plan, |config| {
+    host.decide_injection(plan.is_whole(), |config| {
         let path = std::env::var_os("PATH");
         let real = real::find(&config.runtime.candidates, path.as_deref());
         real.is_ok_and(|real| nvidia::makes(&config.driver, &real))
@@ -83,7 +83,6 @@ fn planned(host: &mut Host, request: &Request, bundle: &Bundle) -> Result<(Plan,
     if injection.mode == Mode::NvidiaRuntime {
         nvidia::runtime(&host.config.driver)?;
     }
-    host.would_admit(&plan, bundle.dir())?;
     Ok((plan, injection))
 }
 

@@ -74,7 +74,7 @@ pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write)
 /// What is to be known of a container, and what is to be done about it.
 fn notes(container: &ContainerFigures) -> Vec<String> {
     let id = printable(&container.id);
-    let Caveats { unenforced_by, reaches_past } = &container.caveats;
+    let Caveats { unenforced_by, reaches_past, .. } = &container.caveats;
     let unenforced = unenforced_by.as_ref().map(|setting| match container.mode {
         Mode::Shared => format!("{id}: has GPUs without a quota too: {}", printable(setting)),
         Mode::Whole | Mode::Unenforced => {

@@ -8,13 +8,14 @@ use clap::Args;
 use super::table::printable;
 use crate::host::Host;
 use crate::plan::{Change, GpuChange, Plan};
+use crate::request::amount::size_mib;
 use crate::units::mib_said;
 
 /// What to change of which container or GPU.
 #[derive(Debug, Args)]
 pub struct Set {
     /// `gpu` and its index, UUID or PCI address, or `container` and its name, its id or the beginning
-    /// of that; then what to change. A container alone where flags say what to change.
+    /// of that, or `host`; then what to change. A container alone where flags say what to change.
     #[arg(required = true, value_name = "WHAT")]
     pub words: Vec<String>,
     /// The GPU whose quota changes; not needed where the container has one GPU.
@@ -110,8 +111,12 @@ pub fn run(host: &Host, set: &Set, out: &mut dyn Write) -> Result<()> {
             // All are read before the first is made.
             change_gpu(host, gpu, &changes.collect::<Result<Vec<_>, _>>()?, out)
         }
+        [kind, changes @ ..] if kind == "host" => change_host(host, changes, out),
         _ => {
-            bail!("write `cgpu set gpu GPU key=value` or `cgpu set container CONTAINER key=value`")
+            bail!(
+                "write `cgpu set gpu GPU key=value`, `cgpu set container CONTAINER key=value` or `cgpu set \
+                 host key=value`"
+            )
         }
     }
 }
@@ -171,6 +176,28 @@ fn change_gpu(host: &Host, word: &str, changes: &[GpuChange], out: &mut dyn Writ
         rules.max_inst,
         rules.prio_ratio
     )?;
+    Ok(out.flush()?)
+}
+
+fn change_host(host: &Host, words: &[String], out: &mut dyn Write) -> Result<()> {
+    let mut mib = None;
+    for (key, value) in pairs(words)? {
+        if key != "default_memory" {
+            bail!("the host has no setting {}; it has default_memory", printable(key));
+        }
+        let size = size_mib(value);
+        mib = Some(size.with_context(|| {
+            format!(
+                "default_memory={}: write a size as 4GiB, or 0 for whole GPUs",
+                printable(value)
+            )
+        })?);
+    }
+    let Some(mib) = mib else {
+        bail!("nothing to change; write `cgpu set host default_memory=4GiB`, or 0 for whole GPUs");
+    };
+    host.set_default_memory(mib)?;
+    writeln!(out, "host: default_memory={mib}MiB")?;
     Ok(out.flush()?)
 }
 

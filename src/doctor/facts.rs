@@ -255,6 +255,21 @@ pub struct Own {
     pub records: Result<Records, String>,
     /// What the latest bundles were warned of, each once, the latest last; why it can't be read.
     pub warned: Result<Vec<String>, String>,
+    /// The same of allocations that the driver refused though the quota had room.
+    pub short: Result<Vec<String>, String>,
+    /// The GPUs that are known.
+    pub divisible: Vec<Divisible>,
+}
+
+/// What of a GPU's memory quotas share, in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Divisible {
+    /// The GPU's index.
+    pub index: u32,
+    /// All of its memory.
+    pub total_mib: u64,
+    /// What the driver keeps of that; 0 where nobody says.
+    pub reserved_mib: u64,
 }
 
 /// Registered containers.

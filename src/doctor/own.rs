@@ -7,12 +7,15 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::facts::{Own, Records, Seen, Unstarted};
+use super::facts::{Divisible, Own, Records, Seen, Unstarted};
 use super::sentence;
 use crate::admission::{Condition, UNSTARTED_S, deletion};
 use crate::events::{Follower, Kind, Store, plain};
+use crate::gpu::Gpu;
 use crate::host::{Host, require_root};
+use crate::inventory;
 use crate::log::Sink;
+use crate::units::bytes_to_mib;
 
 /// Our programs.
 const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];
@@ -47,16 +50,29 @@ pub(super) fn look(
         log_open: log_open(&host.config.log, log),
         log: host.config.log.clone().into(),
         records: records(host),
-        warned: warned(&host.config.state_dir),
+        warned: told(&host.config.state_dir, Kind::Warned),
+        short: told(&host.config.state_dir, Kind::AllocationRefused),
+        divisible: divisible(host),
     }
 }
 
-/// The warnings of bundles among the events that are kept: `CONTAINER: REASON`.
-fn warned(state_dir: &Path) -> Result<Vec<String>, String> {
+/// What quotas share of each GPU that the cache knows.
+fn divisible(host: &Host) -> Vec<Divisible> {
+    let known = inventory::cached(&host.inventory_settings()).ok().flatten().unwrap_or_default();
+    let of = |gpu: &Gpu| Divisible {
+        index: gpu.index,
+        total_mib: bytes_to_mib(gpu.memory_bytes),
+        reserved_mib: bytes_to_mib(gpu.reserved_bytes),
+    };
+    known.gpus().iter().map(of).collect()
+}
+
+/// The latest events of that kind which have a reason, among those that are kept: `CONTAINER: REASON`.
+fn told(state_dir: &Path, kind: Kind) -> Result<Vec<String>, String> {
     let mut follower = Follower::new(Store::of(state_dir)).map_err(|error| error.to_string())?;
     let mut found: Vec<String> = Vec::new();
     for event in follower.read().map_err(|error| error.to_string())? {
-        let Some(reason) = event.reason.filter(|_| event.kind == Kind::Warned) else { continue };
+        let Some(reason) = event.reason.filter(|_| event.kind == kind) else { continue };
         let name = event.name.unwrap_or(event.id);
         let warning = plain(&format!("{name}: {reason}"), MOST_WARNING);
         found.retain(|other| *other != warning);

@@ -23,7 +23,7 @@ const CRI: [(i64, &str); 3] =
     [(1, "cri"), (2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")];
 
 /// The annotations that we read, as containerd is told of them.
-pub(crate) const ANNOTATIONS: &str = "aliyun.com/*";
+pub(crate) const ANNOTATIONS: [&str; 2] = ["aliyun.com/*", "cgpu/*"];
 
 /// containerd's CRI plugin in a configuration of that version; `None` for one that isn't known.
 pub(crate) fn cri(version: i64) -> Option<&'static str> {
@@ -165,7 +165,9 @@ pub(crate) fn containerd(text: &str, inherited: i64, model: &Table) -> Result<Ve
                 .and_then(Value::as_str);
             let Some(found) = program.and_then(|program| named(name, program)) else { continue };
             let annotations = runtime.get("pod_annotations").and_then(Value::as_array);
-            let passed = annotations.into_iter().flatten().filter_map(Value::as_str).any(passes);
+            let passed = annotations.into_iter().flatten().filter_map(Value::as_str);
+            let passed =
+                ANNOTATIONS.iter().all(|ours| passed.clone().any(|pattern| passes(pattern, ours)));
             let systemd = has_systemd_cgroup(model);
             // Without a model nobody knows what runc has.
             let cgroups = model.is_empty() || systemd == has_systemd_cgroup(runtime);
@@ -182,9 +184,10 @@ pub(crate) fn containerd(text: &str, inherited: i64, model: &Table) -> Result<Ve
     Ok(ours)
 }
 
-/// Whether a pattern of annotations lets ours through.
-pub(crate) fn passes(pattern: &str) -> bool {
-    pattern == "*" || pattern == ANNOTATIONS || pattern == "aliyun.com*"
+/// Whether a pattern of annotations lets `ours` through, which is one of [`ANNOTATIONS`].
+pub(crate) fn passes(pattern: &str, ours: &str) -> bool {
+    let wide = ours.strip_suffix("/*").and_then(|domain| pattern.strip_prefix(domain));
+    pattern == "*" || pattern == ours || wide == Some("*")
 }
 
 /// The program that writes a file of containerd at each of its starts, as the file says: k3s,

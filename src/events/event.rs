@@ -38,6 +38,11 @@ const LEAKED: &str = "has a descriptor of the driver's that was opened in the co
 const ENDED_FOR_LEAK: &str = "has a descriptor of the driver's that was opened in the container, and memory was \
     taken past the quota: the container was ended";
 
+/// The driver refused memory that the quota would have left.
+const REFUSED_BY_DRIVER: &str = "the quota has room and the driver no memory: it keeps some for itself, and programs of \
+    the host and containers with the GPU as a whole take what they want; lower the quotas on this GPU, or raise \
+    admission.reserve";
+
 /// Nobody told that worker to end.
 const WORKER_GONE: &str = "the worker is gone; another takes its place";
 
@@ -75,6 +80,8 @@ pub enum Kind {
     Removed,
     /// A setting of `gpu` is another; of no container.
     GpuChanged,
+    /// A setting of the host is another; of no container.
+    HostChanged,
     /// Of a version to come.
     #[serde(other)]
     Unknown,
@@ -114,6 +121,9 @@ pub struct Event {
     /// What it has.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<Share>,
+    /// The settings that its quotas come from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_by: Option<String>,
     /// Who holds its quotas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
@@ -223,6 +233,7 @@ impl Event {
             root: None,
             former_id: None,
             gpus: Vec::new(),
+            quota_by: None,
             backend: None,
             chosen: None,
             driver_files: None,
@@ -267,6 +278,7 @@ impl Event {
         };
         self.gpus = plan.gpus.iter().map(share).collect();
         self.backend = Some(plan.backend.to_string());
+        self.quota_by = plan.caveats.quota_by.as_deref().map(text);
         self
     }
 
@@ -284,6 +296,13 @@ impl Event {
         self.container_pid = container_pid;
         self.program = program.map(text);
         self
+    }
+
+    /// An allocation was refused, for the quota, or by the driver though the quota had room.
+    #[must_use]
+    pub fn allocation_refused(by_driver: bool) -> Self {
+        let event = Event::new(Kind::AllocationRefused);
+        if by_driver { event.because(REFUSED_BY_DRIVER) } else { event }
     }
 
     /// A process was killed that took memory past the monitor.
@@ -372,6 +391,7 @@ impl Event {
             self.name.as_mut(),
             self.root.as_mut(),
             self.former_id.as_mut(),
+            self.quota_by.as_mut(),
             self.chosen.as_mut(),
             self.program.as_mut(),
             self.reason.as_mut(),
@@ -430,6 +450,9 @@ impl Event {
                     self.setting.as_deref().unwrap_or_default()
                 )
             }
+            Kind::HostChanged => {
+                format!("host: {}", self.setting.as_deref().unwrap_or_default())
+            }
             Kind::Unknown => "an event of a newer version".to_owned(),
         }
     }
@@ -464,8 +487,9 @@ impl Event {
             _ => "a process".to_owned(),
         };
         let gpu = self.gpu.map_or(String::new(), |gpu| format!(" of GPU {gpu}"));
+        let why = self.reason.as_ref().map_or(String::new(), |reason| format!("; {reason}"));
         format!(
-            "{who} asked for {}{gpu}; {} of the quota of {} are in use",
+            "{who} asked for {}{gpu}; {} of the quota of {} are in use{why}",
             mib_up(asked),
             mib_up(used),
             mib(quota)
@@ -585,6 +609,7 @@ mod tests {
             let mut event = refused().of(&text, Some(&text), &text).because(&text);
             event.gpus = (0..gpus).map(|_| share()).collect();
             event.chosen = Some(text.clone());
+            event.quota_by = Some(text.clone());
             let line = event.line();
             prop_assert!(line.len() <= MOST_LINE_BYTES, "{} bytes", line.len());
             prop_assert_eq!(Event::parse(&line).map(|read| read.at_us), Some(event.at_us));

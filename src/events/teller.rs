@@ -59,6 +59,7 @@ fn log(event: &Event) {
     let is_created = event.kind == super::Kind::Created;
     let gpus = is_created.then(|| text(event.shares()));
     let backend = event.backend.clone().filter(|_| is_created).map(text);
+    let quota_by = event.quota_by.clone().filter(|_| is_created);
     let left_out = (event.left_out > 0).then_some(event.left_out);
     let (id, root) = (event.id.as_str(), event.root.as_deref().filter(|_| is_created));
     let Event {
@@ -75,6 +76,7 @@ fn log(event: &Event) {
             id,
             root,
             gpus,
+            quota_by,
             backend,
             chosen,
             driver_files,

@@ -7,6 +7,7 @@
 mod bundles;
 mod container;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
@@ -20,7 +21,7 @@ use crate::bundle::{Bundle, DeviceNode, Withheld};
 use crate::config::{Config, Inject, Privileged, Whole};
 use crate::gpu::{Gpu, GpuState, Inventory};
 use crate::inject::{Nodes, Purpose};
-use crate::plan::{Kind, Plan, resolve};
+use crate::plan::{Kind, Limits, Placement, Plan, resolve};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::request::{EntryPoint, Profile, Verdict};
@@ -37,6 +38,7 @@ fn inventory() -> Inventory {
         bus_id: String::new(),
         name: String::new(),
         memory_bytes: 15_000 * MIB,
+        reserved_bytes: 0,
         state: GpuState::Ok,
         mig_enabled: false,
         mig_devices: Vec::new(),
@@ -59,6 +61,13 @@ fn settings() -> impl Strategy<Value = Vec<Setting>> {
         ("CGPU_DISABLE", &["true", "false", "1", ""]),
         ("ALIYUN_COM_GPU_SCHD_WEIGHT", &["1", "4"]),
         ("ALIYUN_COM_GPU_HIGH_PRIO", &["0", "1"]),
+        ("CGPU_MEMORY", &["2GiB", "25%", "3g,1g", "0", ""]),
+        ("CGPU_GPUS", &["1", "2", "all", "none", "device=1", "device=0,2", ""]),
+        ("CGPU_WEIGHT", &["1", "4"]),
+        ("CGPU_PRIORITY", &["normal", "high"]),
+        ("NVIDIA_GPU_MEMORY_LIMIT", &["2048", "0"]),
+        ("cgpu/memory", &["1GiB", "50%"]),
+        ("cgpu/gpus", &["1", "device=1"]),
         ("NVIDIA_DRIVER_CAPABILITIES", &["all", "compute,utility", "display", "graphics,compute"]),
         ("CUDA_VERSION", &["9.0.176"]),
         ("DOCKER_RESOURCE_GPU", &["GPU-2", "1", "GPU-0,GPU-1"]),
@@ -89,9 +98,13 @@ fn settings() -> impl Strategy<Value = Vec<Setting>> {
     )
 }
 
+fn is_annotation(name: &str) -> bool {
+    name.contains(['.', '/'])
+}
+
 fn set(config: &mut Value, settings: &[Setting]) {
     for (name, value) in settings {
-        match name.contains('.') {
+        match is_annotation(name) {
             true => config["annotations"][name] = json!(value),
             false => set_env(config, name, value),
         }
@@ -210,10 +223,22 @@ impl Rules {
             Verdict::Ours(request) => request,
         };
         let inventory = inventory();
-        let mut plan = resolve(request, &inventory, Kind::None, 20).map_err(|e| e.to_string())?;
-        if !plan.is_whole() {
-            plan.backend = Kind::Gate;
+        let mut proposal =
+            resolve(request, &inventory, Kind::None, 20).map_err(|e| e.to_string())?;
+        if !proposal.is_whole() {
+            proposal = proposal.by(Kind::Gate);
         }
+        let limits = Limits {
+            overcommit: 1.0,
+            max_inst: 20,
+            max_inst_of: BTreeMap::new(),
+            policy: 1,
+            policy_of: BTreeMap::new(),
+            bounds_weights: true,
+            exclusive: self.exclusive,
+        };
+        let placed = proposal.place(&[], &limits, Placement::Binpack);
+        let plan = placed.map_err(|e| e.to_string())?;
         if self.entry == EntryPoint::LateHook {
             // It can change no bundle: a quota is refused, and the rest is registered.
             return match plan.is_whole() {
@@ -260,8 +285,10 @@ fn nodes(plan: &Plan) -> Nodes {
 /// Whether anything asks for a quota, whatever lifts it.
 fn asks_anywhere(settings: &[Setting]) -> bool {
     let asks = |(name, value): &Setting| {
-        name.to_ascii_lowercase().replace('_', "-").ends_with("gpu-mem-container")
-            && value.bytes().any(|byte| byte != b'0')
+        const ASKING: [&str; 4] =
+            ["gpu-mem-container", "cgpu-memory", "cgpu/memory", "gpu-memory-limit"];
+        let name = name.to_ascii_lowercase().replace('_', "-");
+        ASKING.iter().any(|asking| name.ends_with(asking)) && value.bytes().any(|byte| byte != b'0')
     };
     settings.iter().any(asks)
 }
@@ -396,7 +423,7 @@ proptest! {
         };
         let of_image: Vec<_> = of_image
             .into_iter()
-            .filter(|(name, _)| !name.contains('.') || !rules.trust_annotations)
+            .filter(|(name, _)| !is_annotation(name) || !rules.trust_annotations)
             .filter(|(name, _)| !is_engines(name))
             .collect();
         let mut both = base.config.clone();
@@ -406,9 +433,21 @@ proptest! {
             prop_assert_eq!(reached(&after, rules.is_under_nvidias).gpus, [0_u32; 0], "not ours: {}", after);
             return Ok(());
         };
+        // Where the user leaves it open which GPUs, the image may say so, and, if the user doesn't say how
+        // many, that as well (documented): each is under the quota all the same.
+        let of_gpus = |(name, _): &&Setting| {
+            let is_choice =
+                ["CGPU_GPUS", "cgpu/gpus"].contains(name) || name.to_lowercase().ends_with("devices");
+            is_choice && (rules.trust_annotations || !is_annotation(name))
+        };
+        let says: Vec<&str> = of_user.iter().filter(of_gpus).map(|(_, value)| *value).collect();
+        let names = says.iter().any(|value| value.contains(|c: char| c.is_ascii_digit()));
+        let is_open = !names || says.iter().any(|value| value.len() == 1);
+        let largest = alone.gpus.iter().filter_map(|gpu| gpu.memory_limit_bytes).max();
         for gpu in &with_image.gpus {
             let before = alone.gpus.iter().find(|other| other.uuid == gpu.uuid);
             let limit = before.and_then(|before| before.memory_limit_bytes);
+            let limit = limit.or(largest.filter(|_| is_open));
             prop_assert!(
                 limit.is_some() && gpu.memory_limit_bytes.is_some() && gpu.memory_limit_bytes <= limit,
                 "{} became {}", alone, with_image

@@ -265,6 +265,7 @@ mod tests {
             bus_id: String::new(),
             name: String::new(),
             memory_bytes: 1 << 20,
+            reserved_bytes: 0,
             state: GpuState::Ok,
             mig_enabled: false,
             mig_devices: Vec::new(),
@@ -281,6 +282,7 @@ mod tests {
             uuid: "GPU-0".into(),
             minor: 1,
             memory_total_bytes: 1 << 20,
+            memory_reserved_bytes: 0,
             memory_limit_bytes: None,
             mig: None,
         };

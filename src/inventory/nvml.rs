@@ -9,7 +9,10 @@
 //! doesn't get it. GPUs that NVML doesn't count (excluded, no device node) are not
 //! shown: they have no index.
 
-#![allow(unsafe_code, reason = "nvml-wrapper has no call for the instances of a MIG device")]
+#![allow(
+    unsafe_code,
+    reason = "nvml-wrapper has no call for the instances of a MIG device, nor for memory before driver 510"
+)]
 
 use std::collections::HashSet;
 use std::env::consts::ARCH;
@@ -22,7 +25,7 @@ use thiserror::Error;
 
 use super::{KernelGpu, bus_id};
 use crate::gpu::{Gpu, GpuEntry, GpuState, Inventory, InventoryError, MigDevice};
-use crate::units::bytes_to_mib;
+use crate::units::{MIB, bytes_to_mib};
 
 /// The name that drivers install for programs; the one without a number is for compilers.
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -100,7 +103,8 @@ struct Answers {
     uuid: Option<String>,
     minor: Option<u32>,
     name: Option<String>,
-    memory_bytes: Option<u64>,
+    /// Bytes in all, and those that the driver keeps for itself; 0 where it doesn't say.
+    memory_bytes: Option<(u64, u64)>,
     mig_enabled: bool,
     mig_devices: Vec<MigDevice>,
     /// The first thing it could not tell.
@@ -158,7 +162,7 @@ impl Session {
             minor: told(&mut failure, device.minor_number()),
             // No GPU is worse for having no name.
             name: device.name().ok(),
-            memory_bytes: told(&mut failure, device.memory_info()).map(|memory| memory.total),
+            memory_bytes: told(&mut failure, memory(&self.nvml, &device)),
             mig_enabled,
             mig_devices: match mig_enabled {
                 true => mig_devices(&self.nvml, index, &device),
@@ -167,6 +171,30 @@ impl Session {
             failure,
         }
     }
+}
+
+/// Bytes of a GPU's memory in all, and those that the driver keeps for itself.
+fn memory(nvml: &Nvml, device: &Device<'_>) -> Result<(u64, u64), NvmlError> {
+    match device.memory_info() {
+        Ok(memory) => Ok((memory.total, memory.reserved)),
+        // Of drivers before 510, which have the question's first form alone.
+        Err(NvmlError::FailedToLoadSymbol(symbol)) => {
+            total(nvml, device).map(|total| (total, 0)).ok_or(NvmlError::FailedToLoadSymbol(symbol))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The same in all, by the question's first form.
+fn total(nvml: &Nvml, device: &Device<'_>) -> Option<u64> {
+    let ask = nvml.lib().nvmlDeviceGetMemoryInfo.as_ref().ok()?;
+    // SAFETY: the handle is used here only, while `nvml`, which it is of, lives.
+    let handle = unsafe { device.handle() };
+    // `nvmlMemory_t`: in all, free, used.
+    let mut memory = [0_u64; 3];
+    // SAFETY: the function is of the library that the handle is of, and writes three numbers.
+    let answer = unsafe { ask(handle, memory.as_mut_ptr().cast()) };
+    (answer == SUCCESS).then_some(memory[0])
 }
 
 /// The libraries to try, best first.
@@ -281,7 +309,9 @@ fn settle(mut answers: Vec<Answers>, kernel: &[KernelGpu]) -> Result<Inventory, 
             minor: answers.minor.or_else(|| known?.minor),
             bus_id,
             name: answers.name.unwrap_or_default(),
-            memory_mib: answers.memory_bytes.map_or(0, bytes_to_mib),
+            memory_mib: answers.memory_bytes.map_or(0, |(total, _)| bytes_to_mib(total)),
+            // Rounded up: the last part of a MiB can't be promised either.
+            memory_reserved_mib: answers.memory_bytes.map_or(0, |(_, kept)| kept.div_ceil(MIB)),
             state: if answers.failure.is_some() { GpuState::Lost } else { GpuState::Ok },
             mig_enabled: answers.mig_enabled,
             mig_devices: answers.mig_devices,
@@ -337,7 +367,7 @@ mod tests {
             bus_id: Some(bus_id.to_owned()),
             uuid: Some(uuid.to_owned()),
             minor: Some(minor),
-            memory_bytes: Some((16130 << 20) + 1),
+            memory_bytes: Some(((16130 << 20) + 1, (511 << 20) + 1)),
             ..Answers::default()
         }
     }
@@ -363,6 +393,7 @@ mod tests {
         assert_eq!((lost.state, &*lost.uuid, lost.minor), (GpuState::Lost, "GPU-b", 1));
         assert_eq!(lost.bus_id, "0000:00:08.0");
         assert_eq!(inventory.gpus()[0].memory_bytes, 16130 << 20);
+        assert_eq!(inventory.gpus()[0].reserved_bytes, 512 << 20);
     }
 
     #[test]

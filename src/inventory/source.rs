@@ -21,6 +21,8 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// `/proc`.
     pub proc_root: PathBuf,
+    /// MiB that the driver keeps of a GPU of which nobody says it.
+    pub reserve_mib: u64,
 }
 
 /// Who knows the GPUs: `source` under `[inventory]`.
@@ -51,6 +53,7 @@ impl Default for Settings {
             driver_root: PathBuf::from("/"),
             state_dir: PathBuf::from("/run/cgpu"),
             proc_root: PathBuf::from("/proc"),
+            reserve_mib: 0,
         }
     }
 }
@@ -74,8 +77,9 @@ impl Settings {
 /// hold. A cache that is missing, damaged or outdated is `None`.
 pub fn cached(settings: &Settings) -> Result<Option<Inventory>, LoadError> {
     if let Some(path) = settings.file() {
-        return Ok(Some(file::load(path)?));
+        return Ok(Some(file::load(path)?.reserving(settings.reserve_mib)));
     }
     let now = Fingerprint::read(&settings.proc_root)?;
-    Ok(cache::read(&settings.state_dir, &now))
+    let found = cache::read(&settings.state_dir, &now);
+    Ok(found.map(|inventory| inventory.reserving(settings.reserve_mib)))
 }

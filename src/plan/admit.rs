@@ -52,12 +52,12 @@ pub struct Limits {
 
 impl Limits {
     /// The policy of the GPU with that UUID.
-    fn policy(&self, uuid: &str) -> u32 {
+    pub(super) fn policy(&self, uuid: &str) -> u32 {
         self.policy_of.get(uuid).copied().unwrap_or(self.policy)
     }
 
     /// The most containers on the GPU with that UUID, and the sum of their weights.
-    fn max_inst(&self, uuid: &str) -> u32 {
+    pub(super) fn max_inst(&self, uuid: &str) -> u32 {
         self.max_inst_of.get(uuid).copied().unwrap_or(self.max_inst)
     }
 
@@ -110,10 +110,46 @@ impl Refusal {
             | Refusal::Containers { holders, .. }
             | Refusal::Weight { holders, .. }
             | Refusal::Exclusive { holders, .. } => holders.name(&mut name_of),
-            Refusal::TooMuch { .. } => {}
+            Refusal::TooMuch { .. }
+            | Refusal::NoRoom { .. }
+            | Refusal::Share { .. }
+            | Refusal::SmallShare { .. } => {}
         }
         self
     }
+
+    /// What a GPU lacks, in few words, where others could be chosen as well.
+    pub(super) fn lack(&self) -> String {
+        match self {
+            Refusal::Memory { index, uuid, left_mib, total_mib, .. } => {
+                format!("GPU {index} ({uuid}) has {left_mib} MiB of {total_mib} MiB left")
+            }
+            Refusal::TooMuch { index, uuid, total_mib, .. } => {
+                format!("GPU {index} ({uuid}) can promise {total_mib} MiB in all")
+            }
+            Refusal::Containers { index, uuid, count, max_inst, .. } => {
+                format!("GPU {index} ({uuid}) has {count} containers of {max_inst} (max_inst)")
+            }
+            Refusal::Weight { index, uuid, left, max_inst, .. } => {
+                format!("GPU {index} ({uuid}) has weight {left} of {max_inst} left")
+            }
+            Refusal::Exclusive { index, uuid, found, .. } => {
+                format!("GPU {index} ({uuid}) is {found}")
+            }
+            Refusal::Share { index, uuid, policy, .. } => {
+                format!("GPU {index} ({uuid}) is divided by policy {policy}, and not by parts")
+            }
+            Refusal::SmallShare { index, uuid, parts, .. } => {
+                format!("GPU {index} ({uuid}) is divided into {parts} parts")
+            }
+            Refusal::NoRoom { .. } => self.to_string(),
+        }
+    }
+}
+
+/// ` (SETTING)`, if there is one.
+fn said(setting: &Option<String>) -> String {
+    setting.as_ref().map_or_else(String::new, |setting| format!(" ({setting})"))
 }
 
 /// Why a plan is not admitted.
@@ -122,7 +158,8 @@ pub enum Refusal {
     /// Not enough memory is left.
     #[error(
         "GPU {index} ({uuid}) has {left_mib} MiB of {total_mib} MiB left, this container asks \
-         for {asked_mib} MiB; {holders}; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or stop one of them"
+         for {asked_mib} MiB; {holders}; ask for less{}, or stop one of them",
+        said(.quota_by)
     )]
     Memory {
         /// Index of the GPU.
@@ -135,13 +172,16 @@ pub enum Refusal {
         total_mib: u64,
         /// The quota asked for, in MiB.
         asked_mib: u64,
+        /// What asks for it.
+        quota_by: Option<String>,
         /// Who holds the rest.
         holders: Holders,
     },
     /// The quota is more than the GPU can ever give.
     #[error(
         "GPU {index} ({uuid}) can promise {total_mib} MiB in all, this container asks for \
-         {asked_mib} MiB; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or raise admission.overcommit"
+         {asked_mib} MiB; ask for less{}, or raise admission.overcommit",
+        said(.quota_by)
     )]
     TooMuch {
         /// Index of the GPU.
@@ -152,6 +192,50 @@ pub enum Refusal {
         total_mib: u64,
         /// The quota asked for, in MiB.
         asked_mib: u64,
+        /// What asks for it.
+        quota_by: Option<String>,
+    },
+    /// No GPU of those that could be chosen has room.
+    #[error(
+        "no {wanted} is left: {}; ask for less, or stop containers (`cgpu ps` shows them)",
+        lacks.join("; ")
+    )]
+    NoRoom {
+        /// What is asked for.
+        wanted: String,
+        /// What each GPU of the host lacks.
+        lacks: Vec<String>,
+    },
+    /// A part of the computing time of a GPU that isn't divided by parts.
+    #[error(
+        "{setting} can't be held on GPU {index} ({uuid}), which shares computing time by policy {policy}: a \
+         part can be held under policy 3 of the gate alone; write a weight as CGPU_WEIGHT=2, or set \
+         `cgpu set gpu {index} policy=3`"
+    )]
+    Share {
+        /// Index of the GPU.
+        index: u32,
+        /// Its UUID.
+        uuid: String,
+        /// What asks for the part.
+        setting: String,
+        /// Its policy.
+        policy: u32,
+    },
+    /// A part of the computing time that is less than the GPU has parts.
+    #[error(
+        "{setting} is less than one of the {parts} parts of GPU {index} ({uuid}); ask for more, or raise its \
+         max_inst: `cgpu set gpu {index} max_inst=N`"
+    )]
+    SmallShare {
+        /// Index of the GPU.
+        index: u32,
+        /// Its UUID.
+        uuid: String,
+        /// What asks for the part.
+        setting: String,
+        /// How many parts it has.
+        parts: u32,
     },
     /// Too many containers.
     #[error(
@@ -174,7 +258,7 @@ pub enum Refusal {
     /// Too much weight.
     #[error(
         "GPU {index} ({uuid}) has weight {left} of {max_inst} left, this container asks for \
-         {asked}; {holders}; lower ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
+         {asked}; {holders}; lower CGPU_WEIGHT or ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
     )]
     Weight {
         /// Index of the GPU.
@@ -249,7 +333,17 @@ pub fn admit<'a>(
     limits: &Limits,
 ) -> Result<(), Refusal> {
     let holdings = holdings.into_iter();
-    plan.gpus.iter().try_for_each(|gpu| admit_gpu(plan, gpu, holdings.clone(), limits))
+    plan.gpus.iter().try_for_each(|gpu| room(plan, gpu, holdings.clone(), limits).map(drop))
+}
+
+/// The room of a GPU for one of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Room {
+    /// Memory that can still be promised, in bytes, before this container has any.
+    pub(super) left_bytes: u64,
+    /// Containers that don't go well with this one: those that have the GPU as a whole, or to one that
+    /// would have it so, all.
+    pub(super) unlike: usize,
 }
 
 /// The GPUs that `plan` has as a whole beside containers that have quotas there, or the other way
@@ -269,12 +363,13 @@ pub fn unheld<'a>(
     plan.gpus.iter().filter(is_mixed).map(|gpu| gpu.index)
 }
 
-fn admit_gpu<'a>(
+/// The room for `gpu` of `plan` beside `holdings`.
+pub(super) fn room<'a>(
     plan: &Plan,
     gpu: &PlannedGpu,
     holdings: impl Iterator<Item = &'a Holding> + Clone,
     limits: &Limits,
-) -> Result<(), Refusal> {
+) -> Result<Room, Refusal> {
     let (index, uuid) = (gpu.index, gpu.given_uuid().to_owned());
     let (mut held_bytes, mut weight, mut sharing, mut whole) = (0u64, 0u32, 0usize, 0usize);
     let on_gpu = |holding: &Holding| {
@@ -283,7 +378,8 @@ fn admit_gpu<'a>(
     for holding in holdings.clone() {
         match on_gpu(holding) {
             Some(Some(bytes)) => {
-                held_bytes = held_bytes.saturating_add(bytes);
+                // Nobody gets what the driver keeps, whatever the documents' ratio comes to.
+                held_bytes = held_bytes.saturating_add(bytes.min(gpu.divisible_bytes()));
                 weight = weight.saturating_add(holding.weight);
                 // One that has ended takes memory, and no place.
                 sharing += usize::from(!holding.is_ended());
@@ -298,25 +394,31 @@ fn admit_gpu<'a>(
             |h: &Holding| Some(ShownHolder { id: h.id.clone(), name: None, limit: on_gpu(h)? });
         Holders(held.filter_map(holder).collect())
     };
+    let total = promisable(gpu.divisible_bytes(), limits.overcommit);
+    let left = total.saturating_sub(held_bytes);
     let Some(asked) = gpu.memory_limit_bytes else {
         if limits.exclusive && (sharing > 0 || whole > 0) {
             let found = if whole > 0 { "held as a whole" } else { "shared" };
             let wanted = "held as a whole";
             return Err(Refusal::Exclusive { index, uuid, wanted, found, holders: holders() });
         }
-        return Ok(());
+        return Ok(Room { left_bytes: left, unlike: sharing + whole });
     };
     if limits.exclusive && whole > 0 {
         let (wanted, found) = ("shared", "held as a whole");
         return Err(Refusal::Exclusive { index, uuid, wanted, found, holders: holders() });
     }
-    let total = promisable(gpu.memory_total_bytes, limits.overcommit);
+    let quota_by = || plan.caveats.quota_by.clone();
+    // All of a GPU by the documents' ratio is all that can be had of it.
+    let asked = match asked > gpu.memory_total_bytes {
+        true => asked,
+        false => asked.min(gpu.divisible_bytes()),
+    };
     let asked_mib = bytes_to_mib(asked);
     if asked > total {
         let total_mib = bytes_to_mib(total);
-        return Err(Refusal::TooMuch { index, uuid, total_mib, asked_mib });
+        return Err(Refusal::TooMuch { index, uuid, total_mib, asked_mib, quota_by: quota_by() });
     }
-    let left = total.saturating_sub(held_bytes);
     if asked > left {
         return Err(Refusal::Memory {
             index,
@@ -324,6 +426,7 @@ fn admit_gpu<'a>(
             left_mib: bytes_to_mib(left),
             total_mib: bytes_to_mib(total),
             asked_mib,
+            quota_by: quota_by(),
             holders: holders(),
         });
     }
@@ -332,19 +435,19 @@ fn admit_gpu<'a>(
         let count = sharing;
         return Err(Refusal::Containers { index, uuid, count, max_inst, holders: holders() });
     }
-    let left = max_inst.saturating_sub(weight);
+    let weight_left = max_inst.saturating_sub(weight);
     let is_bound = limits.bounds_weights && plan.backend.bounds_weights(limits.policy(&gpu.uuid));
-    if is_bound && plan.weight > left {
+    if is_bound && plan.weight > weight_left {
         return Err(Refusal::Weight {
             index,
             uuid,
-            left,
+            left: weight_left,
             max_inst,
             asked: plan.weight,
             holders: holders(),
         });
     }
-    Ok(())
+    Ok(Room { left_bytes: left, unlike: whole })
 }
 
 /// The bytes that may be promised of `total`, rounded down; never more than `u64` holds.
@@ -381,6 +484,7 @@ mod tests {
                 uuid: format!("GPU-{index}"),
                 minor: index,
                 memory_total_bytes: 16130 * MIB,
+                memory_reserved_bytes: 0,
                 memory_limit_bytes: limit.map(|mib| mib * MIB),
                 mig: None,
             })
@@ -433,9 +537,29 @@ mod tests {
         assert_eq!(
             refused(&plan(&[(0, Some(3073))], 1), &held, &LIMITS),
             "GPU 0 (GPU-0) has 3072 MiB of 16130 MiB left, this container asks for 3073 MiB; \
-             held by a: 8602 MiB, b: 4456 MiB; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or stop one \
-             of them"
+             held by a: 8602 MiB, b: 4456 MiB; ask for less, or stop one of them"
         );
+    }
+
+    #[test]
+    fn what_the_driver_keeps_is_not_promised() {
+        let reserving = |limit| {
+            let mut plan = plan(&[(0, Some(limit))], 1);
+            plan.gpus[0].memory_reserved_bytes = 530 * MIB;
+            plan
+        };
+        let held = [holding("a", 0, Some(8_000), 1)];
+        assert_eq!(admit(&reserving(7_600), &held, &LIMITS), Ok(()));
+        assert_eq!(
+            refused(&reserving(7_601), &held, &LIMITS),
+            "GPU 0 (GPU-0) has 7600 MiB of 15600 MiB left, this container asks for 7601 MiB; held by a: \
+             8000 MiB; ask for less, or stop one of them"
+        );
+        // All of it by the documents' ratio is what can be had, and leaves nothing.
+        assert_eq!(admit(&reserving(16_130), &[], &LIMITS), Ok(()));
+        let all = [holding("a", 0, Some(16_130), 1)];
+        let none = refused(&reserving(1), &all, &LIMITS);
+        assert!(none.starts_with("GPU 0 (GPU-0) has 0 MiB of 15600 MiB left"), "{none}");
     }
 
     #[test]
@@ -463,7 +587,7 @@ mod tests {
         assert_eq!(
             refused(&plan(&[(0, Some(8066))], 1), &[], &limits(0.5)),
             "GPU 0 (GPU-0) can promise 8065 MiB in all, this container asks for 8066 MiB; ask \
-             for less (ALIYUN_COM_GPU_MEM_CONTAINER), or raise admission.overcommit"
+             for less, or raise admission.overcommit"
         );
     }
 
@@ -491,7 +615,7 @@ mod tests {
         assert_eq!(
             refused(&plan(&[(0, Some(1))], 2), &held[..1], &limits),
             "GPU 0 (GPU-0) has weight 1 of 2 left, this container asks for 2; held by a: 1 MiB; \
-             lower ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
+             lower CGPU_WEIGHT or ALIYUN_COM_GPU_SCHD_WEIGHT, or stop one of them"
         );
     }
 

@@ -102,6 +102,8 @@ impl Plan {
                     return Err(ChangeError::BadSize { mib: bytes_to_mib(bytes) });
                 }
                 *limit = bytes;
+                // The container's settings don't say this.
+                plan.caveats.quota_by = None;
             }
             Change::Weight(weight) if !(1..=max_inst).contains(&weight) => {
                 return Err(ChangeError::BadWeight { weight, max_inst });
@@ -136,6 +138,7 @@ mod tests {
             uuid: format!("GPU-{index}"),
             minor: index,
             memory_total_bytes: 100 * MIB,
+            memory_reserved_bytes: 0,
             memory_limit_bytes: limit.map(|mib| mib * MIB),
             mig: None,
         };

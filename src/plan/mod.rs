@@ -6,6 +6,7 @@
 mod admit;
 mod change;
 mod gpu;
+mod place;
 mod resolve;
 
 use std::fmt;
@@ -21,6 +22,7 @@ pub use gpu::{
     GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_FIXED, POLICY_NATIVE, POLICY_PREEMPTIVE,
     WEIGHTED, policy_of,
 };
+pub use place::{Candidate, Placement, Proposal, ShareAsked, WeightAsked};
 pub use resolve::{ResolveError, resolve};
 
 /// What a create gives to a container: the `plan` of `cgpu inspect`.
@@ -39,10 +41,14 @@ pub struct Plan {
     pub caveats: Caveats,
 }
 
-/// What is to be known of a container before its quota, or that of others beside it, is relied on.
+/// Where a container's quota comes from, and what is to be known before it, or that of others beside it,
+/// is relied on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Caveats {
+    /// The settings that its quotas come from, those that won where several ask.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota_by: Option<String>,
     /// The setting by which it has GPUs without a quota although one was asked for: it limits itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unenforced_by: Option<String>,
@@ -62,6 +68,9 @@ pub struct PlannedGpu {
     pub minor: u32,
     /// Its memory in bytes.
     pub memory_total_bytes: u64,
+    /// What the driver keeps of that in bytes: it can't be promised.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub memory_reserved_bytes: u64,
     /// The quota in bytes, a whole number of MiB; `None` where the GPU is the
     /// container's as a whole.
     pub memory_limit_bytes: Option<u64>,
@@ -81,7 +90,18 @@ pub struct PlannedMig {
     pub instances: Option<(u32, u32)>,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's form")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
 impl PlannedGpu {
+    /// Its memory in bytes but for what the driver keeps.
+    #[must_use]
+    pub fn divisible_bytes(&self) -> u64 {
+        self.memory_total_bytes.saturating_sub(self.memory_reserved_bytes)
+    }
+
     /// The UUID of what is given: the GPU, or the MIG device.
     #[must_use]
     pub fn given_uuid(&self) -> &str {
@@ -177,7 +197,7 @@ impl Plan {
     /// What its owner has to know of it, a sentence each, as the log, events and `cgpu inspect` have it.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let Caveats { unenforced_by, reaches_past } = &self.caveats;
+        let Caveats { unenforced_by, reaches_past, .. } = &self.caveats;
         let unenforced = unenforced_by.as_ref().map(|setting| match self.is_whole() {
             true => format!("no quota is enforced on this container: {setting}"),
             false => format!("this container has GPUs without a quota too: {setting}"),

@@ -11,13 +11,15 @@ mod limit;
 
 pub use error::ResolveError;
 
-use super::{Caveats, Kind, Plan, PlannedGpu, PlannedMig};
+use super::{
+    Candidate, Caveats, Kind, Plan, PlannedGpu, PlannedMig, Proposal, ShareAsked, WeightAsked,
+};
 use crate::gpu::Inventory;
-use crate::request::{Quota, Request, RequestError};
+use crate::request::{On, Outcome, Quota, Request, RequestError, WeightValue};
 use crate::units::mib_to_bytes;
-use choice::{Choice, Chosen, Purpose};
+use choice::{Chosen, Purpose};
 
-/// The plan that `request` comes to on the GPUs of `inventory`, on a host with at most `max_inst`
+/// What `request` comes to on the GPUs of `inventory`, on a host with at most `max_inst`
 /// containers a GPU.
 ///
 /// # Errors
@@ -28,16 +30,23 @@ pub fn resolve(
     inventory: &Inventory,
     backend: Kind,
     max_inst: u32,
-) -> Result<Plan, ResolveError> {
+) -> Result<Proposal, ResolveError> {
     let quotas = &request.quotas;
     let weight = weight(quotas, max_inst)?;
     let mut caveats = Caveats {
+        quota_by: quota_by(quotas),
         unenforced_by: request.unenforced_by.clone(),
         reaches_past: request.reaches.ways.iter().map(ToString::to_string).collect(),
     };
+    let is_high = |quota: &Quota| quota.shares.high_priority.is_some();
+    let high_priority = !quotas.is_empty() && quotas.iter().all(is_high);
+    let rest = |caveats| Plan { backend, gpus: Vec::new(), weight: 1, high_priority, caveats };
     if request.is_files_alone() {
-        let gpus = Vec::new();
-        return Ok(Plan { backend, gpus, weight, high_priority: false, caveats });
+        return Ok(Proposal::new(rest(caveats), Vec::new(), weight, Vec::new()));
+    }
+    if let Outcome::Quota(On::Chosen) | Outcome::Whole(On::Chosen) = request.outcome {
+        let (places, unusable) = places(request, inventory)?;
+        return Ok(Proposal::new(rest(caveats), places, weight, unusable));
     }
     let purpose = match quotas.first() {
         Some(quota) => Purpose::Shared { memory: &quota.memory, may_mix: request.may_mix },
@@ -48,82 +57,145 @@ pub fn resolve(
         limit::check_length(quota, choice.shared_in_order_of(quota.source))?;
     }
 
-    let planned = |Chosen { gpu, mig }: &Chosen<'_>| {
-        let of_mig = mig.and_then(|mig| mib_to_bytes(mig.memory_mib));
-        Ok(PlannedGpu {
-            index: gpu.index,
-            uuid: gpu.uuid.clone(),
-            minor: gpu.minor,
-            memory_total_bytes: of_mig.unwrap_or(gpu.memory_bytes),
-            memory_limit_bytes: smallest_limit(request, Chosen { gpu, mig: *mig }, &choice)?,
-            mig: mig.map(|mig| PlannedMig {
-                index: mig.index,
-                uuid: mig.uuid.clone(),
-                instances: mig.instances(),
-            }),
-        })
+    let planned = |chosen: &Chosen<'_>| {
+        // The place of the GPU in the order of the quota's source.
+        let nth = |quota: &Quota| {
+            choice.shared_in_order_of(quota.source).iter().position(|other| other == chosen)
+        };
+        candidate(request, *chosen, nth)
     };
-    let gpus = choice.gpus.iter().map(planned).collect::<Result<Vec<_>, ResolveError>>()?;
+    let candidates = choice.gpus.iter().map(planned).collect::<Result<Vec<_>, ResolveError>>()?;
+    let gpus = || candidates.iter().map(|candidate| &candidate.gpu);
     // A node may have said that it opens a MIG device, of a GPU that isn't in MIG mode.
     if let Some(rule) = request.has_mig_alone
-        && let Some(gpu) = gpus.iter().find(|gpu| gpu.mig.is_none())
+        && let Some(gpu) = gpus().find(|gpu| gpu.mig.is_none())
     {
         let by = format!("{} (GPU {})", request.brought_by, gpu.index);
         return Err(RequestError::QuotaRequiredOfBrought { by, rule }.into());
     }
-    let is_mixed = !quotas.is_empty() && gpus.iter().any(|gpu| gpu.memory_limit_bytes.is_none());
+    let is_mixed = !quotas.is_empty() && gpus().any(|gpu| gpu.memory_limit_bytes.is_none());
     if let Some(listing) = request.selections.listing_variable().filter(|_| is_mixed) {
         caveats.unenforced_by = Some(listing.setting.to_string());
     }
-    let is_high = |quota: &Quota| quota.high_priority.is_some();
-    let high_priority = !quotas.is_empty() && quotas.iter().all(is_high);
-    Ok(Plan { backend, gpus, weight, high_priority, caveats })
+    let places = candidates.into_iter().map(|candidate| vec![candidate]).collect();
+    Ok(Proposal::new(rest(caveats), places, weight, Vec::new()))
 }
 
-/// The smaller quota on `gpu`, or `None` where it is the container's as a whole.
-fn smallest_limit(
+/// The GPUs that can be chosen for each that a container wants, and the others, each with why it can't be.
+fn places(
     request: &Request,
-    chosen: Chosen<'_>,
-    choice: &Choice<'_>,
-) -> Result<Option<u64>, ResolveError> {
-    let mut smallest: Option<u64> = None;
+    inventory: &Inventory,
+) -> Result<(Vec<Vec<Candidate>>, Vec<String>), ResolveError> {
+    let count = request.count().unwrap_or(1);
+    let (usable, mut unusable) = choice::choosable(request, count, inventory)?;
     for quota in &request.quotas {
-        let shared = choice.shared_in_order_of(quota.source);
-        let Some(nth) = shared.iter().position(|other| *other == chosen) else {
-            continue;
-        };
-        if request.doubts_measure {
-            limit::check_measure(quota, chosen.gpu)?;
+        limit::check_count(quota, count as usize)?;
+    }
+    let mut places = Vec::new();
+    for nth in 0..count as usize {
+        let mut candidates = Vec::new();
+        for chosen in &usable {
+            match candidate(request, *chosen, |_| Some(nth)) {
+                Ok(candidate) => candidates.push(candidate),
+                // Another GPU may have as much.
+                Err(ResolveError::MoreThanGpu { gpu, total_mib, .. }) => {
+                    let why = format!("{gpu} has {total_mib} MiB in all");
+                    if !unusable.contains(&why) {
+                        unusable.push(why);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
         }
-        let limit_bytes = limit::limit_bytes(quota, nth, chosen.gpu)?;
-        smallest = Some(smallest.map_or(limit_bytes, |bytes| bytes.min(limit_bytes)));
+        places.push(candidates);
+    }
+    Ok((places, unusable))
+}
+
+/// `chosen` with the smallest quota on it, and none where it is the container's as a whole; `nth` is its
+/// place in the order of a quota's source.
+fn candidate(
+    request: &Request,
+    Chosen { gpu, mig }: Chosen<'_>,
+    nth: impl Fn(&Quota) -> Option<usize>,
+) -> Result<Candidate, ResolveError> {
+    let mut smallest: Option<(u64, &Quota)> = None;
+    for quota in &request.quotas {
+        let Some(nth) = nth(quota) else { continue };
+        if request.doubts_measure {
+            limit::check_measure(quota, gpu)?;
+        }
+        let bytes = limit::limit_bytes(quota, nth, gpu)?;
+        if smallest.is_none_or(|(other, _)| bytes < other) {
+            smallest = Some((bytes, quota));
+        }
+    }
+    let of_mig = mig.and_then(|mig| mib_to_bytes(mig.memory_mib));
+    let planned = PlannedGpu {
+        index: gpu.index,
+        uuid: gpu.uuid.clone(),
+        minor: gpu.minor,
+        memory_total_bytes: of_mig.unwrap_or(gpu.memory_bytes),
+        // NVML's figure is the GPU's.
+        memory_reserved_bytes: if mig.is_some() { 0 } else { gpu.reserved_bytes },
+        memory_limit_bytes: smallest.map(|(bytes, _)| bytes),
+        mig: mig.map(|mig| PlannedMig {
+            index: mig.index,
+            uuid: mig.uuid.clone(),
+            instances: mig.instances(),
+        }),
+    };
+    Ok(Candidate { gpu: planned, quota_by: smallest.map(|(_, quota)| quota.memory.to_string()) })
+}
+
+/// The settings that ask for quotas.
+fn quota_by(quotas: &[Quota]) -> Option<String> {
+    let settings: Vec<String> = quotas.iter().map(|quota| quota.memory.to_string()).collect();
+    (!settings.is_empty()).then(|| settings.join(", "))
+}
+
+/// The smallest weight asked for, where a quota that says nothing asks for 1.
+fn weight(quotas: &[Quota], max_inst: u32) -> Result<WeightAsked, ResolveError> {
+    let mut smallest = WeightAsked { number: None, share: None };
+    for quota in quotas {
+        let weights = &quota.shares.weights;
+        if weights.is_empty() {
+            smallest.number = Some(1);
+        }
+        for weight in weights {
+            match weight.value {
+                WeightValue::Number(value) => {
+                    let value = u32::try_from(value).ok().filter(|&value| value <= max_inst);
+                    let setting = || weight.setting.clone();
+                    let value = value.ok_or_else(|| ResolveError::WeightTooHigh {
+                        setting: setting(),
+                        max_inst,
+                    })?;
+                    smallest.number = Some(smallest.number.map_or(value, |other| other.min(value)));
+                }
+                WeightValue::Share(hundredths) => {
+                    let is_less =
+                        smallest.share.as_ref().is_none_or(|share| hundredths < share.hundredths);
+                    if is_less {
+                        let setting = weight.setting.to_string();
+                        smallest.share = Some(ShareAsked { hundredths, setting });
+                    }
+                }
+            }
+        }
     }
     Ok(smallest)
-}
-
-/// The smallest weight asked for, where saying nothing asks for 1.
-fn weight(quotas: &[Quota], max_inst: u32) -> Result<u32, ResolveError> {
-    let mut smallest: Option<u32> = None;
-    for quota in quotas {
-        let weight = match &quota.weight {
-            None => 1,
-            Some(weight) => {
-                u32::try_from(weight.value).ok().filter(|&value| value <= max_inst).ok_or_else(
-                    || ResolveError::WeightTooHigh { setting: weight.setting.clone(), max_inst },
-                )?
-            }
-        };
-        smallest = Some(smallest.map_or(weight, |other| other.min(weight)));
-    }
-    Ok(smallest.unwrap_or(1))
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::gpu::{Gpu, GpuState, MigDevice};
+    use crate::plan::{Limits, Placement, Refusal};
     use crate::request::{
         self, Brought, BroughtGpu, EntryPoint, MigInstance, Profile, Reaches, Rules, Said, Trust,
         decide, testing,
@@ -148,6 +220,7 @@ mod tests {
             bus_id: String::new(),
             name: String::new(),
             memory_bytes: memory_mib * MIB,
+            reserved_bytes: 0,
             state: GpuState::Ok,
             mig_enabled: false,
             mig_devices: Vec::new(),
@@ -207,7 +280,7 @@ mod tests {
                 ]),
                 _ => {
                     let (_, name) = SHORT.iter().find(|(other, _)| *other == short).unwrap();
-                    match name.starts_with("aliyun.com/") {
+                    match short.starts_with('@') {
                         true => annotations.push((*name, value)),
                         false => env.push(format!("{name}={value}")),
                     }
@@ -233,9 +306,26 @@ mod tests {
         rules: &Rules<'_>,
     ) -> Result<Option<Plan>, String> {
         let Some(request) = decided(words, rules)? else { return Ok(None) };
-        let plan = resolve(&request, inventory, Kind::Gate, MAX_INST);
-        plan.map(Some).map_err(|error| error.to_string())
+        let proposal = resolve(&request, inventory, Kind::Gate, MAX_INST);
+        let proposal = proposal.map_err(|error| error.to_string())?;
+        on_empty_host(&proposal).map(Some).map_err(|error| error.to_string())
     }
+
+    /// The plan where nobody holds anything.
+    fn on_empty_host(proposal: &Proposal) -> Result<Plan, Refusal> {
+        proposal.place(&[], &LIMITS, Placement::Binpack)
+    }
+
+    /// Nothing of them is in the way of an empty host.
+    const LIMITS: Limits = Limits {
+        overcommit: 1.0,
+        max_inst: MAX_INST,
+        max_inst_of: BTreeMap::new(),
+        policy: 1,
+        policy_of: BTreeMap::new(),
+        bounds_weights: true,
+        exclusive: false,
+    };
 
     fn plan_of(words: &[&str], inventory: &Inventory, rules: &Rules<'_>) -> Plan {
         match outcome(words, inventory, rules) {
@@ -244,7 +334,13 @@ mod tests {
         }
     }
 
-    const SHORT: [(&str, &str); 15] = [
+    const SHORT: [(&str, &str); 21] = [
+        ("memory", "CGPU_MEMORY"),
+        ("gpus", "CGPU_GPUS"),
+        ("limit", "NVIDIA_GPU_MEMORY_LIMIT"),
+        ("cweight", "CGPU_WEIGHT"),
+        ("@memory", "cgpu/memory"),
+        ("@cgpus", "cgpu/gpus"),
         ("mem", "ALIYUN_COM_GPU_MEM_CONTAINER"),
         ("dev", "ALIYUN_COM_GPU_MEM_DEV"),
         ("unit", "ALIYUN_COM_GPU_MEM_UNIT"),
@@ -297,6 +393,7 @@ mod tests {
             uuid: "GPU-b1".to_owned(),
             minor: 6,
             memory_total_bytes: 16130 * MIB,
+            memory_reserved_bytes: 0,
             memory_limit_bytes: Some(4301 * MIB),
             mig: None,
         };
@@ -307,7 +404,10 @@ mod tests {
                 gpus: vec![gpu],
                 weight: 2,
                 high_priority: true,
-                caveats: crate::plan::Caveats::default()
+                caveats: Caveats {
+                    quota_by: Some("ALIYUN_COM_GPU_MEM_CONTAINER=4".to_owned()),
+                    ..Caveats::default()
+                }
             }
         );
     }
@@ -346,6 +446,103 @@ mod tests {
             let expected: Vec<_> = (0..).zip(mib.map(Some)).collect();
             assert_eq!(planned(&[memory, "dev=15"], &four()), expected);
         }
+    }
+
+    #[test]
+    fn a_neutral_quota_is_on_one_gpu_with_room_or_on_those_that_are_said() {
+        // GPU 1 is the smallest on which it fits.
+        let host = || host(&[16_000, 8_000, 24_000, 3_000]);
+        for (words, expected) in [
+            (&["memory=4GiB"][..], &[(1, 4096)][..]),
+            // The images of CUDA say so.
+            (&["memory=4GiB", "nvidia=all"], &[(1, 4096)]),
+            (&["memory=4GiB", "gpus=2"], &[(1, 4096), (0, 4096)]),
+            (&["memory=4GiB", "gpus=count=2", "nvidia=all"], &[(1, 4096), (0, 4096)]),
+            (&["memory=9GiB,2GiB", "gpus=2"], &[(0, 9216), (3, 2048)]),
+            (&["memory=25%", "gpus=device=2,0"], &[(2, 6000), (0, 4000)]),
+            (&["memory=1GiB", "gpus=all"], &[(0, 1024), (1, 1024), (2, 1024), (3, 1024)]),
+            (&["memory=1GiB", "nvidia=2"], &[(2, 1024)]),
+            (&["memory=1GiB", "aliyun=0,1"], &[(0, 1024), (1, 1024)]),
+            (&["memory=1GiB", "@cgpus=device=3"], &[(3, 1024)]),
+            (&["memory=1GiB", "+node=5"], &[(2, 1024)]),
+            (&["memory=1GiB", "gpus=1", "+node=5"], &[(2, 1024)]),
+            (&["memory=1GiB", "gpus=1", "nvidia=2"], &[(2, 1024)]),
+            (&["memory=1GiB", "gpus=device=2", "nvidia=GPU-c2"], &[(2, 1024)]),
+            (&["@memory=1GiB"], &[(3, 1024)]),
+            (&["limit=1024", "nvidia=all"], &[(0, 1024), (1, 1024), (2, 1024), (3, 1024)]),
+            (&["limit=1024"], &[(3, 1024)]),
+            (&["limit=9999", "nvidia=1"], &[(1, 8000)]),
+            // The smallest holds on each GPU; Alibaba's names mean every GPU.
+            (&["memory=2GiB", "mem=1", "dev=2"], &[(0, 2048), (1, 2048), (2, 2048), (3, 1500)]),
+        ] {
+            let expected: Vec<_> = expected.iter().map(|&(gpu, mib)| (gpu, Some(mib))).collect();
+            assert_eq!(planned(words, &host()), expected, "{words:?}");
+        }
+        for (words, expected) in [
+            (
+                &["memory=30GiB"][..],
+                "no GPU with room for CGPU_MEMORY=30GiB is left: GPU 0 (GPU-a0) has 16000 MiB in all; GPU 1 \
+                 (GPU-b1) has 8000 MiB in all; GPU 2 (GPU-c2) has 24000 MiB in all; GPU 3 (GPU-d3) has 3000 \
+                 MiB in all; ask for less, or stop containers (`cgpu ps` shows them)",
+            ),
+            (
+                &["memory=4GiB", "gpus=device=3"],
+                "CGPU_MEMORY=4GiB is more than GPU 3 (GPU-d3) has, 3000 MiB; ask for less, or for per cent \
+                 as 100%",
+            ),
+            (
+                &["memory=1GiB", "gpus=2", "nvidia=0"],
+                "CGPU_GPUS=2 asks for another number of GPUs than there are by NVIDIA_VISIBLE_DEVICES=0: GPU \
+                 0 (GPU-a0); let them agree, or leave one out",
+            ),
+            (
+                &["memory=1GiB", "gpus=2", "+node=5"],
+                "CGPU_GPUS=2 asks for another number of GPUs than there are by node /dev/nvidiaN: GPU 2 \
+                 (GPU-c2); let them agree, or leave one out",
+            ),
+            (
+                &["memory=1GiB", "gpus=device=1", "nvidia=0"],
+                "NVIDIA_VISIBLE_DEVICES=0 and CGPU_GPUS=device=1 name different GPUs; name the same, or leave \
+                 one of them out",
+            ),
+            (
+                &["memory=1GiB", "gpus=5"],
+                "5 GPUs are asked for (CGPU_GPUS=5), and this host can give 4: GPU 0 (GPU-a0), GPU 1 \
+                 (GPU-b1), GPU 2 (GPU-c2), GPU 3 (GPU-d3)",
+            ),
+            (
+                &["memory=1GiB,1GiB"],
+                "CGPU_MEMORY=1GiB,1GiB has 2 values, more than the GPUs that are chosen (1); write one value for \
+                 each, or say how many GPUs: CGPU_GPUS=2",
+            ),
+            (
+                &["memory=1GiB", "gpus=0,1"],
+                "CGPU_GPUS=0,1 is no choice of GPUs; write how many as 1, all, none, or names as device=0,1 or \
+                 device=GPU-… (cgpu gpus shows them)",
+            ),
+        ] {
+            assert_eq!(refused(words, &host()), expected, "{words:?}");
+        }
+        let by = |words: &[&str]| plan_of(words, &host(), &OPEN).caveats.quota_by.unwrap();
+        assert_eq!(by(&["memory=4GiB"]), "CGPU_MEMORY=4GiB");
+        assert_eq!(by(&["memory=4GiB", "limit=2048"]), "NVIDIA_GPU_MEMORY_LIMIT=2048");
+        let both = by(&["memory=2GiB", "mem=1", "dev=2"]);
+        assert_eq!(both, "CGPU_MEMORY=2GiB, ALIYUN_COM_GPU_MEM_CONTAINER=1");
+    }
+
+    #[test]
+    fn whole_gpus_are_chosen_by_number_too() {
+        let words = |plan: Plan| (plan.to_string(), plan.caveats.quota_by);
+        let two = plan_of(&["gpus=2"], &host(&[16_000, 8_000, 24_000]), &OPEN);
+        assert_eq!(words(two), ("GPU 1 whole, GPU 0 whole".to_owned(), None));
+        let one = plan_of(&["gpus=1", "nvidia=all"], &ailing(), &OPEN);
+        assert_eq!(one.to_string(), "GPU 0 whole");
+        assert!(
+            refused(&["gpus=2"], &ailing())
+                .contains("can give 1: GPU 0 (GPU-a0), GPU 1 (GPU-b1) is lost")
+        );
+        assert!(decided(&["gpus=1"], &QUOTAS_ONLY).is_err());
+        assert!(decided(&["gpus=none"], &OPEN).unwrap().is_none());
     }
 
     #[test]
@@ -514,7 +711,8 @@ mod tests {
         let resolved = |annotations: &[(&'static str, &'static str)]| {
             let decision = testing::decided(&env, annotations, &rules).unwrap();
             let request = decision.request().unwrap();
-            limits(&resolve(request, &host(&[16130, 16130]), Kind::Gate, MAX_INST).unwrap())
+            let proposal = resolve(request, &host(&[16130, 16130]), Kind::Gate, MAX_INST).unwrap();
+            limits(&on_empty_host(&proposal).unwrap())
         };
         let memory = ("aliyun.com/gpu-mem-container", "2");
         assert_eq!(resolved(&[memory]), [(0, Some(2048)), (1, Some(2048))]);
@@ -866,7 +1064,10 @@ mod tests {
     fn a_brought_gpu_in_mig_mode_counts_by_the_devices_that_came_with_it() {
         // GPU 1 has the minor number 6.
         let mut request = decided(&["+node=6"], &OPEN).unwrap().unwrap();
-        let plan = |request: &Request| resolve(request, &with_mig(), Kind::None, MAX_INST).unwrap();
+        let plan = |request: &Request| {
+            let proposal = resolve(request, &with_mig(), Kind::None, MAX_INST).unwrap();
+            on_empty_host(&proposal).unwrap()
+        };
         assert_eq!(plan(&request).gpus, []);
         request.mig = vec![request::MigInstance { gpu_minor: 6, instances: (1, 0) }];
         assert_eq!(plan(&request).to_string(), "GPU 1:0 whole");
@@ -903,9 +1104,10 @@ mod tests {
             Ok(None) => return "untouched".to_owned(),
             Err(_) => return "refused".to_owned(),
         };
-        let Ok(plan) = resolve(&request, &four(), Kind::Gate, MAX_INST) else {
+        let Ok(proposal) = resolve(&request, &four(), Kind::Gate, MAX_INST) else {
             return "refused".to_owned();
         };
+        let plan = on_empty_host(&proposal).unwrap();
         let as_brought = if request.is_as_brought() { ", as brought" } else { "" };
         let unenforced = if plan.caveats.unenforced_by.is_some() { ", unenforced" } else { "" };
         format!("{plan}{as_brought}{unenforced}")
@@ -940,6 +1142,17 @@ mod tests {
             "GPU 0 3000 MiB, GPU 1 3000 MiB, GPU 2 3000 MiB, GPU 3 3000 MiB",
             "GPU 0 3000 MiB, GPU 1 3000 MiB, GPU 2 3000 MiB, GPU 3 3000 MiB",
         ),
+        (&["memory=2000MiB"], "GPU 0 2000 MiB", "GPU 0 2000 MiB"),
+        (&["memory=2000MiB", "nvidia=all", "+every"], "GPU 0 2000 MiB", "GPU 0 2000 MiB"),
+        (&["memory=2000MiB", "gpus=1", "+node=5"], "GPU 2 2000 MiB", "GPU 2 2000 MiB"),
+        (
+            &["memory=2GiB", "gpus=2", "disable=true"],
+            "GPU 0 whole, GPU 1 whole, unenforced",
+            "refused",
+        ),
+        (&["memory=0", "gpus=1", "+node=5"], "GPU 2 whole, unenforced", "refused"),
+        (&["gpus=2"], "GPU 0 whole, GPU 1 whole", "refused"),
+        (&["gpus=1", "+node=5"], "GPU 2 whole", "refused"),
         (&["mem=3", "dev=15", "nvidia=void", "+every"], "refused", "refused"),
         (&["mem=3", "dev=15", "nvidia=void", "+rule=*"], "refused", "refused"),
         (&["mem=3", "dev=15", "nvidia=void"], "untouched", "untouched"),
@@ -1088,7 +1301,8 @@ mod tests {
                 return Err(ResolveError::NoMemory { memory, gpu: String::new() });
             }
         };
-        resolve(&request, inventory, Kind::Gate, MAX_INST)
+        let proposal = resolve(&request, inventory, Kind::Gate, MAX_INST)?;
+        Ok(on_empty_host(&proposal).expect("nobody holds anything"))
     }
 
     /// What an image can say, in the short names of [`SHORT`] without a word for none.
@@ -1168,9 +1382,12 @@ mod tests {
             let mut whole = amounts.clone();
             whole.resize(4, amounts[amounts.len() - 1]);
             let inventory = host(&[15000, 16130, 40000, 81559]);
-            let short = try_plan(&words("", &amounts, Some(15)), &inventory);
-            prop_assert_eq!(&short, &try_plan(&words("", &whole, Some(15)), &inventory));
-            prop_assert!(short.is_ok());
+            let plan = |amounts: &[u64]| {
+                let plan = try_plan(&words("", amounts, Some(15)), &inventory).unwrap();
+                // The settings differ.
+                Plan { caveats: Caveats::default(), ..plan }
+            };
+            prop_assert_eq!(plan(&amounts), plan(&whole));
         }
 
         #[test]

@@ -16,6 +16,7 @@
 
 mod error;
 mod gpu;
+mod host;
 mod index;
 mod life;
 mod look;
@@ -35,6 +36,7 @@ use nix::unistd::geteuid;
 
 pub use error::RegistryError;
 pub use gpu::GpuSettings;
+pub use host::HostSettings;
 pub use index::Stamp;
 pub use record::{Holder, Key, Record, short_id};
 

@@ -16,6 +16,7 @@ fn record(id: &str, holder: Holder) -> Record {
         uuid: "GPU-a".into(),
         minor: 0,
         memory_total_bytes: 100,
+        memory_reserved_bytes: 0,
         memory_limit_bytes: Some(10),
         mig: None,
     };

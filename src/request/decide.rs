@@ -9,11 +9,16 @@ use std::fmt;
 
 use super::brought::{self, Brought, BroughtGpu, BroughtName, Extent};
 use super::near_miss::NearMiss;
+use super::quota as asked;
 use super::reach::Reaches;
 use super::table::{self, Because, Named, On, Outcome, Quota};
 use super::{
-    NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, Setting, cri, read, variable,
+    DefaultMemory, NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, Setting, cri, read,
+    variable,
 };
+
+/// The key of the configuration that gives a quota where nobody asks for one, as messages have it.
+const DEFAULT_MEMORY: &str = "admission.default_memory";
 
 /// All that a bundle says of GPUs.
 #[derive(Clone, Copy)]
@@ -116,6 +121,15 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
         into.extend(by_nvidias_hook(said, rules));
     }
     let said = &Said { brought: &brought, ..*said };
+    if request.takes_default(said) {
+        match rules.default_memory {
+            DefaultMemory::Whole => {}
+            DefaultMemory::Mib(mib) => {
+                request.quotas.push(asked::Quota::of_host(DEFAULT_MEMORY, mib))
+            }
+            DefaultMemory::Unreadable => return Err(RequestError::DefaultUnreadable),
+        }
+    }
     let (quota, named, brought) = facts(&request, said);
     let must_be_held = rules.refuses_no_quota() || rules.exclusive;
     if request.contradicts_itself() && (quota == Quota::Asked || must_be_held) {

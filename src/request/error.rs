@@ -46,6 +46,92 @@ pub enum RequestError {
         /// The item that is no number.
         item: String,
     },
+    /// An amount has no unit.
+    #[error(
+        "{setting}: {} has no unit; write {item}GiB or {item}MiB, or per cent of a GPU's memory as 25%",
+        Quoted(.item)
+    )]
+    BareAmount {
+        /// What was said.
+        setting: Setting,
+        /// The amount, digits and a point.
+        item: String,
+    },
+    /// An item of a list of sizes is none.
+    #[error(
+        "{setting}: {} is no amount of memory; write a size as 4GiB or 4096MiB, or per cent of a GPU's \
+         memory as 25%; a comma list has one for each GPU",
+        Quoted(.item)
+    )]
+    BadAmount {
+        /// What was said.
+        setting: Setting,
+        /// The item.
+        item: String,
+    },
+    /// An amount is next to nothing.
+    #[error("{setting}: {} is less than can be held; write 1MiB or more, or 0.01% or more", Quoted(.item))]
+    SmallAmount {
+        /// What was said.
+        setting: Setting,
+        /// The item.
+        item: String,
+    },
+    /// More than 100 per cent.
+    #[error("{setting} is more than a whole GPU; write 100% or less")]
+    MoreThanAll {
+        /// What was said.
+        setting: Setting,
+    },
+    /// Sizes and per cent in one list.
+    #[error("{setting} has sizes and per cent side by side; write all of them the one way")]
+    MixedAmounts {
+        /// What was said.
+        setting: Setting,
+    },
+    /// NVIDIA's limit is no number.
+    #[error("{setting} is no whole number of MiB; write digits only, as NVIDIA's toolkit has it")]
+    BadNvidiaLimit {
+        /// What was said.
+        setting: Setting,
+    },
+    /// A part of the computing time can't be meant.
+    #[error(
+        "{setting} is no part of a GPU's computing time; write 0.01% to 100%, or a weight as 2"
+    )]
+    BadShare {
+        /// What was said.
+        setting: Setting,
+    },
+    /// A priority is neither of its words.
+    #[error("{setting} is neither high nor normal; write one of these")]
+    BadPriorityWord {
+        /// What was said.
+        setting: Setting,
+    },
+    /// A choice of GPUs by docker's grammar can't be read.
+    #[error(
+        "{setting} is no choice of GPUs; write how many as 1, all, none, or names as device=0,1 or \
+         device=GPU-… (cgpu gpus shows them)"
+    )]
+    BadGpus {
+        /// What was said.
+        setting: Setting,
+    },
+    /// The host's default can't be read.
+    #[error(
+        "this container names GPUs and asks for no quota, and what this host gives it can't be read; see \
+         `cgpu get host`, and set it anew: `cgpu set host default_memory=4GiB`, or 0 for whole GPUs"
+    )]
+    DefaultUnreadable,
+    /// Two annotations choose GPUs.
+    #[error("{one} and {other} both choose GPUs; leave one of them out")]
+    TwoChoices {
+        /// The one.
+        one: Setting,
+        /// The other.
+        other: Setting,
+    },
     /// The GPU's total is no number.
     #[error(
         "{setting} is not one whole number from 1; write the memory of each GPU, digits only, \

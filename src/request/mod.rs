@@ -2,16 +2,14 @@
 //!
 //! Knows variables, lists, units and the trust policy. Must not know files or the GPUs
 //! of the host: which GPU a name means is `plan`'s matter. Each trusted source is read
-//! on its own, the variables of `process.env` under the names that users of Alibaba
-//! Cloud cGPU know, the annotations under these ([`name::NAMES`]):
-//! `aliyun.com/gpu-mem-container`, `aliyun.com/gpu-mem-dev`, `aliyun.com/gpu-mem-unit`,
-//! `aliyun.com/gpu-visible-devices`, `aliyun.com/gpu-schd-weight`,
-//! `aliyun.com/gpu-high-prio`, `aliyun.com/cgpu-disable`. If both ask for a quota,
-//! both are kept and the smaller holds on each GPU.
+//! on its own, variables of `process.env` and annotations, under neutral names and those of Alibaba
+//! Cloud cGPU ([`name::NAMES`]), and NVIDIA's limit. If several ask for a quota,
+//! all are kept and the smallest holds on each GPU.
 //!
 //! [`decide()`] is the one question: what becomes of a bundle, by its settings and by what others
 //! [brought](Brought) into it.
 
+pub(crate) mod amount;
 pub mod brought;
 mod cri;
 mod decide;
@@ -31,14 +29,15 @@ pub use near_miss::NearMiss;
 pub use reach::{Reach, Reaches};
 pub use setting::Setting;
 
-pub(crate) use quota::{GIB, Measure, Quota, Source};
+pub(crate) use amount::{GIB, Measure};
+pub(crate) use quota::{Quota, Source, Spelling, WeightValue};
 pub(crate) use selection::{Extent, GpuName, Selection};
 pub(crate) use setting::Quoted;
 pub(crate) use table::{On, Outcome};
 
 use std::borrow::Cow;
 
-use name::{NVIDIA_VISIBLE_DEVICES, Name, VISIBLE_DEVICES};
+use name::{GPUS, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES, Name, SET_ASIDE, VISIBLE_DEVICES};
 use quota::{Ask, Off};
 use table::{Because, Named};
 
@@ -64,6 +63,25 @@ pub enum Profile {
     Strict,
 }
 
+/// What a host gives of each GPU to a container that names GPUs and asks for no quota.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DefaultMemory {
+    /// The GPUs as a whole.
+    Whole,
+    /// So many MiB, at least 1.
+    Mib(u64),
+    /// It can't be read what was set.
+    Unreadable,
+}
+
+impl DefaultMemory {
+    /// `mib` of each GPU; 0 is the GPU as a whole.
+    #[must_use]
+    pub fn of_mib(mib: u64) -> Self {
+        if mib == 0 { DefaultMemory::Whole } else { DefaultMemory::Mib(mib) }
+    }
+}
+
 /// What the configuration says of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules<'a> {
@@ -84,6 +102,8 @@ pub struct Rules<'a> {
     pub refuses_privileged: bool,
     /// Variables that choose GPUs by UUID, as Swarm's do; one may end in `*`.
     pub resource_variables: &'a [String],
+    /// What containers get that name GPUs and ask for no quota.
+    pub default_memory: DefaultMemory,
     /// Quotas are enforced by the gate.
     pub is_gate: bool,
 }
@@ -114,7 +134,7 @@ impl Rules<'_> {
 /// What a container asks for, of the sources that are trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// At most one of each source.
+    /// One of each source and way in which it asks.
     pub(crate) quotas: Vec<Quota>,
     /// Why sources without a quota have none.
     off: Vec<Off>,
@@ -142,8 +162,10 @@ pub struct Request {
 }
 
 /// The GPUs a container names, by each source.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selections {
+    /// `CGPU_GPUS`; empty counts as absent. Others that list GPUs have to mean the same.
+    pub(crate) neutral: Option<Selection>,
     /// `ALIYUN_COM_GPU_VISIBLE_DEVICES`; empty counts as absent.
     pub(crate) aliyun: Option<Selection>,
     /// A variable of a resource (Swarm's `DOCKER_RESOURCE_*`) with UUIDs. NVIDIA's variable doesn't count
@@ -186,31 +208,36 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
         Ask::Quota(quota) => quotas.push(quota),
         Ask::Off(reason) => off.push(reason),
     };
+    let nvidias_limit = || {
+        let aside = SET_ASIDE.iter().filter(|(name, _)| *name == NVIDIA_MEMORY_LIMIT);
+        let mut names = [NVIDIA_MEMORY_LIMIT].into_iter().chain(aside.map(|(_, aside)| *aside));
+        names.find_map(of_env)
+    };
     let by_variable = |name: Name| of_env(name.variable);
     let by_annotation = |name: Name| of_annotations(name.annotation);
     if trust.env {
-        sort(quota::read(Source::Env, by_variable)?);
+        quota::read(Source::Env, by_variable, nvidias_limit())?.into_iter().for_each(&mut sort);
         let settings = said.env.iter().filter_map(|item| item.split_once('='));
         near_misses.extend(near_miss::find(Source::Env, settings, by_variable));
-    } else if let Some(memory) = quota::memory_asked(by_variable) {
+    } else if let Some(memory) = quota::memory_asked(by_variable, nvidias_limit()) {
         sort(Ask::Off(Off::Untrusted("trust_env", Some(memory))));
     }
     if let Some(mark) = sandbox {
         let mark = Setting { name: mark.into(), value: "sandbox".to_owned() };
-        sort(Ask::Off(Off::Sandbox(mark, quota::memory_asked(by_annotation))));
+        sort(Ask::Off(Off::Sandbox(mark, quota::memory_asked(by_annotation, None))));
     } else if trust.annotations {
-        sort(quota::read(Source::Annotations, by_annotation)?);
+        quota::read(Source::Annotations, by_annotation, None)?.into_iter().for_each(&mut sort);
         let settings = said.annotations.iter().copied();
         near_misses.extend(near_miss::find(Source::Annotations, settings, by_annotation));
-    } else if let Some(memory) = quota::memory_asked(by_annotation) {
+    } else if let Some(memory) = quota::memory_asked(by_annotation, None) {
         sort(Ask::Off(Off::Untrusted("trust_annotations", Some(memory))));
     }
 
-    if let [quota] = &mut quotas[..]
-        && trust.annotations
+    if trust.annotations
         && sandbox.is_none()
+        && quotas.iter().all(|quota| quota.source == Source::Env)
     {
-        quota.complete_shares(by_annotation)?;
+        quotas.iter_mut().try_for_each(|quota| quota.complete_shares(by_annotation))?;
     }
 
     let unless_empty = |setting: &Setting| setting.text() != Ok("");
@@ -218,13 +245,22 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
     let by_mounts = |setting: &Setting| setting.value == brought::DEVICE_MOUNTS;
     let counts = |nvidia: &Selection| resource.is_none() || nvidia.extent() == Extent::List;
     let nvidia = nvidia.filter(|setting| !by_mounts(setting)).map(Selection::new).filter(counts);
+    let annotation = [
+        in_annotations(GPUS.annotation).filter(unless_empty).map(Selection::in_dockers_grammar),
+        in_annotations(VISIBLE_DEVICES.annotation).filter(unless_empty).map(Selection::new),
+    ];
+    if let [Some(one), Some(other)] = &annotation
+        && !one.is_same(other)
+    {
+        let (one, other) = (one.setting.clone(), other.setting.clone());
+        return Err(RequestError::TwoChoices { one, other });
+    }
     let mut selections = Selections {
+        neutral: in_env(GPUS.variable).filter(unless_empty).map(Selection::in_dockers_grammar),
         aliyun: in_env(VISIBLE_DEVICES.variable).filter(unless_empty).map(Selection::new),
         resource,
         nvidia,
-        annotation: in_annotations(VISIBLE_DEVICES.annotation)
-            .filter(unless_empty)
-            .map(Selection::new),
+        annotation: annotation.into_iter().flatten().next(),
     };
     let accepts = rules.whole_beside_quota || said.is_privileged || said.brought.nvidia_hook;
     if quotas.is_empty() && !accepts {
@@ -303,6 +339,17 @@ impl Request {
         }
     }
 
+    /// Whether it has GPUs and nothing of it speaks of memory, so that the host's default is what it gets.
+    fn takes_default(&self, said: &Said<'_>) -> bool {
+        let is_silent = |off: &Off| matches!(off, Off::NotSet(_) | Off::Empty(_));
+        let has_gpus = matches!(self.named(), Named::All | Named::Counted | Named::Listed)
+            || said.brought.extent() == brought::Extent::Gpus;
+        self.quotas.is_empty()
+            && self.off.iter().all(is_silent)
+            && has_gpus
+            && !self.is_mig_only(said.brought)
+    }
+
     /// The setting that switches a quota off, whether or not another source asks for one.
     fn disabling(&self) -> Option<&Setting> {
         self.off.iter().find_map(|off| match off {
@@ -331,13 +378,35 @@ impl Request {
         if self.contradicts_itself() {
             return Named::NoGpu;
         }
+        let is_counted = self.selections.nothing().is_none() && self.count().is_some();
         match self.selections.naming() {
             Some(_) if self.selections.is_listed() => Named::Listed,
+            _ if is_counted => Named::Counted,
             Some(_) => Named::All,
             None if self.wants_files_alone() => Named::Files,
             None if self.selections.nothing().is_some() => Named::NoGpu,
             None => Named::Unsaid,
         }
+    }
+
+    /// How many GPUs cgpu is to choose for it, if it lists none and none were brought: what it says, or one
+    /// for a quota by the neutral names where nothing says which. `all` of NVIDIA's variable says nothing:
+    /// the images of CUDA have it.
+    pub(crate) fn count(&self) -> Option<u32> {
+        if let Some(count) = self.selections.count() {
+            return Some(count);
+        }
+        let is = |spelling| self.quotas.iter().any(|quota| quota.spelling == spelling);
+        if self.quotas.is_empty() || is(Spelling::Aliyun) || is(Spelling::HostDefault) {
+            return None;
+        }
+        let says = |selection: &Option<Selection>| {
+            selection.as_ref().is_some_and(|selection| selection.extent() != Extent::Nothing)
+        };
+        let Selections { neutral, aliyun, resource, nvidia, annotation } = &self.selections;
+        let is_said = [neutral, aliyun, resource, annotation].into_iter().any(says)
+            || (says(nvidia) && !is(Spelling::Neutral));
+        (!is_said).then_some(1)
     }
 
     /// Whether a setting that decides says no GPU, and a variable names some.
@@ -433,8 +502,9 @@ impl Request {
     /// Whether NVIDIA's variable alone says which GPUs: a program that reads it finds its own word.
     #[must_use]
     pub fn is_nvidias_alone(&self) -> bool {
-        let Selections { aliyun, resource, nvidia, annotation } = &self.selections;
-        aliyun.is_none() && resource.is_none() && annotation.is_none() && nvidia.is_some()
+        let Selections { neutral, aliyun, resource, nvidia, annotation } = &self.selections;
+        let others = [neutral, aliyun, resource, annotation];
+        others.into_iter().all(Option::is_none) && nvidia.is_some()
     }
 
     /// Whether it has no quota and says `none`: NVIDIA's word for the driver's files and no GPU.
@@ -519,9 +589,14 @@ impl Selections {
 
     /// Whether GPUs are named one by one.
     fn is_listed(&self) -> bool {
+        self.listing().is_some()
+    }
+
+    /// What names GPUs one by one: a variable, or, if none does, the annotation.
+    pub(crate) fn listing(&self) -> Option<&Selection> {
         let by_annotation = self.annotation.as_ref().filter(|_| self.is_by_annotation());
-        self.listing_variable().is_some()
-            || by_annotation.is_some_and(|selection| selection.extent() == Extent::List)
+        let listing = |selection: &&Selection| selection.extent() == Extent::List;
+        self.listing_variable().or(by_annotation.filter(listing))
     }
 
     /// NVIDIA's variable, if it says what its toolkit alone understands: a CDI device that is no GPU,
@@ -544,8 +619,23 @@ impl Selections {
     /// A variable that lists GPUs one by one; NVIDIA's first, whose list is the longer.
     pub(crate) fn listing_variable(&self) -> Option<&Selection> {
         let listing = |selection: &&Selection| selection.extent() == Extent::List;
-        let mut by_length = [&self.nvidia, &self.aliyun, &self.resource].into_iter().flatten();
-        by_length.find(listing)
+        let by_length = [&self.nvidia, &self.aliyun, &self.resource, &self.neutral];
+        by_length.into_iter().flatten().find(listing)
+    }
+
+    /// The number of GPUs that a setting asks for: the variable's, or the annotation's.
+    fn count(&self) -> Option<u32> {
+        self.counting().next().map(|(_, count)| count)
+    }
+
+    /// The settings that say how many, and how many.
+    pub(crate) fn counting(&self) -> impl Iterator<Item = (&Setting, u32)> {
+        [&self.neutral, &self.annotation].into_iter().flatten().filter_map(|selection| {
+            match selection.extent() {
+                Extent::Count(count) => Some((&selection.setting, count)),
+                _ => None,
+            }
+        })
     }
 
     /// The selection by which no GPU is left: the variables' word, or, if they list none, the
@@ -572,12 +662,12 @@ impl Selections {
     fn forget_gpus(&mut self) {
         let names = |selection: &Selection| selection.extent() != Extent::Nothing;
         if self.variables().chain(&self.annotation).all(names) {
-            (self.aliyun, self.resource, self.nvidia, self.annotation) = (None, None, None, None);
+            *self = Selections::default();
         }
     }
 
     fn variables(&self) -> impl Iterator<Item = &Selection> + Clone {
-        [&self.aliyun, &self.resource, &self.nvidia].into_iter().flatten()
+        [&self.neutral, &self.aliyun, &self.resource, &self.nvidia].into_iter().flatten()
     }
 }
 
@@ -596,6 +686,7 @@ pub(crate) mod testing {
         require_quota: false,
         refuses_privileged: false,
         resource_variables: &[],
+        default_memory: DefaultMemory::Whole,
         is_gate: true,
     };
 
@@ -634,6 +725,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::name::NAMES;
+    use super::quota::Weight;
     use super::*;
 
     /// Rules under which cgpu gives no whole GPUs.
@@ -928,7 +1020,11 @@ mod tests {
     fn a_weight_is_a_whole_number_from_1_and_unset_by_default() {
         let weight = |env: &[&str]| {
             let request = beside_quota(env).unwrap();
-            only_quota(&request).weight.as_ref().map(|weight| weight.value)
+            match only_quota(&request).shares.weights[..] {
+                [] => None,
+                [Weight { value: WeightValue::Number(value), .. }] => Some(value),
+                ref weights => panic!("{weights:?}"),
+            }
         };
         assert_eq!(weight(&[]), None);
         assert_eq!(weight(&["ALIYUN_COM_GPU_SCHD_WEIGHT= "]), None);
@@ -947,7 +1043,8 @@ mod tests {
 
     #[test]
     fn a_high_priority_is_0_or_1() {
-        let high = |env: &[&str]| only_quota(&beside_quota(env).unwrap()).high_priority.is_some();
+        let high =
+            |env: &[&str]| only_quota(&beside_quota(env).unwrap()).shares.high_priority.is_some();
         assert!(!high(&[]));
         assert!(!high(&["ALIYUN_COM_GPU_HIGH_PRIO="]));
         assert!(!high(&["ALIYUN_COM_GPU_HIGH_PRIO=0"]));
@@ -1012,6 +1109,141 @@ mod tests {
     }
 
     #[test]
+    fn the_neutral_names_say_sizes_and_per_cent() {
+        let read = |env: &[&str]| {
+            let decision = from_env(env).unwrap();
+            let quota = only_quota(&decision);
+            assert_eq!(quota.spelling, Spelling::Neutral);
+            (quota.amounts.clone(), quota.measure)
+        };
+        let mib = Measure::UnitBytes(1 << 20);
+        assert_eq!(read(&["CGPU_MEMORY=4GiB"]), (vec![4096], mib));
+        assert_eq!(read(&["CGPU_MEMORY= 4g,512m "]), (vec![4096, 512], mib));
+        assert_eq!(read(&["CGPU_MEMORY=25%"]), (vec![2500], Measure::Parts(10_000)));
+        for (value, expected) in [
+            (
+                "4",
+                "CGPU_MEMORY=4: 4 has no unit; write 4GiB or 4MiB, or per cent of a GPU's memory as 25%",
+            ),
+            (
+                "4x",
+                "CGPU_MEMORY=4x: 4x is no amount of memory; write a size as 4GiB or 4096MiB, or per cent \
+                 of a GPU's memory as 25%; a comma list has one for each GPU",
+            ),
+            ("120%", "CGPU_MEMORY=120% is more than a whole GPU; write 100% or less"),
+            (
+                "1g,5%",
+                "CGPU_MEMORY=1g,5% has sizes and per cent side by side; write all of them the one way",
+            ),
+            (
+                "1k",
+                "CGPU_MEMORY=1k: 1k is less than can be held; write 1MiB or more, or 0.01% or more",
+            ),
+        ] {
+            assert_eq!(sentence(from_env(&[&format!("CGPU_MEMORY={value}")])), expected);
+        }
+        for zero in ["0", "0GiB", "0%", "4GiB,0m"] {
+            let memory = format!("CGPU_MEMORY={zero}");
+            let reason = reason(&from_env(&[&memory]).unwrap());
+            assert!(reason.starts_with(&memory), "{reason}");
+        }
+        let annotations =
+            [("cgpu/memory", "2GiB"), ("cgpu/weight", "3"), ("cgpu/priority", "high")];
+        let decision = testing::decided(&[], &annotations, &PLAIN).unwrap();
+        let quota = only_quota(&decision);
+        assert_eq!((quota.source, &quota.amounts[..]), (Source::Annotations, &[2048][..]));
+        assert_eq!(quota.shares.weights[0].value, WeightValue::Number(3));
+        assert!(quota.shares.high_priority.is_some());
+    }
+
+    #[test]
+    fn a_weight_may_be_a_part_and_a_priority_a_word() {
+        let shares = |env: &[&str]| {
+            let all = [&["CGPU_MEMORY=1GiB"], env].concat();
+            from_env(&all).map(|decision| only_quota(&decision).shares.clone())
+        };
+        let weights = |env: &[&str]| {
+            let shares = shares(env).unwrap();
+            shares.weights.iter().map(|weight| weight.value).collect::<Vec<_>>()
+        };
+        assert_eq!(weights(&["CGPU_WEIGHT=25%"]), [WeightValue::Share(2500)]);
+        assert_eq!(
+            weights(&["CGPU_WEIGHT=4", "ALIYUN_COM_GPU_SCHD_WEIGHT=2"]),
+            [WeightValue::Number(4), WeightValue::Number(2)]
+        );
+        for (env, is_high) in [
+            (&["CGPU_PRIORITY=high"][..], true),
+            (&["CGPU_PRIORITY=HIGH", "ALIYUN_COM_GPU_HIGH_PRIO=0"], true),
+            (&["CGPU_PRIORITY=normal", "ALIYUN_COM_GPU_HIGH_PRIO=1"], false),
+            (&["CGPU_PRIORITY=", "ALIYUN_COM_GPU_HIGH_PRIO=1"], true),
+        ] {
+            assert_eq!(shares(env).unwrap().high_priority.is_some(), is_high, "{env:?}");
+        }
+        let refused = |item: &str| shares(&[item]).unwrap_err().to_string();
+        assert_eq!(
+            refused("CGPU_PRIORITY=1"),
+            "CGPU_PRIORITY=1 is neither high nor normal; write one of these"
+        );
+        for value in ["0%", "101%", "x%"] {
+            let expected = format!(
+                "CGPU_WEIGHT={value} is no part of a GPU's computing time; write 0.01% to 100%, or a weight \
+                 as 2"
+            );
+            assert_eq!(refused(&format!("CGPU_WEIGHT={value}")), expected);
+        }
+    }
+
+    #[test]
+    fn nvidias_limit_is_a_quota_and_its_request_is_none() {
+        let decision = from_env(&["NVIDIA_GPU_MEMORY_LIMIT=4096"]).unwrap();
+        let quota = only_quota(&decision);
+        assert_eq!((quota.spelling, &quota.amounts[..]), (Spelling::Nvidia, &[4096][..]));
+        // As we leave it in a bundle.
+        let aside = from_env(&["CGPU_NVIDIA_GPU_MEMORY_LIMIT=4096"]).unwrap();
+        assert_eq!(only_quota(&aside).amounts, [4096]);
+        assert_eq!(
+            sentence(from_env(&["NVIDIA_GPU_MEMORY_LIMIT=4GiB"])),
+            "NVIDIA_GPU_MEMORY_LIMIT=4GiB is no whole number of MiB; write digits only, as NVIDIA's \
+             toolkit has it"
+        );
+        let request = ["NVIDIA_GPU_MEMORY_REQUEST=4096", "NVIDIA_VISIBLE_DEVICES=0"];
+        assert!(not_ours(&request, &PLAIN).unwrap().is_some());
+        assert!(not_ours(&request, &QUOTAS_ONLY).is_err());
+    }
+
+    #[test]
+    fn of_several_ways_all_count() {
+        let env =
+            ["CGPU_MEMORY=4GiB", "ALIYUN_COM_GPU_MEM_CONTAINER=3", "NVIDIA_GPU_MEMORY_LIMIT=2048"];
+        let annotations = [("cgpu/memory", "1GiB")];
+        let decision = testing::decided(&env, &annotations, &PLAIN).unwrap();
+        let quotas = &decision.request().unwrap().quotas;
+        let spellings: Vec<_> = quotas.iter().map(|quota| (quota.spelling, quota.source)).collect();
+        assert_eq!(
+            spellings,
+            [
+                (Spelling::Neutral, Source::Env),
+                (Spelling::Aliyun, Source::Env),
+                (Spelling::Nvidia, Source::Env),
+                (Spelling::Neutral, Source::Annotations),
+            ]
+        );
+        // One of them that is off leaves the others.
+        let decision = from_env(&["CGPU_MEMORY=", "ALIYUN_COM_GPU_MEM_CONTAINER=3"]).unwrap();
+        assert_eq!(only_quota(&decision).spelling, Spelling::Aliyun);
+        let off = ["CGPU_MEMORY=4GiB", "CGPU_DISABLE=true"];
+        assert_eq!(reason(&from_env(&off).unwrap()), "CGPU_DISABLE=true");
+        let twice = [("cgpu/gpus", "device=0"), ("aliyun.com/gpu-visible-devices", "1")];
+        assert_eq!(
+            sentence(testing::decided(&env, &twice, &PLAIN)),
+            "cgpu/gpus=device=0 and aliyun.com/gpu-visible-devices=1 both choose GPUs; leave one of them \
+             out"
+        );
+        let twice = [("cgpu/gpus", "device=0"), ("aliyun.com/gpu-visible-devices", "0")];
+        assert!(testing::decided(&env, &twice, &PLAIN).is_ok());
+    }
+
+    #[test]
     fn names_match_exactly_and_no_prefix() {
         let request = from_env(&[
             "CGPU0_PRIORITY=1",
@@ -1056,8 +1288,8 @@ mod tests {
         assert_eq!(quota.source, Source::Annotations);
         assert_eq!(quota.amounts, [512, 256]);
         assert_eq!(quota.measure, Measure::UnitBytes(1 << 20));
-        assert_eq!(quota.weight.as_ref().map(|weight| weight.value), Some(2));
-        assert!(quota.high_priority.is_some());
+        assert_eq!(quota.shares.weights[0].value, WeightValue::Number(2));
+        assert!(quota.shares.high_priority.is_some());
         assert!(decision.request().unwrap().selections.annotation.is_some());
 
         let refused = |name, value| {

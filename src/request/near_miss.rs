@@ -6,7 +6,10 @@
 
 use std::fmt;
 
-use super::name::{MEM_CONTAINER, MEM_DEV, MEM_UNIT, NAMES, Name};
+use super::name::{
+    MEM_CONTAINER, MEM_DEV, MEM_UNIT, MEMORY, NAMES, NEUTRAL, NVIDIA_MEMORY_LIMIT,
+    NVIDIA_MEMORY_REQUEST, Name,
+};
 use super::quota::Source;
 use super::setting::{Quoted, Setting};
 
@@ -14,7 +17,8 @@ use super::setting::{Quoted, Setting};
 const MOST_EDITS: usize = 2;
 
 /// What a name begins with that is compared by edits.
-const PREFIXES: [&str; 4] = ["ALIYUN_COM_GPU", "CGPU_", "aliyun.com/gpu", "aliyun.com/cgpu"];
+const PREFIXES: [&str; 5] =
+    ["ALIYUN_COM_GPU", "CGPU_", "aliyun.com/gpu", "aliyun.com/cgpu", "cgpu/"];
 
 /// The most near misses of one container that are reported.
 const MOST_REPORTED: usize = 8;
@@ -35,6 +39,11 @@ pub enum NearMiss {
         total: &'static str,
         /// The name that is missing.
         memory: &'static str,
+    },
+    /// NVIDIA's reservation without its limit, and no other quota.
+    RequestAlone {
+        /// The reservation.
+        request: Setting,
     },
     /// A name of ours without a value: an unset variable of a shell or of compose, say.
     Empty {
@@ -67,6 +76,13 @@ impl fmt::Display for NearMiss {
             NearMiss::TotalAlone { total, memory } => {
                 write!(f, "{total} is set without {memory}, so no quota is asked for")
             }
+            NearMiss::RequestAlone { request } => {
+                write!(
+                    f,
+                    "{request} keeps memory free and limits nothing, so no quota is asked for; set \
+                     CGPU_MEMORY or {NVIDIA_MEMORY_LIMIT}"
+                )
+            }
             NearMiss::Empty { name } => {
                 write!(f, "{name} is set to nothing, which counts as not set; give it a value")
             }
@@ -83,21 +99,30 @@ pub(super) fn find<'a>(
     let is_set = |name| {
         get(name).is_some_and(|setting: Setting| setting.text().is_ok_and(|text| !text.is_empty()))
     };
-    // Amounts in a unit: the device plugin takes an image's total away so.
-    let of_unit = |near: &NearMiss| {
-        let total = source.name(MEM_DEV);
-        *near == NearMiss::Empty { name: total } && is_set(MEM_UNIT)
+    // The device plugin takes an image's settings away so: a total beside a unit, and neutral names.
+    let is_taken_away = |near: &NearMiss| {
+        let is = |name: Name| *near == NearMiss::Empty { name: source.name(name) };
+        (is(MEM_DEV) && is_set(MEM_UNIT)) || (NEUTRAL.into_iter().any(is) && is_set(MEM_CONTAINER))
     };
     let mut found: Vec<NearMiss> = Vec::new();
+    let (mut request, mut has_limit) = (None, false);
     for (name, value) in settings {
+        if name == NVIDIA_MEMORY_REQUEST && !value.trim().is_empty() {
+            request = Some(Setting { name: name.to_owned().into(), value: value.to_owned() });
+        }
+        has_limit |= name == NVIDIA_MEMORY_LIMIT;
         let near = near(source, name, value);
-        if let Some(near) = near.filter(|near| !found.contains(near) && !of_unit(near)) {
+        if let Some(near) = near.filter(|near| !found.contains(near) && !is_taken_away(near)) {
             found.push(near);
         }
     }
     if is_set(MEM_DEV) && get(MEM_CONTAINER).is_none() {
         let (total, memory) = (source.name(MEM_DEV), source.name(MEM_CONTAINER));
         found.push(NearMiss::TotalAlone { total, memory });
+    }
+    let has_quota = has_limit || is_set(MEMORY) || is_set(MEM_CONTAINER);
+    if let Some(request) = request.filter(|_| source == Source::Env && !has_quota) {
+        found.push(NearMiss::RequestAlone { request });
     }
     found.truncate(MOST_REPORTED);
     found
@@ -164,6 +189,9 @@ mod tests {
             ("ALIYUN_COM_GPU_MEMCONTAINER=3", Some("ALIYUN_COM_GPU_MEM_CONTAINER")),
             ("CGPU_DISABLED=true", Some("CGPU_DISABLE")),
             ("CGPU_DIABLE=true", Some("CGPU_DISABLE")),
+            ("CGPU_MEM0RY=4GiB", Some("CGPU_MEMORY")),
+            ("CGPU_GPU=1", Some("CGPU_GPUS")),
+            ("CGPU_MEM=4GiB", None),
             ("ALIYUN_COM_GPU_HIGH_PRIORITY=1", None),
             ("XLIYUN_COM_GPU_MEM_CONTAINER=3", None),
         ] {
@@ -216,9 +244,18 @@ mod tests {
                 "ALIYUN_COM_GPU_MEM_DEV=",
                 "ALIYUN_COM_GPU_MEM_UNIT=MiB",
             ],
+            ["ALIYUN_COM_GPU_MEM_CONTAINER=3", "CGPU_MEMORY=", "CGPU_GPUS="],
         ] {
             assert_eq!(of(&env), [""; 0]);
         }
+        let alone = "NVIDIA_GPU_MEMORY_REQUEST=512 keeps memory free and limits nothing, so no quota is \
+                     asked for; set CGPU_MEMORY or NVIDIA_GPU_MEMORY_LIMIT";
+        assert_eq!(of(&["NVIDIA_GPU_MEMORY_REQUEST=512"]), [alone]);
+        assert_eq!(of(&["NVIDIA_GPU_MEMORY_REQUEST=512", "CGPU_MEMORY=1GiB"]), [""; 0]);
+        let both = ["NVIDIA_GPU_MEMORY_REQUEST=512", "NVIDIA_GPU_MEMORY_LIMIT=512"];
+        assert_eq!(of(&both), [""; 0]);
+        let empty = "CGPU_MEMORY is set to nothing, which counts as not set; give it a value";
+        assert_eq!(of(&["CGPU_MEMORY="]), [empty]);
     }
 
     #[test]

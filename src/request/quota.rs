@@ -3,16 +3,19 @@
 //! Knows numbers, lists and units. Must not know the size of any GPU: what an amount
 //! comes to is `plan`'s arithmetic. Invariants of a [`Quota`]: it has at least one
 //! amount, no amount is zero, and no share is more than the whole.
+//!
+//! A source may say the same thing in several ways, each a quota of its own: the smallest holds.
 
 use std::fmt;
 
 use super::RequestError;
-use super::name::{DISABLE, HIGH_PRIO, MEM_CONTAINER, MEM_DEV, MEM_UNIT, Name, SCHD_WEIGHT};
+use super::amount::{self, Amounts, BadAmount, GIB, Measure};
+use super::name::{
+    DISABLE, HIGH_PRIO, MEM_CONTAINER, MEM_DEV, MEM_UNIT, MEMORY, Name, PRIORITY, SCHD_WEIGHT,
+    WEIGHT,
+};
 use super::setting::Setting;
 use crate::units::MIB;
-
-/// Bytes in one GiB.
-pub(crate) const GIB: u64 = MIB << 10;
 
 /// Where something is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +24,19 @@ pub(crate) enum Source {
     Env,
     /// The bundle's annotations.
     Annotations,
+}
+
+/// In which of the ways a quota is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Spelling {
+    /// By the names of Alibaba Cloud cGPU: without a choice, on every GPU.
+    Aliyun,
+    /// By the neutral names: without a choice, on one GPU.
+    Neutral,
+    /// By NVIDIA's limit.
+    Nvidia,
+    /// By nobody: the host's default of containers that name GPUs.
+    HostDefault,
 }
 
 /// What a source comes to.
@@ -37,55 +53,85 @@ pub(super) enum Ask {
 pub(crate) struct Quota {
     /// Who asks.
     pub(crate) source: Source,
+    /// In which way.
+    pub(crate) spelling: Spelling,
     /// The memory list, for messages.
     pub(crate) memory: Setting,
     /// The memory list: the n-th amount belongs to the n-th shared GPU, the last repeats.
     pub(crate) amounts: Vec<u64>,
     /// What an amount counts in.
     pub(crate) measure: Measure,
-    /// Bytes of the unit that its source names, or of a GiB if it names none that can be meant.
-    pub(crate) unit_bytes: u128,
-    /// The compute weight, where given.
-    pub(crate) weight: Option<Weight>,
-    /// What asks for high priority, if anything does.
+    /// Bytes of the unit that its source names, or of a GiB if it names none that can be meant; `None` where
+    /// each amount has its own unit.
+    pub(crate) unit_bytes: Option<u128>,
+    /// What its source asks for of computing time.
+    pub(crate) shares: Shares,
+}
+
+/// What a source asks for of computing time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// Compute weights, one for each way in which it is said; the smallest holds, and without one 1.
+    pub(crate) weights: Vec<Weight>,
+    /// What asks for high priority, if anything does and nothing beside it says otherwise.
     pub(crate) high_priority: Option<Setting>,
 }
 
+impl Shares {
+    fn read(get: impl Fn(Name) -> Option<Setting>) -> Result<Self, RequestError> {
+        let weights = [
+            get(WEIGHT).map(neutral_weight).transpose()?.flatten(),
+            get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten(),
+        ];
+        let neutral = get(PRIORITY).map(neutral_priority).transpose()?.flatten();
+        let of_aliyun = high_priority(get(HIGH_PRIO))?;
+        let high_priority = match neutral {
+            Some((setting, true)) => Some(setting),
+            Some((_, false)) => None,
+            None => of_aliyun,
+        };
+        Ok(Shares { weights: weights.into_iter().flatten().collect(), high_priority })
+    }
+}
+
 impl Quota {
+    /// The quota of `mib` on each GPU that a host gives by its rule `rule` where nobody asks for one.
+    pub(super) fn of_host(rule: &'static str, mib: u64) -> Self {
+        Quota {
+            source: Source::Env,
+            spelling: Spelling::HostDefault,
+            memory: Setting { name: rule.into(), value: format!("{mib}MiB") },
+            amounts: vec![mib],
+            measure: Measure::UnitBytes(MIB.into()),
+            unit_bytes: None,
+            shares: Shares::default(),
+        }
+    }
+
     /// Takes weight and priority of annotations that ask for no quota themselves, if variables say nothing
     /// of them.
     pub(super) fn complete_shares(
         &mut self,
         get: impl Fn(Name) -> Option<Setting>,
     ) -> Result<(), RequestError> {
-        if self.source == Source::Annotations {
-            return Ok(());
+        let of_annotations = Shares::read(get)?;
+        if self.shares.weights.is_empty() {
+            self.shares.weights = of_annotations.weights;
         }
-        if self.weight.is_none() {
-            self.weight = get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten();
-        }
-        if self.high_priority.is_none() {
-            self.high_priority = high_priority(get(HIGH_PRIO))?;
+        if self.shares.high_priority.is_none() {
+            self.shares.high_priority = of_annotations.high_priority;
         }
         Ok(())
     }
 
     /// What asks for a weight above 1 or for high priority by a variable, which an image may have set.
     pub(super) fn share_by_variable(&self) -> Option<Setting> {
-        let weight = self.weight.as_ref().filter(|weight| weight.value > 1);
-        let settings = weight.map(|weight| &weight.setting).into_iter().chain(&self.high_priority);
-        let names = [SCHD_WEIGHT, HIGH_PRIO].map(|name| name.variable);
-        settings.into_iter().find(|setting| names.contains(&&*setting.name)).cloned()
+        let is_more = |weight: &&Weight| weight.value != WeightValue::Number(1);
+        let weights = self.shares.weights.iter().filter(is_more).map(|weight| &weight.setting);
+        let mut settings = weights.chain(&self.shares.high_priority);
+        let names = [SCHD_WEIGHT, HIGH_PRIO, WEIGHT, PRIORITY].map(|name| name.variable);
+        settings.find(|setting| names.contains(&&*setting.name)).cloned()
     }
-}
-
-/// What an amount of memory counts in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Measure {
-    /// So many equal parts of the GPU's memory, at least 1.
-    Parts(u64),
-    /// Units of so many bytes, at least one MiB.
-    UnitBytes(u128),
 }
 
 /// A compute weight as asked for, at least 1.
@@ -93,8 +139,17 @@ pub(crate) enum Measure {
 pub(crate) struct Weight {
     /// For messages.
     pub(crate) setting: Setting,
-    /// The number; no `max_inst` has been looked at.
-    pub(crate) value: u64,
+    /// What it says; no `max_inst` has been looked at.
+    pub(crate) value: WeightValue,
+}
+
+/// What a compute weight says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WeightValue {
+    /// A number from 1.
+    Number(u64),
+    /// Hundredths of a per cent of a GPU's computing time, 1 to 10 000.
+    Share(u64),
 }
 
 /// Why a source asks for no quota.
@@ -143,7 +198,8 @@ impl fmt::Display for Off {
     }
 }
 
-/// What `source` asks for, where `get` answers what it says under a name.
+/// What `source` asks for, where `get` answers what it says under a name; `nvidias` is NVIDIA's limit. One
+/// for each way in which it is said.
 ///
 /// # Errors
 ///
@@ -152,44 +208,94 @@ impl fmt::Display for Off {
 pub(super) fn read(
     source: Source,
     get: impl Fn(Name) -> Option<Setting>,
-) -> Result<Ask, RequestError> {
+    nvidias: Option<Setting>,
+) -> Result<Vec<Ask>, RequestError> {
     if let Some(setting) = get(DISABLE)
         && is_disabled(&setting)?
     {
-        return Ok(Ask::Off(Off::Disabled(setting, memory_asked(&get))));
+        return Ok(vec![Ask::Off(Off::Disabled(setting, memory_asked(&get, nvidias)))]);
     }
-    let Some(memory) = get(MEM_CONTAINER) else {
-        return Ok(Ask::Off(Off::NotSet(source.name(MEM_CONTAINER))));
-    };
-    if memory.text()?.is_empty() {
-        return Ok(Ask::Off(Off::Empty(memory)));
+    let ways = [
+        (Spelling::Neutral, get(MEMORY)),
+        (Spelling::Aliyun, get(MEM_CONTAINER)),
+        (Spelling::Nvidia, nvidias),
+    ];
+    let mut asks = Vec::new();
+    for (spelling, memory) in ways {
+        let Some(memory) = memory else { continue };
+        let text = memory.text()?;
+        if text.is_empty() {
+            asks.push(Ask::Off(Off::Empty(memory)));
+            continue;
+        }
+        let of_mib = Measure::UnitBytes(MIB.into());
+        let Amounts { amounts, measure } = match spelling {
+            Spelling::Neutral if number(text) == Some(0) => {
+                Amounts { amounts: vec![0], measure: of_mib }
+            }
+            Spelling::Neutral => amount::read(text).map_err(|bad| bad_amount(&memory, bad))?,
+            Spelling::Nvidia | Spelling::HostDefault => {
+                let setting = memory.clone();
+                let mib = number(text).ok_or(RequestError::BadNvidiaLimit { setting })?;
+                Amounts { amounts: vec![mib], measure: of_mib }
+            }
+            Spelling::Aliyun => {
+                let amounts = read_amounts(&memory)?;
+                let is_off = amounts.contains(&0);
+                let measure =
+                    if is_off { of_mib } else { read_measure(source, &get, &memory, &amounts)? };
+                Amounts { amounts, measure }
+            }
+        };
+        if amounts.contains(&0) {
+            asks.push(Ask::Off(Off::Zero(memory)));
+            continue;
+        }
+        let named_unit = || get(MEM_UNIT).and_then(|unit| unit_bytes(source, unit).ok());
+        let unit_bytes = (spelling == Spelling::Aliyun).then(|| named_unit().unwrap_or(GIB.into()));
+        let shares = Shares::read(&get)?;
+        asks.push(Ask::Quota(Quota {
+            source,
+            spelling,
+            memory,
+            amounts,
+            measure,
+            unit_bytes,
+            shares,
+        }));
     }
-    let amounts = read_amounts(&memory)?;
-    if amounts.contains(&0) {
-        return Ok(Ask::Off(Off::Zero(memory)));
+    if asks.is_empty() {
+        asks.push(Ask::Off(Off::NotSet(source.name(MEM_CONTAINER))));
     }
-    Ok(Ask::Quota(Quota {
-        source,
-        measure: read_measure(source, &get, &memory, &amounts)?,
-        unit_bytes: get(MEM_UNIT)
-            .and_then(|unit| unit_bytes(source, unit).ok())
-            .unwrap_or(GIB.into()),
-        weight: get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten(),
-        high_priority: high_priority(get(HIGH_PRIO))?,
-        memory,
-        amounts,
-    }))
+    Ok(asks)
 }
 
 /// The memory list of a source whose quota doesn't count for another reason; `None` if it asks for none.
-/// One that can't be meant asks for something.
-pub(super) fn memory_asked(get: impl Fn(Name) -> Option<Setting>) -> Option<Setting> {
+/// One that can't be meant asks for something. `nvidias` is NVIDIA's limit.
+pub(super) fn memory_asked(
+    get: impl Fn(Name) -> Option<Setting>,
+    nvidias: Option<Setting>,
+) -> Option<Setting> {
+    let is_zero = |item: &str| {
+        let item = item.trim();
+        number(item) == Some(0) || amount::read(item).is_ok_and(|list| list.amounts == [0])
+    };
     let asks = |memory: &Setting| {
-        let is_none =
-            |text: &str| text.is_empty() || text.split(',').any(|n| number(n.trim()) == Some(0));
+        let is_none = |text: &str| text.is_empty() || text.split(',').any(is_zero);
         !memory.text().is_ok_and(is_none)
     };
-    get(MEM_CONTAINER).filter(asks)
+    [get(MEMORY), get(MEM_CONTAINER), nvidias].into_iter().flatten().find(asks)
+}
+
+fn bad_amount(memory: &Setting, bad: BadAmount<'_>) -> RequestError {
+    let setting = memory.clone();
+    match bad {
+        BadAmount::Bare(item) => RequestError::BareAmount { setting, item: item.to_owned() },
+        BadAmount::Unreadable(item) => RequestError::BadAmount { setting, item: item.to_owned() },
+        BadAmount::TooSmall(item) => RequestError::SmallAmount { setting, item: item.to_owned() },
+        BadAmount::MoreThanAll(_) => RequestError::MoreThanAll { setting },
+        BadAmount::Mixed => RequestError::MixedAmounts { setting },
+    }
 }
 
 impl Source {
@@ -271,8 +377,30 @@ fn read_weight(setting: Setting) -> Result<Option<Weight>, RequestError> {
         return Ok(None);
     }
     match number(text) {
-        Some(value) if value > 0 => Ok(Some(Weight { setting, value })),
+        Some(value) if value > 0 => Ok(Some(Weight { setting, value: WeightValue::Number(value) })),
         _ => Err(RequestError::BadWeight { setting }),
+    }
+}
+
+/// A weight by its neutral name: a number, or per cent.
+fn neutral_weight(setting: Setting) -> Result<Option<Weight>, RequestError> {
+    let text = setting.text()?;
+    if !text.ends_with('%') {
+        return read_weight(setting);
+    }
+    match amount::read(text).as_ref().map(|list| &list.amounts[..]) {
+        Ok(&[share]) if share > 0 => Ok(Some(Weight { setting, value: WeightValue::Share(share) })),
+        _ => Err(RequestError::BadShare { setting }),
+    }
+}
+
+/// What a priority by its neutral name says, and whether that is `high`.
+fn neutral_priority(setting: Setting) -> Result<Option<(Setting, bool)>, RequestError> {
+    match setting.text()?.to_ascii_lowercase().as_str() {
+        "" => Ok(None),
+        "high" => Ok(Some((setting, true))),
+        "normal" => Ok(Some((setting, false))),
+        _ => Err(RequestError::BadPriorityWord { setting }),
     }
 }
 

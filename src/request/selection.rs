@@ -1,6 +1,6 @@
 //! Which GPUs a container names: [`Selection`], kept word for word until a plan needs it.
 //!
-//! Knows how GPUs are named, by CDI's names of devices too. Must not know which GPUs there are. A container without a
+//! Knows how GPUs are named, by CDI's names of devices too, and docker's grammar of `--gpus`. Must not know which GPUs there are. A container without a
 //! quota must start whatever its selections say, so nothing here is refused before
 //! [`Selection::names`] is asked for.
 
@@ -13,8 +13,12 @@ use super::setting::Setting;
 pub(crate) struct Selection {
     /// What was said.
     pub(crate) setting: Setting,
-    /// The same by names of GPUs, if it was said by CDI's names of devices.
+    /// The same by names of GPUs, if it was said by CDI's names of devices or in docker's grammar.
     plain: Option<String>,
+    /// How many, if that is what it says.
+    count: Option<u32>,
+    /// Whether it is in docker's grammar.
+    is_dockers: bool,
 }
 
 /// What a [`Selection`] says before its names are read.
@@ -24,6 +28,8 @@ pub(crate) enum Extent {
     All,
     /// No GPU.
     Nothing,
+    /// So many, whichever.
+    Count(u32),
     /// Those it lists, well or badly.
     List,
 }
@@ -43,7 +49,30 @@ impl Selection {
     pub(super) fn new(setting: Setting) -> Self {
         let is_cdi = setting.value.contains('=');
         let plain = is_cdi.then(|| by_gpus(&setting.value)).flatten();
-        Selection { setting, plain }
+        Selection { setting, plain, count: None, is_dockers: false }
+    }
+
+    /// A choice in docker's grammar of `--gpus`: `all`, `none`, a number (how many), `count=2`, or
+    /// `device=0,2`, in quotation marks or not.
+    pub(super) fn in_dockers_grammar(setting: Setting) -> Self {
+        let text = setting.text().unwrap_or_default().trim_matches('"');
+        let names = text.strip_prefix("device=").filter(|names| !names.is_empty());
+        let number = text.strip_prefix("count=").unwrap_or(text);
+        let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
+        // Of 0 it can't be told whether no GPU is meant, or the first.
+        let count = number.parse().ok().filter(|&count| is_number && count > 0);
+        let plain = match text {
+            "all" | "none" | "void" => Some(text.to_owned()),
+            _ if number == "all" => Some(number.to_owned()),
+            _ => names.map(str::to_owned),
+        };
+        Selection { setting, plain, count, is_dockers: true }
+    }
+
+    /// Whether it says the same as `other`, word for word.
+    pub(super) fn is_same(&self, other: &Selection) -> bool {
+        let texts = (self.text().map(str::trim), other.text().map(str::trim));
+        self.extent() == other.extent() && (self.count.is_some() || texts.0 == texts.1)
     }
 
     fn text(&self) -> Result<&str, RequestError> {
@@ -52,6 +81,9 @@ impl Selection {
 
     /// How far it reaches; any other text is a list.
     pub(crate) fn extent(&self) -> Extent {
+        if let Some(count) = self.count {
+            return Extent::Count(count);
+        }
         match self.text() {
             Ok("all") => Extent::All,
             Ok("none" | "void" | "") => Extent::Nothing,
@@ -65,6 +97,10 @@ impl Selection {
     ///
     /// Where an item is empty or names nothing that could be a GPU.
     pub(crate) fn names(&self) -> Result<Vec<GpuName<'_>>, RequestError> {
+        if self.is_dockers && self.plain.is_none() {
+            self.setting.text()?;
+            return Err(RequestError::BadGpus { setting: self.setting.clone() });
+        }
         let bad = |item: &str| RequestError::BadGpuName {
             setting: self.setting.clone(),
             item: item.to_owned(),
@@ -130,6 +166,37 @@ mod tests {
 
     fn selection(value: &str) -> Selection {
         Selection::new(Setting { name: "NVIDIA_VISIBLE_DEVICES".into(), value: value.to_owned() })
+    }
+
+    #[test]
+    fn dockers_grammar_names_gpus_or_says_how_many() {
+        use GpuName::{Index, Mig, Uuid};
+        let dockers = |value: &str| {
+            let setting = Setting { name: "CGPU_GPUS".into(), value: value.to_owned() };
+            Selection::in_dockers_grammar(setting)
+        };
+        for (value, extent) in [
+            ("all", Extent::All),
+            ("count=all", Extent::All),
+            ("none", Extent::Nothing),
+            ("", Extent::Nothing),
+            ("1", Extent::Count(1)),
+            (" 02 ", Extent::Count(2)),
+            ("count=4", Extent::Count(4)),
+            ("device=0", Extent::List),
+        ] {
+            assert_eq!(dockers(value).extent(), extent, "{value:?}");
+        }
+        let named = [Index("0"), Uuid("GPU-a"), Mig("1:0")];
+        assert_eq!(dockers("\"device=0,GPU-a,1:0\"").names().unwrap(), named);
+        for value in ["0", "-1", "0,2", "GPU-a", "device=", "devices=0", "count=", "99999999999"] {
+            let setting = Setting { name: "CGPU_GPUS".into(), value: value.to_owned() };
+            let refused = RequestError::BadGpus { setting };
+            assert_eq!(dockers(value).names(), Err(refused), "{value:?}");
+        }
+        assert!(dockers("1").is_same(&dockers("count=1")));
+        assert!(!dockers("1").is_same(&dockers("2")));
+        assert!(dockers("device=0,1").is_same(&selection("0,1")));
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub enum Named {
     Files,
     /// `all`.
     All,
+    /// A number, or a quota by the neutral names and nothing that says which.
+    Counted,
     /// A list.
     Listed,
 }
@@ -43,6 +45,8 @@ pub enum Named {
 pub enum On {
     /// Those that are named.
     Named,
+    /// As many as are asked for, which cgpu chooses.
+    Chosen,
     /// Those that were brought.
     Brought,
     /// Those that are named, which have to be those that were brought.
@@ -98,10 +102,11 @@ pub struct Row {
     pub strict: Outcome,
 }
 
-const ANY_NAMED: &[Named] = &[Named::Unsaid, Named::NoGpu, Named::Files, Named::All, Named::Listed];
+const ANY_NAMED: &[Named] =
+    &[Named::Unsaid, Named::NoGpu, Named::Files, Named::All, Named::Counted, Named::Listed];
 const ANY_BROUGHT: &[Extent] = &[Extent::Nothing, Extent::Gpus, Extent::Everything];
 const NO_GPU_NAMED: &[Named] = &[Named::Unsaid, Named::NoGpu, Named::Files];
-const GPUS_NAMED: &[Named] = &[Named::All, Named::Listed];
+const GPUS_NAMED: &[Named] = &[Named::All, Named::Counted, Named::Listed];
 const LIFTED: &[Quota] = &[Quota::Lifted, Quota::Zero];
 
 /// The table. The first row that matches counts.
@@ -122,10 +127,17 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         quota: &[Quota::Asked],
-        named: &[Named::Unsaid, Named::NoGpu, Named::Files, Named::All],
+        named: &[Named::Unsaid, Named::NoGpu, Named::Files, Named::All, Named::Counted],
         brought: &[Extent::Gpus],
         open: Outcome::Quota(On::Brought),
         strict: Outcome::Quota(On::Brought),
+    },
+    Row {
+        quota: &[Quota::Asked],
+        named: &[Named::Counted],
+        brought: &[Extent::Nothing, Extent::Everything],
+        open: Outcome::Quota(On::Chosen),
+        strict: Outcome::Quota(On::Chosen),
     },
     Row {
         quota: &[Quota::Asked],
@@ -185,9 +197,16 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         quota: LIFTED,
-        named: &[Named::All],
+        named: &[Named::All, Named::Counted],
         brought: &[Extent::Gpus],
         open: Outcome::Whole(On::Brought),
+        strict: Outcome::Refused(Because::Lifted),
+    },
+    Row {
+        quota: LIFTED,
+        named: &[Named::Counted],
+        brought: &[Extent::Nothing, Extent::Everything],
+        open: Outcome::Whole(On::Chosen),
         strict: Outcome::Refused(Because::Lifted),
     },
     Row {
@@ -213,9 +232,16 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         quota: &[Quota::Unasked],
-        named: &[Named::All],
+        named: &[Named::All, Named::Counted],
         brought: &[Extent::Gpus],
         open: Outcome::Whole(On::Brought),
+        strict: Outcome::Refused(Because::NoQuota),
+    },
+    Row {
+        quota: &[Quota::Unasked],
+        named: &[Named::Counted],
+        brought: &[Extent::Nothing, Extent::Everything],
+        open: Outcome::Whole(On::Chosen),
         strict: Outcome::Refused(Because::NoQuota),
     },
     Row {
@@ -305,6 +331,7 @@ impl Named {
             Named::NoGpu => "`void` or empty",
             Named::Files => "`none`",
             Named::All => "`all`",
+            Named::Counted => "how many",
             Named::Listed => "a list",
         }
     }
@@ -331,6 +358,7 @@ impl Outcome {
             Outcome::Quota(on) => match on {
                 On::Named if is_unnamed => "a quota on each GPU of the host",
                 On::Named => "a quota on each named GPU; others are withheld",
+                On::Chosen => "a quota on each GPU that cgpu chooses; others are withheld",
                 On::Brought => "a quota on each brought GPU",
                 On::Both | On::Either => {
                     "a quota on each, if both are the same GPUs; else **refused**"
@@ -340,6 +368,7 @@ impl Outcome {
             Outcome::Whole(on) => {
                 let which = match on {
                     On::Named => "the named GPUs",
+                    On::Chosen => "GPUs that cgpu chooses",
                     On::Brought => "the brought GPUs",
                     On::Both | On::Either => "the named and the brought GPUs",
                 };
@@ -403,8 +432,7 @@ mod tests {
     fn a_quota_is_enforced_refused_or_reported() {
         for (quota, named, brought) in all() {
             let row = find(quota, named, brought);
-            let has_gpus =
-                brought != Extent::Nothing || matches!(named, Named::All | Named::Listed);
+            let has_gpus = brought != Extent::Nothing || GPUS_NAMED.contains(&named);
             for (outcome, profile) in [(row.open, "open"), (row.strict, "strict")] {
                 let is_kept = match quota {
                     Quota::Asked => matches!(outcome, Outcome::Quota(_) | Outcome::Refused(_)),

@@ -27,10 +27,11 @@ use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile
 use crate::config::{self, ConfigError};
 use crate::events::Cause;
 use crate::failpoint::failpoint;
+use crate::gpu::Inventory;
 use crate::hook;
 use crate::host;
 use crate::host::Host;
-use crate::inject::{self, Injection, Mode, Nodes, Purpose};
+use crate::inject::{self, Mode, Nodes};
 use crate::names;
 use crate::plan::Kind;
 use crate::process::ProcessId;
@@ -277,9 +278,31 @@ struct Reserved {
     name: Option<String>,
     /// NVIDIA's runtime, where that makes the container, by the real one in its turn.
     nvidia: Option<Real>,
+    /// Whether the container has an event.
+    is_told: bool,
 }
 
 impl Reserved {
+    /// The driver's nodes and files for the container of `record`, of which others are told now.
+    fn driver(
+        &mut self,
+        record: &Record,
+        inventory: &Inventory,
+        bundle: &Bundle,
+        as_brought: bool,
+    ) -> Result<(Nodes, Edits), RuntimeError> {
+        let (nodes, injection) =
+            self.host.driver_of(&record.plan, inventory, bundle, as_brought)?;
+        self.nvidia = match injection.mode {
+            Mode::NvidiaRuntime => Some(nvidia::runtime(&self.host.config.driver)?),
+            Mode::Cdi | Mode::Native | Mode::Off => None,
+        };
+        let files = Some(injection.mode).filter(|_| !as_brought);
+        self.host.tell_of(record, self.name.as_deref(), files);
+        self.is_told = true;
+        Ok((nodes, injection.edits))
+    }
+
     /// Gives the bundle what the container needs, and starts what has to be there first.
     fn equip(
         &self,
@@ -327,7 +350,11 @@ impl Reserved {
     }
 
     fn undo(&self) {
-        if let Err(error) = self.host.release_unmade(&self.key) {
+        let undone = match self.is_told {
+            true => self.host.release_unmade(&self.key).map(drop),
+            false => self.host.withdraw(&self.key),
+        };
+        if let Err(error) = undone {
             let error: &dyn Error = &error;
             warn!(id = self.key.id, error, "{}", admission::UNDONE);
         }
@@ -403,31 +430,20 @@ fn register(
     crate::log::init(&host.config.log);
 
     let inventory = host.inventory(request)?;
-    let plan = host.plan(request, &inventory)?;
+    let proposal = host.plan(request, &inventory)?;
     let as_brought = request.is_as_brought();
-    if as_brought && plan.gpus.is_empty() {
+    if as_brought && proposal.is_empty() {
         return Ok(None);
     }
     // NVIDIA's runtime looks at no other verb.
-    host.decide_injection(&plan, |config| {
+    host.decide_injection(proposal.is_whole(), |config| {
         create.verb == argv::Verb::Create && nvidia::makes(&config.driver, real)
     });
-    let (nodes, injection) = match as_brought {
-        true => (Nodes::default(), Injection::as_brought()),
-        false => {
-            let nodes = host.nodes(&plan, &inventory, &bundle)?;
-            inject::link_by_number(&nodes, Path::new("/dev"));
-            (nodes, host.injection(&plan, &inventory, &bundle, Purpose::Create)?)
-        }
-    };
-    let nvidia = match injection.mode {
-        Mode::NvidiaRuntime => Some(nvidia::runtime(&host.config.driver)?),
-        Mode::Cdi | Mode::Native | Mode::Off => None,
-    };
     let by = ProcessId::own().ok_or(RuntimeError::NoProc)?;
     // By a hook it is seen what NVIDIA's runtime has made of the bundle.
-    let is_held = plan.backend != Kind::None;
-    let holder = match plan.backend.needs_hook() || (is_held && host.may_get_more()) {
+    let backend = proposal.backend();
+    let is_held = backend != Kind::None;
+    let holder = match backend.needs_hook() || (is_held && host.may_get_more()) {
         true => Holder::Reserved { by },
         false => launched(by, real, create, &key),
     };
@@ -437,22 +453,24 @@ fn register(
         Holder::Launched { .. } => &[HookStage::Poststop],
         _ => HookStage::OURS,
     };
-    let calls = hook::calls(&host, &hook::Caller::Wrapper { key: key.clone() }, &plan, stages)?;
+    let caller = hook::Caller::Wrapper { key: key.clone() };
+    let calls = hook::calls(&host, &caller, proposal.is_whole(), stages)?;
     // What a precreate hook has reserved for this bundle is ours to give.
     let program = host::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release_unmade(&hook::announced(token))?;
     }
     let name = names::of_bundle(&key.id, &bundle);
-    let told = (name.as_deref(), Some(injection.mode).filter(|_| !as_brought));
-    let record = host.reserve(key.clone(), bundle.dir(), plan, holder, told)?;
-    let reserved = Reserved { host, key, name, nvidia };
-    let driver = (nodes, injection.edits);
-    match reserved.equip((&record, request), &mut bundle, driver, calls, (by, begun)) {
+    let record = host.reserve(key.clone(), bundle.dir(), &proposal, holder)?;
+    let mut reserved = Reserved { host, key, name, nvidia: None, is_told: false };
+    let equipped = reserved.driver(&record, &inventory, &bundle, as_brought).and_then(|driver| {
+        Ok(reserved.equip((&record, request), &mut bundle, driver, calls, (by, begun))?)
+    });
+    match equipped {
         Ok(()) => Ok(Some(reserved)),
         Err(error) => {
             reserved.undo();
-            Err(error.into())
+            Err(error)
         }
     }
 }

@@ -76,6 +76,7 @@ impl Found {
                 bus_id: String::new(),
                 name: String::new(),
                 memory_bytes,
+                reserved_bytes: planned.memory_reserved_bytes,
                 state: GpuState::Ok,
                 mig_enabled: false,
                 mig_devices: Vec::new(),
@@ -114,6 +115,7 @@ impl Found {
             name: gpu.name.clone(),
             lost: gpu.state == GpuState::Lost,
             memory_total_bytes: gpu.memory_bytes,
+            memory_reserved_bytes: gpu.reserved_bytes,
             memory_promised_bytes: promised.fold(0, u64::saturating_add),
             memory_used_bytes: driver.and_then(|gpu| gpu.memory_used_bytes).or_else(in_containers),
             utilization_percent: told(|gpu| gpu.utilization_percent),
@@ -279,6 +281,7 @@ mod tests {
             uuid: format!("GPU-{index}"),
             minor: index,
             memory_total_bytes: 16_000 * MIB,
+            memory_reserved_bytes: 0,
             memory_limit_bytes: limit_mib.map(|mib| mib * MIB),
             mig: None,
         }

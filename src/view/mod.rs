@@ -51,6 +51,9 @@ pub struct GpuFigures {
     pub lost: bool,
     /// Its memory in bytes.
     pub memory_total_bytes: u64,
+    /// What the driver keeps of that in bytes; 0 where it doesn't say.
+    #[serde(default)]
+    pub memory_reserved_bytes: u64,
     /// What quotas promise of that, in bytes; more than the total where `overcommit` allows that.
     pub memory_promised_bytes: u64,
     /// Memory in use in bytes: by the driver's figure, else what the containers use where that is

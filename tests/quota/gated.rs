@@ -54,12 +54,17 @@ impl Gated {
 
     /// With that version of the driver, and GPUs of so many MiB.
     pub(crate) fn with_gpus(version: &str, sizes: &[u64]) -> Self {
+        let gpus: Vec<String> = sizes.iter().map(|mib| format!("{mib}MiB")).collect();
+        Self::with_specs(version, &gpus)
+    }
+
+    /// With that version of the driver, and these GPUs, as `16000MiB-512MiB`, of which the driver keeps 512.
+    pub(crate) fn with_specs(version: &str, gpus: &[String]) -> Self {
         let mut host = Host::with_gpus(&json!([]));
         let dir = host.scratch.directory("sim");
-        let gpu = |mib: &u64| format!("{mib}MiB").parse().expect("a size");
         let options = SimOptions {
             dir: dir.clone(),
-            gpus: sizes.iter().map(gpu).collect(),
+            gpus: gpus.iter().map(|gpu| gpu.parse().expect("a size")).collect(),
             driver: version.parse().expect("a version"),
         };
         let sim = Sim::start(options).expect("the simulated driver starts: root and /dev/fuse");

@@ -123,6 +123,13 @@ fn reads_are_live_and_writes_are_in_force_when_they_return() {
     assert_eq!((tree.write(&of("weight"), "2"), &*tree.read(&of("weight"))), (Ok(()), "2\n"));
     assert_eq!(tree.read("0/free_weight"), "1\n");
     assert_eq!(tree.write("0/free_weight", "1"), Err(Errno::EACCES));
+    assert_eq!(tree.read("default_memsize"), "0\n");
+    assert_eq!(tree.write("default_memsize", &mib(1000)), Ok(()));
+    assert_eq!(tree.read("default_memsize"), mib(1000) + "\n");
+    assert_eq!(tree.write("default_memsize", "4GiB"), Err(Errno::EINVAL));
+    assert_eq!(tree.write("default_memsize", "1"), Err(Errno::EINVAL));
+    assert_eq!(tree.read("default_memsize"), mib(1000) + "\n");
+    assert_eq!(tree.write("default_memsize", "0"), Ok(()));
     assert!(gated.host.log().contains("max_inst=0 is not possible"), "the log has the reason");
     // Instances are made by creates and end with their containers.
     assert_eq!(tree.write("inst_ctl", "0shown_______"), Ok(()), "it is there");

@@ -334,7 +334,7 @@ default_runtime_name = "{default_handler}"
             r#"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
 runtime_type = "io.containerd.runc.v2"
-pod_annotations = ["aliyun.com/*"]
+pod_annotations = ["aliyun.com/*", "cgpu/*"]
 options = {{ BinaryName = "{program}", Root = "{root}/runtime" }}
 "#
         ));

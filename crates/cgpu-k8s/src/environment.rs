@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use cgpu::request::name::NEUTRAL;
+
 use crate::units::{SharedGpu, Unit};
 
 /// What is known of a container beside its units.
@@ -59,8 +61,8 @@ pub fn environment(
         ("ALIYUN_COM_GPU_MEM_CONTAINER", units.to_string()),
     ];
     // The quota is the ratio of both if all GPUs have as much; else it is so many units.
-    let is_ratio = parts.iter().all(|(gpu, _)| gpu.units == first.units);
-    let total = if is_ratio { first.units.to_string() } else { String::new() };
+    let is_ratio = parts.iter().all(|(gpu, _)| gpu.whole_units == first.whole_units);
+    let total = if is_ratio { first.whole_units.to_string() } else { String::new() };
     variables.extend([
         ("ALIYUN_COM_GPU_MEM_DEV", total),
         ("ALIYUN_COM_GPU_MEM_UNIT", unit.name().to_owned()),
@@ -68,6 +70,8 @@ pub fn environment(
         ("ALIYUN_COM_GPU_HIGH_PRIO", "0".to_owned()),
         ("CGPU_DISABLE", asked.is_free.to_string()),
     ]);
+    // An image's: the quota is said above.
+    variables.extend(NEUTRAL.map(|name| (name.variable, String::new())));
     Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
@@ -107,6 +111,10 @@ mod tests {
             ("ALIYUN_COM_GPU_SCHD_WEIGHT", "1"),
             ("ALIYUN_COM_GPU_VISIBLE_DEVICES", &gpus[1].uuid),
             ("CGPU_DISABLE", "false"),
+            ("CGPU_GPUS", ""),
+            ("CGPU_MEMORY", ""),
+            ("CGPU_PRIORITY", ""),
+            ("CGPU_WEIGHT", ""),
             ("NVIDIA_VISIBLE_DEVICES", &gpus[1].uuid),
         ];
         assert!(one.iter().map(|(name, value)| (&**name, &**value)).eq(expected), "{one:?}");

@@ -237,7 +237,7 @@ async fn learn(settings: &Settings, unit: Unit) -> Result<Vec<SharedGpu>> {
     let settings = settings.clone();
     let found = spawn_blocking(move || match cached(&settings)? {
         Some(inventory) => anyhow::Ok(inventory),
-        None => Ok(refresh(&settings)?),
+        None => Ok(refresh(&settings)?.reserving(settings.reserve_mib)),
     });
     Ok(shared(found.await??.gpus(), unit)?)
 }

@@ -203,7 +203,7 @@ pub fn annotations(held: &Holdings, gpus: &[SharedGpu]) -> BTreeMap<(String, Str
     let written = pods.into_iter().map(|(pod, containers)| {
         let indices = sum(&containers);
         let first = gpus.iter().find(|gpu| indices.contains_key(&gpu.index));
-        (pod, words(&containers, first.map_or(0, |gpu| gpu.units), true))
+        (pod, words(&containers, first.map_or(0, |gpu| gpu.whole_units), true))
     });
     written.collect()
 }

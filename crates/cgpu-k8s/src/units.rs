@@ -105,8 +105,10 @@ pub struct SharedGpu {
     pub index: u32,
     /// `GPU-` and a UUID.
     pub uuid: String,
-    /// Whole units of its memory.
+    /// Units of its memory that can be given out: those that the driver doesn't keep.
     pub units: u32,
+    /// Whole units of all its memory, of which one is so many parts: `ALIYUN_COM_GPU_MEM_DEV`.
+    pub whole_units: u32,
     /// Whether it can be given out now.
     pub healthy: bool,
     /// Its model, as the driver names it.
@@ -161,7 +163,8 @@ pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<SharedGpu>, UnitError> {
         .map(|(gpu, digits)| SharedGpu {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
-            units: u32::try_from(gpu.memory_bytes / unit.bytes()).unwrap_or(u32::MAX),
+            units: units(gpu, unit),
+            whole_units: whole_units(gpu, unit),
             healthy: gpu.state == GpuState::Ok,
             model: gpu.name.clone(),
             memory_mib: gpu.memory_bytes >> 20,
@@ -176,6 +179,18 @@ pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<SharedGpu>, UnitError> {
         return Err(UnitError::TooMany { units, unit, most });
     }
     Ok(shared)
+}
+
+fn whole_units(gpu: &Gpu, unit: Unit) -> u32 {
+    u32::try_from(gpu.memory_bytes / unit.bytes()).unwrap_or(u32::MAX)
+}
+
+/// Units that can be given out, each of which is that part of the GPU's memory.
+fn units(gpu: &Gpu, unit: Unit) -> u32 {
+    let divisible = u128::from(gpu.memory_bytes.saturating_sub(gpu.reserved_bytes));
+    let units = u128::from(whole_units(gpu, unit)) * divisible;
+    let units = units.checked_div(gpu.memory_bytes.into()).unwrap_or_default();
+    u32::try_from(units).unwrap_or(u32::MAX)
 }
 
 /// Which of `gpus` the device of that id is of.
@@ -216,6 +231,7 @@ pub(crate) mod tests {
             bus_id: String::new(),
             name: String::new(),
             memory_bytes,
+            reserved_bytes: 0,
             state: GpuState::Ok,
             mig_enabled: false,
             mig_devices: Vec::new(),
@@ -235,6 +251,10 @@ pub(crate) mod tests {
         assert_eq!(found[0].id(0), "aaa-0");
         assert_eq!(found[1].ids().last().unwrap(), "bbb-n");
         assert_eq!(shared(&gpus[..1], Unit::MiB).unwrap()[0].units, 16_130);
+        // 14 parts of 15 are 15,054 MiB, and all of them more than the driver leaves.
+        let keeping = Gpu { reserved_bytes: 512 << 20, ..gpus[0].clone() };
+        let found = shared(&[keeping], Unit::GiB).unwrap();
+        assert_eq!((found[0].units, found[0].whole_units), (14, 15));
     }
 
     #[test]

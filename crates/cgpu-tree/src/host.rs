@@ -12,6 +12,7 @@ use cgpu::host::Host;
 use cgpu::inventory;
 use cgpu::plan::{Change, ChangeError, GpuChangeError, GpuRules};
 use cgpu::registry::{Record, RegistryError};
+use cgpu::units::mib_to_bytes;
 use cgpu::view::Processes;
 use fuser::Errno;
 use nix::sys::stat::major;
@@ -79,8 +80,10 @@ impl Shown {
             Node::Root | Node::Gpu(_) | Node::Container(..) => return Err(Errno::EISDIR),
             // What a write of 1 to `upgrade` brings to every container.
             Node::RootFile("version" | "upgrade") => env!("CARGO_PKG_VERSION").to_owned(),
-            // Every container says its own size, or has none.
-            Node::RootFile("default_memsize") => "0".to_owned(),
+            Node::RootFile("default_memsize") => {
+                let mib = self.host.default_memory_mib().map_err(|_| Errno::EIO)?;
+                mib_to_bytes(mib).unwrap_or(u64::MAX).to_string()
+            }
             Node::RootFile("major") => self.major().to_string(),
             Node::RootFile(_) => return Err(Errno::EACCES),
             Node::GpuFile(index, "free_weight") => self.free_weight(*index)?.to_string(),
@@ -173,6 +176,10 @@ impl Shown {
             Wish::Gpu(gpu, change) => {
                 let set = self.host.chosen_anew().set_gpu(&gpu.to_string(), *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
+            }
+            Wish::DefaultMemory(mib) => {
+                let set = self.host.chosen_anew().set_default_memory(*mib);
+                set.map_err(|error| (errno(&error), error.to_string()))
             }
             Wish::Container(short_id, change) => {
                 let record = self.record(short_id)?;

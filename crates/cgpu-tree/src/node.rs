@@ -24,7 +24,7 @@ const WRITE: u16 = 0o644;
 const ROOT_FILES: &[(&str, u16)] = &[
     ("version", READ),
     ("inst_ctl", 0o200),
-    ("default_memsize", READ),
+    ("default_memsize", WRITE),
     ("upgrade", WRITE),
     ("major", READ),
 ];

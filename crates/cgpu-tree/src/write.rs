@@ -10,6 +10,8 @@ use crate::node::Node;
 pub(crate) enum Wish {
     /// A change to the GPU with that index.
     Gpu(u32, GpuChange),
+    /// So many MiB for containers that name GPUs and ask for no quota.
+    DefaultMemory(u64),
     /// A change to the container with that short id.
     Container(String, Change),
     /// An instance of a container on a GPU.
@@ -44,6 +46,14 @@ pub(crate) fn wish(node: &Node, bytes: &[u8]) -> Result<Wish, Senseless> {
         }),
         Node::RootFile("upgrade") if value == "1" => Ok(Wish::Upgrade),
         Node::RootFile("upgrade") => Err(invalid("write 1")),
+        Node::RootFile("default_memsize") => {
+            // A part of a MiB is no quota, and nothing is a whole GPU.
+            let bytes = value.parse::<u64>().ok().filter(|bytes| *bytes == 0 || *bytes >= MIB);
+            let bytes = bytes.ok_or_else(|| {
+                invalid("write a number of bytes, 1 MiB or more, or 0 for whole GPUs")
+            })?;
+            Ok(Wish::DefaultMemory(bytes / MIB))
+        }
         Node::GpuFile(gpu, key @ ("policy" | "max_inst" | "prio_ratio")) => {
             let change = GpuChange::read(key, value);
             let change = change.map_err(|error| Senseless::Invalid(error.to_string()))?;

@@ -120,9 +120,10 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
         }
         Some(Flaw::NoAnnotations) => {
             let what = format!(
-                "runtime {runtime} is {program} ({path}); annotations of pods don't reach it"
+                "runtime {runtime} is {program} ({path}); not all annotations of pods reach it"
             );
-            row(Note, what).remedy("pod_annotations = [\"aliyun.com/*\"], where pods ask by them")
+            row(Note, what)
+                .remedy("pod_annotations = [\"aliyun.com/*\", \"cgpu/*\"], where pods ask by them")
         }
         None => row(Fine, format!("runtime {runtime} is {program} ({path})")),
     }

@@ -2,7 +2,7 @@
 //!
 //! Must not know the driver beyond whether there is one to wait for.
 
-use super::super::facts::{Cgroups, Isolation as Facts, Own, Records, Runtime, Seen};
+use super::super::facts::{Cgroups, Divisible, Isolation as Facts, Own, Records, Runtime, Seen};
 use super::driver::Standing;
 use super::{Cgpu, Error, Finding, Fine, Isolation, Note, Runtimes, Severity, Warning, listed};
 use crate::plan::Kind;
@@ -136,11 +136,28 @@ pub(super) fn own(facts: &Own) -> Vec<Finding> {
         Finding::new(Cgpu, "warned", Note, warning.clone())
             .remedy("correct the container's settings; `cgpu events` shows all warnings")
     }));
+    if !facts.divisible.is_empty() {
+        findings.push(memory(&facts.divisible));
+    }
+    findings.extend(facts.short.iter().flatten().map(|short| {
+        Finding::new(Cgpu, "short", Warning, short.clone()).remedy(
+            "lower the quotas, or raise admission.reserve; `nvidia-smi` shows who has memory",
+        )
+    }));
     if !facts.root {
         let what = "not run as the host's root: what only root may read is missing here".to_owned();
         findings.push(Finding::new(Cgpu, "rights", Note, what).remedy("`sudo cgpu doctor`"));
     }
     findings
+}
+
+fn memory(gpus: &[Divisible]) -> Finding {
+    let of = |gpu: &Divisible| {
+        let shared = gpu.total_mib.saturating_sub(gpu.reserved_mib);
+        format!("{shared} of {} MiB of GPU {}", gpu.total_mib, gpu.index)
+    };
+    let gpus: Vec<String> = gpus.iter().map(of).collect();
+    Finding::new(Cgpu, "memory", Fine, format!("quotas share {}", listed(&gpus)))
 }
 
 fn programs(facts: &Own) -> Finding {

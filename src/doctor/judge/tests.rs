@@ -1,8 +1,8 @@
 use std::path::PathBuf;
 
 use super::super::facts::{
-    BusGpu, Cgroups, Driver, Engine, EngineFile, EngineKind, Facts, Flaw, Handler, Hook, HookFile,
-    Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit, Unstarted,
+    BusGpu, Cgroups, Divisible, Driver, Engine, EngineFile, EngineKind, Facts, Flaw, Handler, Hook,
+    HookFile, Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit, Unstarted,
 };
 use super::super::facts::{Cdi, Files, Library};
 use super::super::worst;
@@ -82,6 +82,8 @@ fn well() -> Facts {
             log_open: Ok(()),
             records: Ok(Records::default()),
             warned: Ok(Vec::new()),
+            short: Ok(Vec::new()),
+            divisible: Vec::new(),
         },
     }
 }
@@ -519,7 +521,7 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
     finds(
         "containerd",
         Note,
-        "annotations of pods don't reach it -> pod_annotations",
+        "not all annotations of pods reach it -> pod_annotations",
         flawed(Flaw::NoAnnotations),
     );
     finds("none", Note, "none of docker, containerd, CRI-O and podman is installed", |facts| {
@@ -644,6 +646,12 @@ fn we_are_judged_too() {
             facts.own.warned = Ok(vec![warning.into()]);
         },
     );
+    finds("memory", Fine, "quotas share 15618 of 16130 MiB of GPU 0", |facts| {
+        facts.own.divisible = vec![Divisible { index: 0, total_mib: 16130, reserved_mib: 512 }];
+    });
+    finds("short", Warning, "web: the quota has room and the driver no memory -> lower", |facts| {
+        facts.own.short = Ok(vec!["web: the quota has room and the driver no memory".into()]);
+    });
     let lost = |facts: &mut Facts, records| facts.own.records = Ok(records);
     finds("lost", Error, "a monitor serves a1 and b2, of which there is no record", |facts| {
         let unregistered = vec!["a1".into(), "b2".into()];

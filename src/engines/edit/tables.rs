@@ -79,8 +79,9 @@ impl Layout {
                 let passed = model.get(PASSED).and_then(PlainValue::as_array);
                 let passed: Vec<&str> =
                     passed.into_iter().flatten().filter_map(PlainValue::as_str).collect();
-                let ours = (!passed.iter().any(|pattern| passes(pattern))).then_some(ANNOTATIONS);
-                let passed = Array::from_iter(passed.into_iter().chain(ours));
+                let is_missing = |ours: &&str| !passed.iter().any(|other| passes(other, ours));
+                let ours: Vec<&str> = ANNOTATIONS.into_iter().filter(is_missing).collect();
+                let passed = Array::from_iter(passed.iter().copied().chain(ours));
                 table.insert(PASSED, Item::Value(passed.into()));
                 let mut options = Table::new();
                 if let Some(model) = model.get("options").and_then(PlainValue::as_table) {

@@ -157,7 +157,7 @@ fn containerd_gets_the_handler_in_the_table_of_its_version() {
              [plugins.{plugin}.containerd.runtimes.runc]\n\
              runtime_type = \"io.containerd.runc.v2\"\n\n\
              [plugins.{plugin}.containerd.runtimes.cgpu]\n\
-             runtime_type = \"io.containerd.runc.v2\"\npod_annotations = [\"aliyun.com/*\"]\n\n\
+             runtime_type = \"io.containerd.runc.v2\"\npod_annotations = [\"aliyun.com/*\", \"cgpu/*\"]\n\n\
              [plugins.{plugin}.containerd.runtimes.cgpu.options]\n\
              BinaryName = \"/usr/bin/cgpu-runtime\"\n"
         );
@@ -197,7 +197,7 @@ fn containerds_handler_is_like_its_model_but_for_the_program() {
         let mut expected: toml::Table = model.parse().unwrap();
         expected.remove("runtime_path");
         expected.remove("container_annotations");
-        expected["pod_annotations"] = vec!["a.io/*", "aliyun.com/*"].into();
+        expected["pod_annotations"] = vec!["a.io/*", "aliyun.com/*", "cgpu/*"].into();
         expected["options"].as_table_mut().unwrap().remove("Root");
         expected["options"]["BinaryName"] = PROGRAM.into();
         assert_eq!(*ours, expected);

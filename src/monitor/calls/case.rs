@@ -14,12 +14,13 @@ use std::time::Instant;
 use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
+use crate::ledger::Usage;
 use crate::monitor::caller::{Copy, Listener, Reply, Scratch, Target, WriteBack};
 use crate::monitor::calls::case::retry::Retry;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::decide::{Continued, Denial};
 use crate::monitor::journal::{Count, Slot};
-use crate::monitor::log::RefusedAllocation;
+use crate::monitor::log::{RefusedAllocation, Refuser};
 use crate::monitor::node::{Device, Rm};
 use crate::monitor::state::{OnLane, OpenBooks};
 use crate::rm::call::Object;
@@ -225,9 +226,7 @@ impl<'a> Case<'a> {
     /// Refuses a call, and tells why: by an event where the quota has no room, otherwise by a line of the log.
     pub(crate) fn deny(&mut self, denial: &Denial) -> EarlyReply {
         if let Denial::OverQuota { gpu, asked_bytes, usage } = *denial {
-            let process = self.target.as_ref().map(|target| target.process);
-            let refused = RefusedAllocation { process, gpu, asked_bytes, usage };
-            self.parts.state.log.tell_refused_allocation(refused);
+            tell_refused(self, Refuser::Quota, gpu, asked_bytes, usage);
             let reply = self.answer(denial.answer());
             self.effects.counted = Count::OverQuota;
             return reply;
@@ -258,6 +257,19 @@ impl<'a> Case<'a> {
             write_log(self, what);
         }
     }
+}
+
+/// Tells of an allocation that was refused.
+pub(crate) fn tell_refused(
+    case: &Case<'_>,
+    by: Refuser,
+    gpu: usize,
+    asked_bytes: u64,
+    usage: Usage,
+) {
+    let process = case.target.as_ref().map(|target| target.process);
+    let refused = RefusedAllocation { by, process, gpu, asked_bytes, usage };
+    case.parts.state.log.tell_refused_allocation(refused);
 }
 
 /// Lets a call continue that is not the driver's.

@@ -9,11 +9,12 @@
 use std::time::Instant;
 
 use crate::ledger::{Client, Entry, Handle, Reservation, Usage};
-use crate::monitor::calls::case::{Case, EarlyReply};
+use crate::monitor::calls::case::{Case, EarlyReply, tell_refused};
 use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
 use crate::monitor::decide::{self, Denial};
 use crate::monitor::driver::Presence;
 use crate::monitor::journal::{CallObject, CallReservation, nth_handle};
+use crate::monitor::log::Refuser;
 use crate::monitor::state::{Books, OnLane};
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -92,6 +93,11 @@ pub(crate) fn make_charged(
     books.ledger.cancel(reservation);
     let Ok(Some(handle)) = made else {
         case.slot.set_reservation(None);
+        let usage = books.ledger.usage(gpu);
+        drop(books);
+        if let (Ok(None), NV_ERR_NO_MEMORY, Some(usage)) = (&made, case.status(), usage) {
+            tell_refused(case, Refuser::Driver, gpu, asked_bytes, usage);
+        }
         return made.map(|_| None);
     };
     let (client, parent) = (Client(object.client), Handle(object.parent));

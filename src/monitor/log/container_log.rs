@@ -22,9 +22,19 @@ const REFUSALS: (u32, u64) = (10, 10_000_000);
 /// How many killed processes are told at once, and the time in microseconds until one more is.
 const KILLS: (u32, u64) = (20, 10_000_000);
 
-/// An allocation that the quota did not allow.
+/// Who refused an allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refuser {
+    /// The quota has no room.
+    Quota,
+    /// The quota has room, and the driver no memory.
+    Driver,
+}
+
+/// An allocation that was refused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RefusedAllocation {
+    pub(crate) by: Refuser,
     pub(crate) process: Option<Process>,
     /// The GPU's place in the container's order.
     pub(crate) gpu: usize,
@@ -125,7 +135,7 @@ impl ContainerLog {
             asked_bytes: Some(refused.asked_bytes),
             used_bytes: Some(refused.usage.used_bytes),
             quota_bytes: Some(refused.usage.limit_bytes),
-            ..Event::new(Kind::AllocationRefused)
+            ..Event::allocation_refused(refused.by == Refuser::Driver)
         };
         match refused.process.map(ProcessId::from) {
             Some(process) if process.alive() => described(event, process.pid),

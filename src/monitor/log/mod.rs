@@ -3,5 +3,5 @@
 mod container_log;
 mod limit;
 
-pub(crate) use container_log::{ContainerLog, RefusedAllocation, When, described};
+pub(crate) use container_log::{ContainerLog, RefusedAllocation, Refuser, When, described};
 pub(crate) use limit::Topic;

@@ -167,7 +167,8 @@ impl ModelDriver {
         let places: Vec<Inode> =
             nodes.iter().map(|(_, file)| place(file.as_fd()).expect("a file")).collect();
         let inodes = places[2..].iter().map(|place| place.1).collect();
-        let specs = gpus.iter().map(|bytes| GpuSpec { memory_bytes: *bytes }).collect();
+        let specs =
+            gpus.iter().map(|bytes| GpuSpec { memory_bytes: *bytes, reserved_bytes: 0 }).collect();
         let version = DRIVER.parse().expect("a version");
         let sim = InMemory::new(version, specs, (places[0].0, inodes), find_file);
         let (opened, kept) = (Mutex::default(), Mutex::default());

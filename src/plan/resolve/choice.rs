@@ -77,6 +77,53 @@ pub(super) fn choose<'a>(
 ) -> Result<Choice<'a>, ResolveError> {
     let host = Host { inventory, purpose };
     let selections = &request.selections;
+    let choice = choose_said(request, host)?;
+    // Under a quota the GPUs beside, of mixed mode, are not of that number.
+    let gpus = if choice.shared_by_env.is_empty() { &choice.gpus } else { &choice.shared_by_env };
+    let differs = |(_, count): &(&Setting, u32)| u32::try_from(gpus.len()) != Ok(*count);
+    if let Some((count, _)) = selections.counting().find(differs) {
+        let listing = selections.listing().map(|selection| selection.setting.to_string());
+        let by = listing.unwrap_or_else(|| request.brought_by.clone());
+        return Err(ResolveError::CountDiffers {
+            count: count.clone(),
+            by,
+            found: Choice::labels(gpus),
+        });
+    }
+    Ok(choice)
+}
+
+/// The GPUs that can be chosen for a container that says how many it wants, and the others, each with why
+/// it can't be.
+pub(super) fn choosable<'a>(
+    request: &Request,
+    count: u32,
+    inventory: &'a Inventory,
+) -> Result<(Vec<Chosen<'a>>, Vec<String>), ResolveError> {
+    let unusable = |gpu: &Gpu| match gpu.state {
+        GpuState::Lost => Some(format!("{} is lost", label(gpu))),
+        GpuState::Ok => gpu.mig_enabled.then(|| format!("{} is in MIG mode", label(gpu))),
+    };
+    let gpus = inventory.gpus();
+    let why: Vec<String> = gpus.iter().filter_map(unusable).collect();
+    let usable = gpus.iter().filter(|gpu| unusable(gpu).is_none());
+    let usable: Vec<_> = usable.map(|gpu| Chosen { gpu, mig: None }).collect();
+    if usable.is_empty() {
+        return Err(ResolveError::NoUsableGpu { found: why });
+    }
+    if usable.len() < count as usize {
+        let by = request.selections.counting().next().map(|(setting, _)| setting.to_string());
+        let mut known: Vec<String> = usable.iter().map(Chosen::label).collect();
+        let found = known.len();
+        known.extend(why);
+        return Err(ResolveError::TooFewGpus { count, by: by.unwrap_or_default(), found, known });
+    }
+    Ok((usable, why))
+}
+
+/// The GPUs of a container that names some or into which some were brought.
+fn choose_said<'a>(request: &Request, host: Host<'a, '_>) -> Result<Choice<'a>, ResolveError> {
+    let selections = &request.selections;
     let brought = || host.find_brought(&request.brought, &request.mig, &request.brought_by);
     match request.outcome {
         Outcome::AsBrought | Outcome::Quota(On::Brought) | Outcome::Whole(On::Brought) => {
@@ -119,9 +166,10 @@ fn choose_named<'a>(
     let annotation = selections.annotation.as_ref();
     let Some(variable) = selections.listing_variable() else {
         // The variables leave it open.
+        let is_counting = |selection: &Selection| matches!(selection.extent(), Extent::Count(_));
         let gpus = match annotation {
-            Some(selection) => host.find(selection)?,
-            None => host.all()?,
+            Some(selection) if !is_counting(selection) => host.find(selection)?,
+            _ => host.all()?,
         };
         return Ok(Choice::of(gpus));
     };
@@ -162,8 +210,11 @@ impl<'a> Host<'a, '_> {
         selections: &Selections,
     ) -> Result<(Vec<Chosen<'a>>, Vec<Chosen<'a>>), ResolveError> {
         let (aliyun, nvidia) = (selections.aliyun.as_ref(), selections.nvidia.as_ref());
-        let resource = selections.resource.as_ref();
         let listed = |selection: &&Selection| selection.extent() == Extent::List;
+        let counts = |selection: &&Selection| !matches!(selection.extent(), Extent::Count(_));
+        // Beside these other lists have to mean the same.
+        let neutral = selections.neutral.as_ref().filter(counts);
+        let resource = neutral.or(selections.resource.as_ref());
         let chosen = aliyun.filter(|aliyun| resource.is_none() || listed(aliyun));
         let shared = match chosen.or(resource).or(nvidia) {
             Some(selection) => self.find(selection)?,
@@ -171,7 +222,7 @@ impl<'a> Host<'a, '_> {
         };
         if let Some(resource) = resource {
             // Their order is that of the one that decides.
-            for other in [aliyun, nvidia].into_iter().flatten() {
+            for other in [selections.resource.as_ref(), aliyun, nvidia].into_iter().flatten() {
                 let (given, named) = (self.find(resource)?, self.find(other)?);
                 let is_same =
                     given.len() == named.len() && given.iter().all(|one| named.contains(one));
@@ -212,7 +263,8 @@ impl<'a> Host<'a, '_> {
     /// The GPUs that a selection means, each at its first place.
     fn find(&self, selection: &Selection) -> Result<Vec<Chosen<'a>>, ResolveError> {
         match selection.extent() {
-            Extent::All => return self.all(),
+            // How many of them is looked at afterwards.
+            Extent::All | Extent::Count(_) => return self.all(),
             Extent::Nothing => return Ok(Vec::new()),
             Extent::List => {}
         }

@@ -193,6 +193,55 @@ pub enum ResolveError {
         /// The GPUs under the quota.
         gpus: Vec<String>,
     },
+    /// The memory list is longer than the number of GPUs that are asked for.
+    #[error(
+        "{memory} has {amounts} values, more than the GPUs that are chosen ({count}); write one value for each, or say \
+         how many GPUs: CGPU_GPUS={amounts}"
+    )]
+    MoreAmountsThanGpus {
+        /// What was said.
+        memory: Setting,
+        /// How many values it has.
+        amounts: usize,
+        /// How many GPUs are asked for.
+        count: usize,
+    },
+    /// More is asked for than a GPU has.
+    #[error(
+        "{memory} is more than {gpu} has, {total_mib} MiB; ask for less, or for per cent as 100%"
+    )]
+    MoreThanGpu {
+        /// What was said.
+        memory: Setting,
+        /// The GPU.
+        gpu: String,
+        /// Its memory in MiB.
+        total_mib: u64,
+    },
+    /// Another number of GPUs is asked for than is named, or was brought.
+    #[error(
+        "{count} asks for another number of GPUs than there are by {by}: {found}; let them agree, or leave one out"
+    )]
+    CountDiffers {
+        /// What says how many.
+        count: Setting,
+        /// What names them, or how they came.
+        by: String,
+        /// Those that it means.
+        found: String,
+    },
+    /// More GPUs are asked for than the host can give.
+    #[error("{count} GPUs are asked for ({by}), and this host can give {found}: {}", listed(.known))]
+    TooFewGpus {
+        /// How many are asked for.
+        count: u32,
+        /// What asks for them.
+        by: String,
+        /// How many can be given.
+        found: usize,
+        /// The host's GPUs, each with what is wrong with it, if anything is.
+        known: Vec<String>,
+    },
     /// A whole that is less than the GPU, under `strict`.
     #[error(
         "{memory} is said to be a part of {parts}, which is less than {whole}, the memory of {gpu} in \

@@ -4,8 +4,8 @@ use super::ResolveError;
 use super::choice::Chosen;
 use super::error::label;
 use crate::gpu::Gpu;
-use crate::request::{GIB, Measure, Quota};
-use crate::units::MIB;
+use crate::request::{GIB, Measure, Quota, Spelling};
+use crate::units::{MIB, bytes_to_mib};
 
 /// Refuses a memory list with more values than there are GPUs to share.
 pub(super) fn check_length(quota: &Quota, shared: &[Chosen<'_>]) -> Result<(), ResolveError> {
@@ -19,15 +19,26 @@ pub(super) fn check_length(quota: &Quota, shared: &[Chosen<'_>]) -> Result<(), R
     })
 }
 
+/// The same of GPUs that are still to be chosen.
+pub(super) fn check_count(quota: &Quota, count: usize) -> Result<(), ResolveError> {
+    let (memory, amounts) = (quota.memory.clone(), quota.amounts.len());
+    if amounts <= count {
+        return Ok(());
+    }
+    Err(ResolveError::MoreAmountsThanGpus { memory, amounts, count })
+}
+
 /// Refuses a measure by which the amounts are worth more than units of a GiB, or of what the source names,
 /// would be: an image may have set the other half of what its user says.
 pub(super) fn check_measure(quota: &Quota, gpu: &Gpu) -> Result<(), ResolveError> {
     let memory = || quota.memory.clone();
-    if quota.unit_bytes > GIB.into() {
+    // An amount with its own unit is all of one setting.
+    let Some(unit_bytes) = quota.unit_bytes else { return Ok(()) };
+    if unit_bytes > GIB.into() {
         return Err(ResolveError::LargeUnit { memory: memory() });
     }
     // At most a GiB.
-    let unit_bytes = u64::try_from(quota.unit_bytes).unwrap_or(GIB).max(1);
+    let unit_bytes = u64::try_from(unit_bytes).unwrap_or(GIB).max(1);
     let whole = gpu.memory_bytes / unit_bytes;
     match quota.measure {
         Measure::Parts(parts) if parts < whole => {
@@ -49,6 +60,13 @@ pub(super) fn limit_bytes(quota: &Quota, nth: usize, gpu: &Gpu) -> Result<u64, R
         }
         Measure::UnitBytes(unit_bytes) => unit_bytes.saturating_mul(amount.into()),
     };
+    if quota.spelling == Spelling::Neutral && asked_bytes > total_bytes {
+        return Err(ResolveError::MoreThanGpu {
+            memory: quota.memory.clone(),
+            gpu: label(gpu),
+            total_mib: bytes_to_mib(gpu.memory_bytes),
+        });
+    }
     // Capped at a u64, so it is one.
     let bytes = u64::try_from(asked_bytes.min(total_bytes)).unwrap_or(gpu.memory_bytes);
     match bytes / MIB * MIB {

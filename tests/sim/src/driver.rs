@@ -106,7 +106,8 @@ impl Driver {
 
     /// Bytes of a GPU that are free.
     pub(crate) fn free_bytes(&self, gpu: usize) -> u64 {
-        let total = self.gpus.get(gpu).map_or(0, |gpu| gpu.memory_bytes);
+        let given = |gpu: &Gpu| gpu.memory_bytes.saturating_sub(gpu.reserved_bytes);
+        let total = self.gpus.get(gpu).map_or(0, given);
         total.saturating_sub(self.used_bytes(gpu))
     }
 

@@ -31,7 +31,7 @@ impl Program {
         let mut command = Command::new(program);
         command.arg("--dir").arg(&options.dir).arg("--driver").arg(options.driver.to_string());
         for gpu in &options.gpus {
-            command.arg("--gpu").arg(gpu.memory_bytes.to_string());
+            command.arg("--gpu").arg(format!("{}-{}", gpu.memory_bytes, gpu.reserved_bytes));
         }
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();

@@ -16,11 +16,13 @@ pub struct SimOptions {
     pub driver: Version,
 }
 
-/// A GPU: its memory, as `16130MiB`.
+/// A GPU: its memory, as `16130MiB`, and what the driver keeps of that, as `16130MiB-512MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuSpec {
     /// Bytes of its memory.
     pub memory_bytes: u64,
+    /// Bytes of that which the driver gives to nobody.
+    pub reserved_bytes: u64,
 }
 
 /// Why a text is no size.
@@ -54,7 +56,8 @@ impl FromStr for GpuSpec {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(GpuSpec { memory_bytes: size_bytes(text)? })
+        let (memory, reserved) = text.split_once('-').unwrap_or((text, "0"));
+        Ok(GpuSpec { memory_bytes: size_bytes(memory)?, reserved_bytes: size_bytes(reserved)? })
     }
 }
 
@@ -62,6 +65,7 @@ impl FromStr for GpuSpec {
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
     pub(crate) memory_bytes: u64,
+    pub(crate) reserved_bytes: u64,
     pub(crate) minor: u32,
     /// PCI bus; domain and function are 0, the device is too.
     pub(crate) bus: u8,
@@ -75,7 +79,8 @@ impl Gpu {
     pub(crate) fn new(index: u8, spec: GpuSpec) -> Self {
         let mut uuid = *b"cgpu-sim\x40\x00\x80\x00\x00\x00\x00\x00";
         uuid[15] = index;
-        Gpu { memory_bytes: spec.memory_bytes, minor: u32::from(index), bus: 7 + index, uuid }
+        let GpuSpec { memory_bytes, reserved_bytes } = spec;
+        Gpu { memory_bytes, reserved_bytes, minor: u32::from(index), bus: 7 + index, uuid }
     }
 
     /// `gpuId`: the driver makes it of the bus address.
@@ -116,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_uuid_reads_as_nvml_writes_it() {
-        let gpu = Gpu::new(1, GpuSpec { memory_bytes: 1 });
+        let gpu = Gpu::new(1, GpuSpec { memory_bytes: 1, reserved_bytes: 0 });
         assert_eq!(gpu.uuid_text(), "GPU-63677075-2d73-696d-4000-800000000001");
     }
 }

@@ -124,6 +124,7 @@ fn inventory_text(gpus: &[Gpu]) -> String {
                 "bus_id": gpu.bus_id(),
                 "name": MODEL,
                 "memory_mib": gpu.memory_bytes >> 20,
+                "memory_reserved_mib": gpu.reserved_bytes >> 20,
             })
         })
         .collect();

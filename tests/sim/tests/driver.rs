@@ -81,7 +81,10 @@ impl Host {
         let (mount, scratch) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         let options = SimOptions {
             dir: mount.path().to_owned(),
-            gpus: gpus.iter().map(|bytes| GpuSpec { memory_bytes: *bytes }).collect(),
+            gpus: gpus
+                .iter()
+                .map(|bytes| GpuSpec { memory_bytes: *bytes, reserved_bytes: 0 })
+                .collect(),
             driver: driver.parse().unwrap(),
         };
         let sim = Sim::start(options).expect("these tests run as root and need /dev/fuse");
@@ -712,7 +715,7 @@ fn attacks_win_where_nobody_watches() {
     let mount = TempDir::new().unwrap();
     let options = SimOptions {
         dir: mount.path().to_owned(),
-        gpus: vec![GpuSpec { memory_bytes: 4 * huge }],
+        gpus: vec![GpuSpec { memory_bytes: 4 * huge, reserved_bytes: 0 }],
         driver: "535.161.08".parse().unwrap(),
     };
     let host =
@@ -834,7 +837,7 @@ fn a_program_of_its_own_is_seen_and_disturbed_by_files() {
     let mount = TempDir::new().unwrap();
     let options = SimOptions {
         dir: mount.path().to_owned(),
-        gpus: vec![GpuSpec { memory_bytes: TOTAL_BYTES }],
+        gpus: vec![GpuSpec { memory_bytes: TOTAL_BYTES, reserved_bytes: 0 }],
         driver: "570.86.15".parse().unwrap(),
     };
     let program = Path::new(env!("CARGO_BIN_EXE_cgpu-sim"));

@@ -1,0 +1,73 @@
+//! What was set of the host: the file `host` of the state directory, a JSON object.
+//!
+//! Owns the file. What nobody has set isn't in it, so that the configuration goes for that. It outlasts every
+//! process, as the records do. Must not know which values are possible.
+
+use std::{fs, io};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::failed;
+use super::{Locked, Registry, RegistryError};
+use crate::replace::replace;
+
+/// The file's name.
+const FILE: &str = "host";
+
+/// What was set of the host; what wasn't is `None`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostSettings {
+    /// What a container gets of each GPU that names GPUs and asks for no quota, in MiB; 0 is the GPU as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_memory_mib: Option<u64>,
+}
+
+impl Registry {
+    /// What was set of the host.
+    ///
+    /// # Errors
+    ///
+    /// Where the file can't be read: then it isn't known what goes.
+    pub fn host_settings(&self) -> Result<HostSettings, RegistryError> {
+        let path = self.dir.join(FILE);
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|source| RegistryError::DamagedSettings { path, source }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(HostSettings::default()),
+            Err(source) => Err(failed("cannot read", &path)(source)),
+        }
+    }
+}
+
+impl Locked<'_> {
+    /// Sets all of the host.
+    ///
+    /// # Errors
+    ///
+    /// Where that can't be written; then it is as it was.
+    pub fn put_host(&mut self, settings: HostSettings) -> Result<(), RegistryError> {
+        let path = self.registry.dir.join(FILE);
+        let bytes = serde_json::to_vec(&settings).map_err(io::Error::from);
+        let written = bytes.and_then(|bytes| replace(&path, &bytes, 0o600));
+        written.map_err(failed("cannot write", &path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_set_is_kept_and_a_damaged_file_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let registry = Registry::open(&state, "boot".into()).unwrap();
+        assert_eq!(registry.host_settings().unwrap(), HostSettings::default());
+        let settings = HostSettings { default_memory_mib: Some(4096) };
+        registry.lock().unwrap().put_host(settings).unwrap();
+        let again = Registry::look(&state, "boot".into()).unwrap();
+        assert_eq!(again.host_settings().unwrap(), settings);
+        fs::write(state.join(FILE), "{").unwrap();
+        assert!(registry.host_settings().unwrap_err().to_string().contains("/host"));
+    }
+}
