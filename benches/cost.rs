@@ -392,7 +392,7 @@ impl Bench {
                 high_priority: false,
                 caveats: cgpu::plan::Caveats::default(),
             };
-            let places = vec![vec![Candidate { gpu, quota_by: None }]];
+            let places = vec![vec![Candidate { gpu, quota_by: None, is_cut: false }]];
             let weight = WeightAsked { number: Some(1), share: None };
             let proposal = Proposal::new(rest, places, weight, Vec::new());
             let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };

@@ -176,7 +176,7 @@ pub struct Admission {
     /// What a container gets of each GPU that names GPUs and asks for no quota, as `4GiB`; `0` is the GPU as a
     /// whole. What is set of the host (`cgpu set host`) goes before it.
     pub default_memory: String,
-    /// What the driver keeps of a GPU of which NVML doesn't say it, as `512MiB`.
+    /// What isn't promised of a GPU's memory at least, as `512MiB`: NVML may say that the driver keeps more.
     pub reserve: String,
 }
 

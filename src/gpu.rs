@@ -193,6 +193,14 @@ impl From<Gpu> for GpuEntry {
     }
 }
 
+impl Gpu {
+    /// Its memory in bytes but for what the driver keeps.
+    #[must_use]
+    pub fn divisible_bytes(&self) -> u64 {
+        self.memory_bytes.saturating_sub(self.reserved_bytes)
+    }
+}
+
 impl Inventory {
     /// An inventory of `gpus`, put into the order of their indices.
     ///
@@ -216,12 +224,12 @@ impl Inventory {
         Ok(Inventory { gpus })
     }
 
-    /// The same, where the driver keeps `mib` MiB of each GPU of which it doesn't say how much.
+    /// The same, where at least `mib` MiB of each GPU are kept.
     #[must_use]
     pub fn reserving(mut self, mib: u64) -> Self {
         let bytes = mib_to_bytes(mib).unwrap_or(u64::MAX);
-        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.reserved_bytes == 0) {
-            gpu.reserved_bytes = bytes.min(gpu.memory_bytes);
+        for gpu in &mut self.gpus {
+            gpu.reserved_bytes = gpu.reserved_bytes.max(bytes).min(gpu.memory_bytes);
         }
         self
     }

@@ -395,9 +395,9 @@ impl Host {
                 && !self.config.admission.exclusive
                 && !bundle.hooks().is_some_and(marks::are_ours),
             // A second hook must not act on what we hold.
-            renamed_env: match plan.is_whole() {
-                true => Vec::new(),
-                false => request::name::SET_ASIDE.to_vec(),
+            renamed_env: match plan.backend {
+                Kind::None => Vec::new(),
+                Kind::Gate | Kind::Km => request::name::SET_ASIDE.to_vec(),
             },
             hooks,
             // However the driver comes now, what an earlier create of this bundle mounted of it

@@ -14,6 +14,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use procfs::FromRead;
 use procfs::process::Stat;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::PidfdFlags;
 
 /// More than a `/proc/PID/stat` has, in bytes: 52 numbers and a name of at most 64.
@@ -132,6 +133,13 @@ pub(crate) fn pidfd(pid: i32) -> rustix::io::Result<OwnedFd> {
     rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
+/// Whether the process of that pidfd has threads that run: all that was read of it until now was its own.
+pub(crate) fn is_running(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&now)), Ok(0))
+}
+
 /// The threads of a process, as far as they can be told.
 pub fn threads(pid: i32) -> impl Iterator<Item = i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -214,6 +222,23 @@ mod tests {
         let before = ProcessId { start_ticks: own.start_ticks - 1, ..own };
         assert!(before.pid_taken());
         assert!(!before.alive());
+    }
+
+    /// Nobody can tell any more whose a process was that has ended and isn't waited for: its cgroup may be the root's.
+    #[test]
+    fn who_has_ended_and_is_not_waited_for_does_not_run() {
+        let mut child = std::process::Command::new("/bin/cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pidfd = pidfd(child.id().cast_signed()).unwrap();
+        assert!(is_running(&pidfd));
+        drop(child.stdin.take());
+        // Until its end shows, and without waiting for it.
+        let mut ended = [PollFd::new(&pidfd, PollFlags::IN)];
+        poll(&mut ended, None).unwrap();
+        assert!(!is_running(&pidfd));
+        child.wait().unwrap();
     }
 
     #[test]

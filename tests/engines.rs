@@ -241,11 +241,19 @@ fn pods_get_quotas_by_the_device_plugins_variables_and_by_annotations() {
     let holder = format!("default/by-annotations/main ({}): 4301 MiB", &other[..12]);
     assert!(refused.stderr.contains(&holder), "{}", refused.stderr);
 
-    for id in [&id, &other] {
+    // By the neutral names.
+    let mut neutral = cri.pod_config("by-neutral-names");
+    neutral["annotations"] = json!({"cgpu/memory": "1GiB", "cgpu/gpus": "device=0"});
+    let neutral_id = cri.run_pod("cgpu", &neutral);
+    let small = cri.create(&neutral_id, &plain, &neutral);
+    cri.start(&small).ok();
+    assert_eq!(host.limits_mib(&small), [1024]);
+
+    for id in [&id, &other, &small] {
         cri.stop(id).ok();
         cri.remove(id).ok();
     }
-    for id in [&pod_id, &annotated_id] {
+    for id in [&pod_id, &annotated_id, &neutral_id] {
         cri.remove_pod(id).ok();
     }
     host.soon_releases_all();

@@ -173,6 +173,34 @@ fn alone_the_gate_is_refused_with_the_way_out() {
     assert_eq!(host.records(), [].into());
 }
 
+/// What a container has is settled when a hook is called: one of cgpu's choice it may not have.
+#[test]
+fn alone_it_chooses_no_gpu() {
+    let mut host = alone();
+    host.set("isolation.backend", "none");
+    let with = |host: &Host, id: &str, env: &[&str]| {
+        let hooks = hooks(host, "createRuntime");
+        host.bundle(id, |config| {
+            let all = config["process"]["env"].as_array_mut().unwrap();
+            all.extend(env.iter().map(|variable| json!(variable)));
+            config["hooks"] = hooks;
+        })
+    };
+    for (id, env) in [
+        ("open", &["CGPU_MEMORY=4000MiB", "NVIDIA_VISIBLE_DEVICES=all"][..]),
+        ("counted", &["CGPU_MEMORY=4000MiB", "CGPU_GPUS=1"]),
+    ] {
+        let refused = host.scratch.runc().create(&with(&host, id, env)).fails();
+        let told = "leaves it to cgpu which GPUs this container has";
+        assert!(refused.stderr.contains(told), "{refused}");
+        assert_eq!(host.records(), [].into());
+    }
+    let named = with(&host, "named", &["CGPU_MEMORY=4000MiB", "CGPU_GPUS=device=0"]);
+    host.scratch.runc().create(&named).ok();
+    assert_eq!(only(&host).3, 4000);
+    host.scratch.runc().delete(&named).ok();
+}
+
 #[test]
 fn twice_is_as_once() {
     let standin = StandIn::mount(&[0]);

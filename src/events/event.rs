@@ -40,7 +40,7 @@ const ENDED_FOR_LEAK: &str = "has a descriptor of the driver's that was opened i
 
 /// The driver refused memory that the quota would have left.
 const REFUSED_BY_DRIVER: &str = "the quota has room and the driver no memory: it keeps some for itself, and programs of \
-    the host and containers with the GPU as a whole take what they want; lower the quotas on this GPU, or raise \
+    the host and containers with the GPU as a whole take what they want; see who has it (nvidia-smi), or raise \
     admission.reserve";
 
 /// Nobody told that worker to end.

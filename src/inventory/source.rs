@@ -21,7 +21,7 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// `/proc`.
     pub proc_root: PathBuf,
-    /// MiB that the driver keeps of a GPU of which nobody says it.
+    /// MiB of each GPU that are kept at least: NVML may say that the driver keeps more.
     pub reserve_mib: u64,
 }
 

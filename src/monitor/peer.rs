@@ -8,16 +8,15 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Once;
 
 use nix::sys::socket::{getsockopt, sockopt};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::warn;
 
 use crate::monitor::processes::{Origin, home_of, mount_namespace};
-use crate::process::ProcessId;
+use crate::process::{ProcessId, is_running};
 use crate::registry::Registry;
 
 /// Whether the process that connected `socket` may read what the monitor knows: it is the monitor's user.
@@ -94,12 +93,6 @@ fn container_of(pid: i32, state_dir: &Path) -> Result<Option<String>, String> {
     let inits = records.into_iter().filter_map(|record| Some((record.holder.init()?, record)));
     let found = inits.filter(|(init, _)| init.alive()).find(|(init, _)| is_its(*init));
     Ok(found.map(|(_, record)| record.key.id))
-}
-
-fn is_running(pidfd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    matches!(poll(&mut fds, Some(&now)), Ok(0))
 }
 
 #[cfg(test)]

@@ -27,6 +27,8 @@ pub struct Candidate {
     pub gpu: PlannedGpu,
     /// The setting that the quota comes from.
     pub quota_by: Option<String>,
+    /// Whether it has less than a size that is asked for, so that the quota was cut to it.
+    pub is_cut: bool,
 }
 
 /// How much of the computing time a container asks for.
@@ -94,7 +96,7 @@ impl Proposal {
     /// Whether nothing of it is under a quota.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.places.iter().flatten().all(|candidate| candidate.gpu.memory_limit_bytes.is_none())
+        self.rest.caveats.quota_by.is_none()
     }
 
     /// The plan that it comes to beside `holdings`.
@@ -135,7 +137,7 @@ impl Proposal {
                     Placement::Binpack => room.left_bytes,
                     Placement::Spread => u64::MAX - room.left_bytes,
                 };
-                (room.unlike, left, candidate.gpu.index)
+                (candidate.is_cut, room.unlike, left, candidate.gpu.index)
             });
             fitting.push(fits);
         }
@@ -285,6 +287,7 @@ mod tests {
                 mig: None,
             },
             quota_by: limit_mib.map(|mib| format!("CGPU_MEMORY={mib}MiB")),
+            is_cut: false,
         }
     }
 

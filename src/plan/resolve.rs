@@ -15,7 +15,7 @@ use super::{
     Candidate, Caveats, Kind, Plan, PlannedGpu, PlannedMig, Proposal, ShareAsked, WeightAsked,
 };
 use crate::gpu::Inventory;
-use crate::request::{On, Outcome, Quota, Request, RequestError, WeightValue};
+use crate::request::{On, Outcome, Quota, Request, RequestError, Spelling, WeightValue};
 use crate::units::mib_to_bytes;
 use choice::{Chosen, Purpose};
 
@@ -48,19 +48,22 @@ pub fn resolve(
         let (places, unusable) = places(request, inventory)?;
         return Ok(Proposal::new(rest(caveats), places, weight, unusable));
     }
-    let purpose = match quotas.first() {
+    // The host's default goes for GPUs, and leaves MIG devices as they are.
+    let is_default = quotas.iter().all(|quota| quota.spelling == Spelling::HostDefault);
+    let purpose = match quotas.first().filter(|_| !is_default) {
         Some(quota) => Purpose::Shared { memory: &quota.memory, may_mix: request.may_mix },
         None => Purpose::Whole,
     };
     let choice = choice::choose(request, inventory, purpose)?;
-    for quota in quotas {
+    for quota in quotas.iter().filter(|_| !is_default) {
         limit::check_length(quota, choice.shared_in_order_of(quota.source))?;
     }
 
     let planned = |chosen: &Chosen<'_>| {
         // The place of the GPU in the order of the quota's source.
-        let nth = |quota: &Quota| {
-            choice.shared_in_order_of(quota.source).iter().position(|other| other == chosen)
+        let nth = |quota: &Quota| match quota.spelling {
+            Spelling::HostDefault => chosen.mig.is_none().then_some(0),
+            _ => choice.shared_in_order_of(quota.source).iter().position(|other| other == chosen),
         };
         candidate(request, *chosen, nth)
     };
@@ -73,7 +76,11 @@ pub fn resolve(
         let by = format!("{} (GPU {})", request.brought_by, gpu.index);
         return Err(RequestError::QuotaRequiredOfBrought { by, rule }.into());
     }
-    let is_mixed = !quotas.is_empty() && gpus().any(|gpu| gpu.memory_limit_bytes.is_none());
+    let is_whole = |gpu: &PlannedGpu| gpu.memory_limit_bytes.is_none();
+    if gpus().all(is_whole) {
+        caveats.quota_by = None;
+    }
+    let is_mixed = !is_default && gpus().any(is_whole);
     if let Some(listing) = request.selections.listing_variable().filter(|_| is_mixed) {
         caveats.unenforced_by = Some(listing.setting.to_string());
     }
@@ -86,6 +93,13 @@ fn places(
     request: &Request,
     inventory: &Inventory,
 ) -> Result<(Vec<Vec<Candidate>>, Vec<String>), ResolveError> {
+    let mut counting = request.selections.counting();
+    if let (Some((one, count)), Some((other, others))) = (counting.next(), counting.next())
+        && count != others
+    {
+        let (one, other) = (one.clone(), other.clone());
+        return Err(ResolveError::DifferentCounts { one, other });
+    }
     let count = request.count().unwrap_or(1);
     let (usable, mut unusable) = choice::choosable(request, count, inventory)?;
     for quota in &request.quotas {
@@ -94,20 +108,27 @@ fn places(
     let mut places = Vec::new();
     for nth in 0..count as usize {
         let mut candidates = Vec::new();
+        let mut unfit = None;
         for chosen in &usable {
-            match candidate(request, *chosen, |_| Some(nth)) {
-                Ok(candidate) => candidates.push(candidate),
-                // Another GPU may have as much.
-                Err(ResolveError::MoreThanGpu { gpu, total_mib, .. }) => {
-                    let why = format!("{gpu} has {total_mib} MiB in all");
-                    if !unusable.contains(&why) {
-                        unusable.push(why);
-                    }
+            let why = match candidate(request, *chosen, |_| Some(nth)) {
+                Ok(candidate) => {
+                    candidates.push(candidate);
+                    continue;
                 }
-                Err(error) => return Err(error),
+                Err(ResolveError::MoreThanGpu { gpu, total_mib, .. }) => {
+                    format!("{gpu} has {total_mib} MiB in all")
+                }
+                Err(error) => unfit.get_or_insert(error).to_string(),
+            };
+            // Another GPU may do.
+            if !unusable.contains(&why) {
+                unusable.push(why);
             }
         }
-        places.push(candidates);
+        match unfit {
+            Some(error) if candidates.is_empty() => return Err(error),
+            _ => places.push(candidates),
+        }
     }
     Ok((places, unusable))
 }
@@ -120,8 +141,10 @@ fn candidate(
     nth: impl Fn(&Quota) -> Option<usize>,
 ) -> Result<Candidate, ResolveError> {
     let mut smallest: Option<(u64, &Quota)> = None;
+    let mut is_cut = false;
     for quota in &request.quotas {
         let Some(nth) = nth(quota) else { continue };
+        is_cut |= limit::is_cut(quota, nth, gpu);
         if request.doubts_measure {
             limit::check_measure(quota, gpu)?;
         }
@@ -145,7 +168,8 @@ fn candidate(
             instances: mig.instances(),
         }),
     };
-    Ok(Candidate { gpu: planned, quota_by: smallest.map(|(_, quota)| quota.memory.to_string()) })
+    let quota_by = smallest.map(|(_, quota)| quota.memory.to_string());
+    Ok(Candidate { gpu: planned, quota_by, is_cut })
 }
 
 /// The settings that ask for quotas.
@@ -197,8 +221,8 @@ mod tests {
     use crate::gpu::{Gpu, GpuState, MigDevice};
     use crate::plan::{Limits, Placement, Refusal};
     use crate::request::{
-        self, Brought, BroughtGpu, EntryPoint, MigInstance, Profile, Reaches, Rules, Said, Trust,
-        decide, testing,
+        self, Brought, BroughtGpu, DefaultMemory, EntryPoint, MigInstance, Profile, Reaches, Rules,
+        Said, Trust, decide, testing,
     };
     use crate::units::{MIB, bytes_to_mib};
 
@@ -480,15 +504,20 @@ mod tests {
         }
         for (words, expected) in [
             (
-                &["memory=30GiB"][..],
+                &["memory=1GiB", "gpus=4", "@cgpus=1"][..],
+                "CGPU_GPUS=4 and cgpu/gpus=1 ask for different numbers of GPUs; let them agree, or leave one \
+                 out",
+            ),
+            (
+                &["memory=30GiB"],
                 "no GPU with room for CGPU_MEMORY=30GiB is left: GPU 0 (GPU-a0) has 16000 MiB in all; GPU 1 \
                  (GPU-b1) has 8000 MiB in all; GPU 2 (GPU-c2) has 24000 MiB in all; GPU 3 (GPU-d3) has 3000 \
                  MiB in all; ask for less, or stop containers (`cgpu ps` shows them)",
             ),
             (
                 &["memory=4GiB", "gpus=device=3"],
-                "CGPU_MEMORY=4GiB is more than GPU 3 (GPU-d3) has, 3000 MiB; ask for less, or for per cent \
-                 as 100%",
+                "CGPU_MEMORY=4GiB is more than can be had of GPU 3 (GPU-d3), 3000 MiB; ask for less, or for \
+                 per cent as 100%",
             ),
             (
                 &["memory=1GiB", "gpus=2", "nvidia=0"],
@@ -528,6 +557,70 @@ mod tests {
         assert_eq!(by(&["memory=4GiB", "limit=2048"]), "NVIDIA_GPU_MEMORY_LIMIT=2048");
         let both = by(&["memory=2GiB", "mem=1", "dev=2"]);
         assert_eq!(both, "CGPU_MEMORY=2GiB, ALIYUN_COM_GPU_MEM_CONTAINER=1");
+    }
+
+    #[test]
+    fn a_gpu_that_can_give_all_of_a_size_is_chosen_before_one_that_cannot() {
+        let sizes = host(&[16_000, 8_000, 24_000, 3_000]);
+        for words in [&["limit=20000"][..], &["mem=20", "gpus=1"]] {
+            let limits = planned(words, &sizes);
+            assert_eq!(limits.len(), 1);
+            assert_eq!(limits[0].0, 2, "{words:?}");
+        }
+        let host_default = Rules { default_memory: DefaultMemory::Mib(20_000), ..OPEN };
+        assert_eq!(limits(&plan_of(&["gpus=1"], &sizes, &host_default)), [(2, Some(20_000))]);
+        // What the driver keeps can't be had.
+        let mut gpus = sizes.gpus().to_vec();
+        gpus[0].reserved_bytes = 512 * MIB;
+        let keeping = Inventory::new(gpus).unwrap();
+        assert_eq!(planned(&["memory=15900MiB"], &keeping), [(2, Some(15_900))]);
+        assert_eq!(planned(&["memory=100%", "gpus=device=0"], &keeping), [(0, Some(15_488))]);
+        assert_eq!(planned(&["memory=25%", "gpus=device=0"], &keeping), [(0, Some(3_872))]);
+        assert!(refused(&["memory=15900MiB", "gpus=device=0"], &keeping).starts_with(
+            "CGPU_MEMORY=15900MiB is more than can be had of GPU 0 (GPU-a0), 15488 MiB"
+        ));
+        // The documents' ratio is of the whole.
+        assert_eq!(planned(&["mem=15", "dev=15", "nvidia=0"], &keeping), [(0, Some(16_000))]);
+        // One that doesn't do keeps none from another.
+        let strict = ["mem=9", "dev=16", "gpus=1"];
+        let plan = plan_of(&strict, &host(&[16_000, 24_000]), &STRICT);
+        assert_eq!(limits(&plan), [(0, Some(9_000))]);
+        assert!(outcome(&strict, &host(&[24_000]), &STRICT).is_err());
+        // The amounts are in the order of the neutral choice.
+        let order = ["memory=8GiB,1GiB", "gpus=device=0,1", "aliyun=1,0"];
+        assert_eq!(planned(&order, &host(&[16_000, 16_000])), [(0, Some(8192)), (1, Some(1024))]);
+    }
+
+    #[test]
+    fn a_hosts_default_is_of_gpus_that_are_named_and_of_no_mig_device() {
+        let rules = Rules { default_memory: DefaultMemory::Mib(1_000), ..OPEN };
+        let of = |words: &[&str], inventory: &Inventory| {
+            outcome(words, inventory, &rules).unwrap().map(|plan| plan.to_string())
+        };
+        let shown = |text: &str| Some(text.to_owned());
+        assert_eq!(of(&["nvidia=2,0"], &four()), shown("GPU 2 1000 MiB, GPU 0 1000 MiB"));
+        assert_eq!(of(&["+node=5"], &four()), shown("GPU 2 1000 MiB"));
+        assert_eq!(
+            of(&["nvidia=0,1", "aliyun=1"], &four()),
+            shown("GPU 0 1000 MiB, GPU 1 1000 MiB")
+        );
+        assert_eq!(of(&["mem=0", "nvidia=0"], &four()), shown("GPU 0 whole"));
+        assert_eq!(of(&["disable=true", "nvidia=0"], &four()), shown("GPU 0 whole"));
+        for nothing in [&["+rule=6"][..], &["+rule=*"], &["+every"], &["nvidia=void"], &[]] {
+            let before = outcome(nothing, &four(), &OPEN).unwrap().map(|plan| plan.to_string());
+            assert_eq!(of(nothing, &four()), before, "{nothing:?}");
+        }
+        assert_eq!(of(&["nvidia=1:0"], &with_mig()), shown("GPU 1:0 whole"));
+        let mixed = of(&["nvidia=all"], &with_mig()).unwrap();
+        assert!(mixed.contains("GPU 0 1000 MiB") && mixed.contains("GPU 1:0 whole"), "{mixed}");
+        let shares = ["nvidia=0", "weight=4", "prio=1"];
+        let plan = plan_of(&shares, &four(), &rules);
+        assert_eq!((plan.weight, plan.high_priority), (4, true));
+        assert_eq!(plan.caveats.quota_by.as_deref(), Some("admission.default_memory=1000MiB"));
+        let unreadable = Rules { default_memory: DefaultMemory::Unreadable, ..OPEN };
+        assert!(outcome(&["nvidia=0"], &four(), &unreadable).is_err());
+        assert!(outcome(&["nvidia=0", "memory=1GiB"], &four(), &unreadable).is_ok());
+        assert!(outcome(&["+node=5", "nvidia=void", "mem=0"], &four(), &unreadable).is_ok());
     }
 
     #[test]

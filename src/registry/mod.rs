@@ -64,6 +64,7 @@ const OWN_NAMES: &[&str] = &[
     "events.1",
     "gate",
     "gpus",
+    "host",
     "index",
     "km",
     "lock",

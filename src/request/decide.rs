@@ -14,7 +14,7 @@ use super::reach::Reaches;
 use super::table::{self, Because, Named, On, Outcome, Quota};
 use super::{
     DefaultMemory, NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, Setting, cri, read,
-    variable,
+    shares, variable,
 };
 
 /// The key of the configuration that gives a quota where nobody asks for one, as messages have it.
@@ -100,10 +100,7 @@ impl Decision {
 ///
 /// If it asks for what can't be meant, or for what `rules` refuse.
 pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
-    let (mut request, near_misses) = read(said, rules)?;
-    let not_ours = |reason| {
-        Ok(Decision { verdict: Verdict::NotOurs(reason), near_misses: near_misses.clone() })
-    };
+    let (mut request, mut near_misses) = read(said, rules)?;
     let mut brought = Cow::Borrowed(said.brought);
     // Where we don't tell NVIDIA's hook or runtime which GPUs, it brings what it reads.
     if brought.nvidia_hook
@@ -125,10 +122,15 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
         match rules.default_memory {
             DefaultMemory::Whole => {}
             DefaultMemory::Mib(mib) => {
-                request.quotas.push(asked::Quota::of_host(DEFAULT_MEMORY, mib))
+                let shares = shares(said, rules)?;
+                request.quotas.push(asked::Quota::of_host(DEFAULT_MEMORY, mib, shares));
             }
             DefaultMemory::Unreadable => return Err(RequestError::DefaultUnreadable),
         }
+    }
+    if !request.quotas.is_empty() {
+        // A quota by another source, or by the host, is one.
+        near_misses.retain(|near| !matches!(near, NearMiss::RequestAlone { .. }));
     }
     let (quota, named, brought) = facts(&request, said);
     let must_be_held = rules.refuses_no_quota() || rules.exclusive;
@@ -169,7 +171,8 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
         }
     }
     if outcome == Outcome::NotOurs {
-        return not_ours(request.why_not_ours(rules));
+        let verdict = Verdict::NotOurs(request.why_not_ours(rules));
+        return Ok(Decision { verdict, near_misses });
     }
     request.outcome = outcome;
     request.may_mix =
@@ -245,6 +248,16 @@ fn check(request: &mut Request, said: &Said<'_>, rules: &Rules<'_>) -> Result<()
         return Ok(());
     }
     let memory = request.quotas.first().map(|quota| quota.memory.clone());
+    // What a container has is settled when a hook is called that can't change its bundle.
+    if said.entry == EntryPoint::LateHook
+        && let Outcome::Quota(On::Chosen) | Outcome::Whole(On::Chosen) = request.outcome
+    {
+        let counting = request.selections.counting().next().map(|(setting, _)| setting.clone());
+        let setting = counting
+            .or(memory)
+            .unwrap_or_else(|| Setting { name: "CGPU_GPUS".into(), value: String::new() });
+        return Err(RequestError::ChoiceByHook { setting });
+    }
     if said.entry == EntryPoint::PrecreateHook {
         let replaces = |key: &str| key.starts_with("run.oci.seccomp") || key == "run.oci.handler";
         if let Some((key, _)) = said.annotations.iter().find(|(key, _)| replaces(key)) {

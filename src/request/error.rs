@@ -118,6 +118,15 @@ pub enum RequestError {
         /// What was said.
         setting: Setting,
     },
+    /// A hook is to choose GPUs, and can give none.
+    #[error(
+        "{setting} leaves it to cgpu which GPUs this container has, and a hook alone can't give it one; name them \
+         (CGPU_GPUS=device=0), or start it by cgpu-runtime"
+    )]
+    ChoiceByHook {
+        /// What leaves it open.
+        setting: Setting,
+    },
     /// The host's default can't be read.
     #[error(
         "this container names GPUs and asks for no quota, and what this host gives it can't be read; see \

@@ -284,6 +284,18 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
     Ok((request, near_misses))
 }
 
+/// What a container asks for of computing time that has the host's default quota.
+fn shares(said: &Said<'_>, rules: &Rules<'_>) -> Result<quota::Shares, RequestError> {
+    let Trust { env, annotations } = rules.trust;
+    let by_variable = |name: Name| variable(said.env, name.variable).filter(|_| env);
+    let by_annotation = |name: Name| annotation(said.annotations, name.annotation);
+    let shares = quota::Shares::read(by_variable)?;
+    match annotations && cri::is_sandbox(said).is_none() {
+        true => shares.completed(by_annotation),
+        false => Ok(shares),
+    }
+}
+
 /// The value of the last variable of that name; one without `=` unsets the name.
 fn variable(env: &[&str], name: &'static str) -> Option<Setting> {
     let last = env.iter().rfind(|item| item.split('=').next() == Some(name))?;
@@ -343,7 +355,7 @@ impl Request {
     fn takes_default(&self, said: &Said<'_>) -> bool {
         let is_silent = |off: &Off| matches!(off, Off::NotSet(_) | Off::Empty(_));
         let has_gpus = matches!(self.named(), Named::All | Named::Counted | Named::Listed)
-            || said.brought.extent() == brought::Extent::Gpus;
+            || said.brought.choice() == brought::Extent::Gpus;
         self.quotas.is_empty()
             && self.off.iter().all(is_silent)
             && has_gpus

@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::name::{
-    MEM_CONTAINER, MEM_DEV, MEM_UNIT, MEMORY, NAMES, NEUTRAL, NVIDIA_MEMORY_LIMIT,
+    DISABLE, MEM_CONTAINER, MEM_DEV, MEM_UNIT, MEMORY, NAMES, NEUTRAL, NVIDIA_MEMORY_LIMIT,
     NVIDIA_MEMORY_REQUEST, Name,
 };
 use super::quota::Source;
@@ -102,7 +102,8 @@ pub(super) fn find<'a>(
     // The device plugin takes an image's settings away so: a total beside a unit, and neutral names.
     let is_taken_away = |near: &NearMiss| {
         let is = |name: Name| *near == NearMiss::Empty { name: source.name(name) };
-        (is(MEM_DEV) && is_set(MEM_UNIT)) || (NEUTRAL.into_iter().any(is) && is_set(MEM_CONTAINER))
+        (is(MEM_DEV) && is_set(MEM_UNIT))
+            || (NEUTRAL.into_iter().any(is) && (is_set(MEM_CONTAINER) || is_set(DISABLE)))
     };
     let mut found: Vec<NearMiss> = Vec::new();
     let (mut request, mut has_limit) = (None, false);

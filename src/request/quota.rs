@@ -78,7 +78,8 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    fn read(get: impl Fn(Name) -> Option<Setting>) -> Result<Self, RequestError> {
+    /// What a source says of computing time, where `get` answers what it says under a name.
+    pub(super) fn read(get: impl Fn(Name) -> Option<Setting>) -> Result<Self, RequestError> {
         let weights = [
             get(WEIGHT).map(neutral_weight).transpose()?.flatten(),
             get(SCHD_WEIGHT).map(read_weight).transpose()?.flatten(),
@@ -92,11 +93,25 @@ impl Shares {
         };
         Ok(Shares { weights: weights.into_iter().flatten().collect(), high_priority })
     }
+
+    /// These, and of what they don't say what annotations do, if `get` answers what these say.
+    pub(super) fn completed(
+        self,
+        get: impl Fn(Name) -> Option<Setting>,
+    ) -> Result<Self, RequestError> {
+        let of_annotations = Shares::read(get)?;
+        let is_silent = self.weights.is_empty();
+        Ok(Shares {
+            weights: if is_silent { of_annotations.weights } else { self.weights },
+            high_priority: self.high_priority.or(of_annotations.high_priority),
+        })
+    }
 }
 
 impl Quota {
-    /// The quota of `mib` on each GPU that a host gives by its rule `rule` where nobody asks for one.
-    pub(super) fn of_host(rule: &'static str, mib: u64) -> Self {
+    /// The quota of `mib` on each GPU that a host gives by its rule `rule` where nobody asks for one, with
+    /// `shares` of the computing time.
+    pub(super) fn of_host(rule: &'static str, mib: u64, shares: Shares) -> Self {
         Quota {
             source: Source::Env,
             spelling: Spelling::HostDefault,
@@ -104,7 +119,7 @@ impl Quota {
             amounts: vec![mib],
             measure: Measure::UnitBytes(MIB.into()),
             unit_bytes: None,
-            shares: Shares::default(),
+            shares,
         }
     }
 
@@ -114,13 +129,7 @@ impl Quota {
         &mut self,
         get: impl Fn(Name) -> Option<Setting>,
     ) -> Result<(), RequestError> {
-        let of_annotations = Shares::read(get)?;
-        if self.shares.weights.is_empty() {
-            self.shares.weights = of_annotations.weights;
-        }
-        if self.shares.high_priority.is_none() {
-            self.shares.high_priority = of_annotations.high_priority;
-        }
+        self.shares = std::mem::take(&mut self.shares).completed(get)?;
         Ok(())
     }
 

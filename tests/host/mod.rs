@@ -197,7 +197,7 @@ impl Host {
     pub fn container(&self, id: &str) -> Value {
         let mut found = self.ps();
         found.retain(|container| container["id"].as_str().is_some_and(|full| full.starts_with(id)));
-        assert_eq!(found.len(), 1, "registered under {id}: {found:?}");
+        assert_eq!(found.len(), 1, "registered under {id}: {found:?}\n{}", self.log());
         found.remove(0)
     }
 

@@ -232,6 +232,7 @@ fn a_container_s_life_is_two_lines_of_the_log_however_many_execs_it_has() {
         let line = format!("gpus=GPU 0 1000 MiB backend={backend} chosen=\"configured");
         assert!(created.contains(" INFO registered id=\"app\" root="), "{created}");
         assert!(created.contains(&line) && created.contains("driver_files=\"off\""), "{created}");
+        assert!(created.contains("quota_by=\"ALIYUN_COM_GPU_MEM_CONTAINER=1000\""), "{created}");
         assert_eq!(created.lines().count(), 1, "{created}");
         for _ in 0..3 {
             gated.soon_uses(0);

@@ -13,7 +13,7 @@ const QUOTA: [&str; 2] = ["ALIYUN_COM_GPU_MEM_CONTAINER=1000", "ALIYUN_COM_GPU_M
 
 /// What an engine does to a bundle by a CDI specification of GPU `index`, as docker 28, podman 5 and
 /// containerd 2.1 do it; the nodes are the simulated driver's, which are files.
-fn cdi(gated: &Gated, index: u32, visible: &str) -> impl Fn(&mut Value) {
+pub(crate) fn cdi(gated: &Gated, index: u32, visible: &str) -> impl Fn(&mut Value) {
     let dev = gated.sim.dir().join("dev");
     let visible = format!("NVIDIA_VISIBLE_DEVICES={visible}");
     move |config: &mut Value| {

@@ -69,14 +69,15 @@ fn what_the_driver_refuses_below_the_quota_is_told_with_the_reason() {
 }
 
 #[test]
-fn a_reserve_of_the_configuration_goes_where_the_driver_says_none() {
+fn a_reserve_of_the_configuration_goes_where_the_driver_keeps_less() {
     let mut gated = Gated::new();
     gated.host.set("admission.reserve", "1GiB");
     let bundle = sleeping(&gated, "one", &["CGPU_MEMORY=50%", "CGPU_GPUS=device=0"]);
-    assert_eq!(gated.host.limits_mib("one"), [8_000]);
-    let second = self::bundle(&gated, "two", &["CGPU_MEMORY=7GiB", "CGPU_GPUS=device=0"]);
+    // Half of what can be shared.
+    assert_eq!(gated.host.limits_mib("one"), [7_488]);
+    let second = self::bundle(&gated, "two", &["CGPU_MEMORY=8GiB", "CGPU_GPUS=device=0"]);
     let refused = gated.host.runtime().create(&second);
-    gated.host.was_told(refused, &second, &["has 6976 MiB of 14976 MiB left"]);
+    gated.host.was_told(refused, &second, &["has 7488 MiB of 14976 MiB left"]);
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 
 use serde_json::{Value, json};
 
+use crate::brought::cdi;
 use crate::engines::{APP, config, volume, was_held};
 use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes};
 use crate::support::{Docker, IMAGE, Podman};
@@ -68,12 +69,27 @@ fn docker_users_ask_by_size_per_cent_or_number() {
         assert_eq!(got_bytes(&filled), mib * MIB, "{options:?}: {filled}");
         docker.remove("demo").ok();
     }
+    // A device by CDI, as docker 28 brings it, is the choice.
+    let bundle = gated.bundle_with("brought", |config| {
+        cdi(&gated, 0, "void")(config);
+        config["process"]["env"].as_array_mut().unwrap().push(json!("CGPU_MEMORY=1000MiB"));
+        config["process"]["args"] = json!(["sleep", "1000"]);
+    });
+    gated.host.runtime().create(&bundle).ok();
+    assert_eq!(quotas(&gated, "brought"), [(0, 1000)]);
+    gated.host.runtime().delete(&bundle).ok();
+    assert!(gated.host.log().contains("quota_by=\"CGPU_MEMORY=1.5GiB\""), "{}", gated.host.log());
     let created = gated.host.cgpu(&["events", "--json"]).ok().stdout;
     assert!(created.contains("\"quota_by\":\"CGPU_MEMORY=9GiB,1GiB\""), "{created}");
     for (options, part) in [
         (&["-e", "CGPU_MEMORY=4"][..], "CGPU_MEMORY=4: 4 has no unit; write 4GiB or 4MiB"),
         (&["-e", "CGPU_MEMORY=20GiB"], "no GPU with room for CGPU_MEMORY=20GiB is left: GPU 0"),
         (&["-e", "CGPU_MEMORY=1g", "-e", "CGPU_GPUS=3"], "3 GPUs are asked for (CGPU_GPUS=3)"),
+        (
+            &["-e", "CGPU_MEMORY=1g", "-e", "CGPU_GPUS=device=0", "-e", "NVIDIA_VISIBLE_DEVICES=1"],
+            "NVIDIA_VISIBLE_DEVICES=1 and CGPU_GPUS=device=0 name different GPUs",
+        ),
+        (&["-e", "CGPU_MEMORY=1g", "-e", "CGPU_WEIGHT=25%"], "is divided by policy"),
         (
             &["-e", "CGPU_MEMORY=1g", "-e", "CGPU_GPUS=1", "-e", "NVIDIA_VISIBLE_DEVICES=0,1"],
             "CGPU_GPUS=1 asks for another number of GPUs than there are by NVIDIA_VISIBLE_DEVICES=0,1",
@@ -82,6 +98,14 @@ fn docker_users_ask_by_size_per_cent_or_number() {
         let refused = run(&docker, &[&["--rm"], options].concat(), &["true"]).fails();
         assert!(refused.stderr.contains(part), "{part}: {refused}");
     }
+    // A part of the computing time is so many parts of a GPU that is divided so.
+    gated.host.cgpu(&["set", "gpu", "0", "policy=3"]).ok();
+    let part = ["-d", "--name", "demo", "-e", "CGPU_MEMORY=1g", "-e", "CGPU_WEIGHT=25%"];
+    run(&docker, &part, &["sleep", "1000"]).ok();
+    let id = docker.inspect("demo", "{{.Id}}");
+    assert_eq!(quotas(&gated, id.trim()), [(0, 1024)], "the GPU that can hold it");
+    assert_eq!(gated.host.cgpu(&["get", "container", "demo", "weight"]).ok().stdout, "5\n");
+    docker.remove("demo").ok();
     gated.soon_is_empty();
 }
 

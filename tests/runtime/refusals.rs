@@ -155,7 +155,7 @@ fn a_full_gpu_is_refused_with_its_holders_until_one_of_them_is_gone() {
         let sentence = |holders: String| {
             format!(
                 "cgpu: GPU 0 ({}) has {} MiB of {GPU_MIB} MiB left, this container asks for \
-                 {third} MiB; held by {holders}; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER), or stop one \
+                 {third} MiB; held by {holders}; ask for less (ALIYUN_COM_GPU_MEM_CONTAINER=1), or stop one \
                  of them",
                 uuid(0),
                 GPU_MIB - first - second

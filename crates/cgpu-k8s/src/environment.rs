@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cgpu::request::name::NEUTRAL;
+use cgpu::request::name::{DISABLE, GPUS, NEUTRAL};
 
 use crate::units::{SharedGpu, Unit};
 
@@ -75,13 +75,14 @@ pub fn environment(
     Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
-/// The variables of a container that has these GPUs whole. What asks for a quota is left to the image: it
-/// can only have less by that.
+/// The variables of a container that has these GPUs whole, and no quota of its image's or of the host's.
 #[must_use]
 pub fn whole_environment(uuids: &[String]) -> BTreeMap<String, String> {
     let variables = [
         ("NVIDIA_VISIBLE_DEVICES", uuids.join(",")),
         ("ALIYUN_COM_GPU_VISIBLE_DEVICES", uuids.join(",")),
+        (GPUS.variable, String::new()),
+        (DISABLE.variable, "true".to_owned()),
     ];
     variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

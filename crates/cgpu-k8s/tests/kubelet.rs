@@ -412,9 +412,15 @@ fn a_gpu_is_shared_or_a_container_s_as_a_whole_and_never_both() {
     until(&node.runtime, &mut gpus, &[second, third]);
     let answer = node.runtime.block_on(whole.allocate(allocate(&[UUIDS[1].to_owned()]))).unwrap();
     let variables = &answer.into_inner().container_responses[0].envs;
-    // Both names, so that an image's own doesn't count beside them.
-    let names = ["NVIDIA_VISIBLE_DEVICES", "ALIYUN_COM_GPU_VISIBLE_DEVICES"];
-    assert_eq!(*variables, names.map(|name| (name.to_owned(), UUIDS[1].to_owned())).into());
+    // All names of GPUs, so that an image's own doesn't count beside them; and it has no quota of the host's.
+    let expected = [
+        ("NVIDIA_VISIBLE_DEVICES", UUIDS[1]),
+        ("ALIYUN_COM_GPU_VISIBLE_DEVICES", UUIDS[1]),
+        ("CGPU_GPUS", ""),
+        ("CGPU_DISABLE", "true"),
+    ];
+    let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    assert_eq!(*variables, expected.into());
     until(&node.runtime, &mut units, &[first, third]);
     until(&node.runtime, &mut gpus, &[second, third]);
     // Asked all the same, by a kubelet that hasn't heard of it.

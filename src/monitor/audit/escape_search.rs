@@ -23,7 +23,7 @@ use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
 use crate::monitor::processes::{Processes, all_pids, is_of_host, mounts};
 use crate::monitor::state::ContainerState;
-use crate::process::{ProcStatus, ProcessId, pidfd, told};
+use crate::process::{ProcStatus, ProcessId, is_running, pidfd, told};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);
@@ -267,7 +267,11 @@ impl EscapeSearch {
         if !found.of_container || self.processes.is_container_or_monitor(pid) {
             return None;
         }
-        let is_of_host = is_of_host(pid.cast_signed());
+        let is_of_host = is_of_host(pid.cast_signed())?;
+        // Of one that ends it can't be told any more whose it is: its cgroup is none, and it has no descriptors either.
+        if !is_running(&pidfd) {
+            return None;
+        }
         let facts = HolderFacts {
             is_of_host,
             has_own_file: found.of_own,

@@ -144,12 +144,12 @@ impl Processes {
     }
 }
 
-/// Whether a process is a program of the host: it is in the monitor's pid namespace. One that can't be looked at is: too
-/// little is known to kill it.
-pub(crate) fn is_of_host(pid: i32) -> bool {
+/// Whether a process is a program of the host: it is in the monitor's pid namespace. `None` where that can't be read,
+/// because the process ends, say.
+pub(crate) fn is_of_host(pid: i32) -> Option<bool> {
     let namespace = |pid| told(pid, |tid| fs::read_link(format!("/proc/{tid}/ns/pid")).ok());
     let own = namespace(std::process::id().cast_signed());
-    namespace(pid).is_none_or(|namespace| Some(namespace) == own)
+    namespace(pid).map(|namespace| Some(namespace) == own)
 }
 
 /// Whether procfs gives this error because the process has ended.

@@ -215,7 +215,8 @@ impl<'a> Host<'a, '_> {
         // Beside these other lists have to mean the same.
         let neutral = selections.neutral.as_ref().filter(counts);
         let resource = neutral.or(selections.resource.as_ref());
-        let chosen = aliyun.filter(|aliyun| resource.is_none() || listed(aliyun));
+        let by_aliyun = aliyun.filter(|aliyun| resource.is_none() || listed(aliyun));
+        let chosen = neutral.filter(listed).or(by_aliyun);
         let shared = match chosen.or(resource).or(nvidia) {
             Some(selection) => self.find(selection)?,
             None => self.all()?,

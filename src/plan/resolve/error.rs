@@ -208,14 +208,14 @@ pub enum ResolveError {
     },
     /// More is asked for than a GPU has.
     #[error(
-        "{memory} is more than {gpu} has, {total_mib} MiB; ask for less, or for per cent as 100%"
+        "{memory} is more than can be had of {gpu}, {total_mib} MiB; ask for less, or for per cent as 100%"
     )]
     MoreThanGpu {
         /// What was said.
         memory: Setting,
         /// The GPU.
         gpu: String,
-        /// Its memory in MiB.
+        /// What can be had of it in MiB.
         total_mib: u64,
     },
     /// Another number of GPUs is asked for than is named, or was brought.
@@ -229,6 +229,16 @@ pub enum ResolveError {
         by: String,
         /// Those that it means.
         found: String,
+    },
+    /// Two settings ask for different numbers of GPUs.
+    #[error(
+        "{one} and {other} ask for different numbers of GPUs; let them agree, or leave one out"
+    )]
+    DifferentCounts {
+        /// One.
+        one: Setting,
+        /// The other.
+        other: Setting,
     },
     /// More GPUs are asked for than the host can give.
     #[error("{count} GPUs are asked for ({by}), and this host can give {found}: {}", listed(.known))]

@@ -48,11 +48,27 @@ pub(super) fn check_measure(quota: &Quota, gpu: &Gpu) -> Result<(), ResolveError
     }
 }
 
+/// Whether `gpu` has less than a size that is asked for, which a quota on it would be cut to.
+pub(super) fn is_cut(quota: &Quota, nth: usize, gpu: &Gpu) -> bool {
+    let amount = quota.amounts.get(nth).or(quota.amounts.last()).copied().unwrap_or(0);
+    match quota.measure {
+        Measure::Parts(_) => false,
+        Measure::UnitBytes(unit_bytes) => {
+            unit_bytes.saturating_mul(amount.into()) > gpu.divisible_bytes().into()
+        }
+    }
+}
+
 /// The quota on `gpu`, the `nth` of the shared GPUs in the order of the quota's source.
 pub(super) fn limit_bytes(quota: &Quota, nth: usize, gpu: &Gpu) -> Result<u64, ResolveError> {
     // The last value repeats; a list is never empty.
     let amount = quota.amounts.get(nth).or(quota.amounts.last()).copied().unwrap_or(0);
-    let total_bytes = u128::from(gpu.memory_bytes);
+    // The neutral names promise what can be had; the documents' ratios are of the whole.
+    let whole_bytes = match quota.spelling {
+        Spelling::Neutral => gpu.divisible_bytes(),
+        Spelling::Aliyun | Spelling::Nvidia | Spelling::HostDefault => gpu.memory_bytes,
+    };
+    let total_bytes = u128::from(whole_bytes);
     let asked_bytes = match quota.measure {
         // Two factors of 64 bits each fit.
         Measure::Parts(parts) => {
@@ -64,11 +80,11 @@ pub(super) fn limit_bytes(quota: &Quota, nth: usize, gpu: &Gpu) -> Result<u64, R
         return Err(ResolveError::MoreThanGpu {
             memory: quota.memory.clone(),
             gpu: label(gpu),
-            total_mib: bytes_to_mib(gpu.memory_bytes),
+            total_mib: bytes_to_mib(whole_bytes),
         });
     }
     // Capped at a u64, so it is one.
-    let bytes = u64::try_from(asked_bytes.min(total_bytes)).unwrap_or(gpu.memory_bytes);
+    let bytes = u64::try_from(asked_bytes.min(total_bytes)).unwrap_or(whole_bytes);
     match bytes / MIB * MIB {
         0 => Err(ResolveError::NoMemory { memory: quota.memory.clone(), gpu: label(gpu) }),
         limit_bytes => Ok(limit_bytes),
