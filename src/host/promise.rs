@@ -435,10 +435,11 @@ proptest! {
         };
         // Where the user leaves it open which GPUs, the image may say so, and, if the user doesn't say how
         // many, that as well (documented): each is under the quota all the same.
+        let annotations_count = rules.trust_annotations && !is_sandbox(&both);
         let of_gpus = |(name, _): &&Setting| {
             let is_choice =
                 ["CGPU_GPUS", "cgpu/gpus"].contains(name) || name.to_lowercase().ends_with("devices");
-            is_choice && (rules.trust_annotations || !is_annotation(name))
+            is_choice && (annotations_count || !is_annotation(name))
         };
         let says: Vec<&str> = of_user.iter().filter(of_gpus).map(|(_, value)| *value).collect();
         let names = says.iter().any(|value| value.contains(|c: char| c.is_ascii_digit()));
