@@ -434,7 +434,7 @@ proptest! {
             return Ok(());
         };
         // Where the user leaves it open which GPUs, the image may say so, and, if the user doesn't say how
-        // many, that as well (documented): each is under the quota all the same.
+        // many, that as well (documented): each is under one of the user's amounts all the same.
         let annotations_count = rules.trust_annotations && !is_sandbox(&both);
         let of_gpus = |(name, _): &&Setting| {
             let is_choice =
@@ -447,8 +447,10 @@ proptest! {
         let largest = alone.gpus.iter().filter_map(|gpu| gpu.memory_limit_bytes).max();
         for gpu in &with_image.gpus {
             let before = alone.gpus.iter().find(|other| other.uuid == gpu.uuid);
-            let limit = before.and_then(|before| before.memory_limit_bytes);
-            let limit = limit.or(largest.filter(|_| is_open));
+            let limit = match is_open {
+                true => largest,
+                false => before.and_then(|before| before.memory_limit_bytes),
+            };
             prop_assert!(
                 limit.is_some() && gpu.memory_limit_bytes.is_some() && gpu.memory_limit_bytes <= limit,
                 "{} became {}", alone, with_image
