@@ -200,6 +200,7 @@ impl Caller {
             fd,
             device,
             question: *SECRET.get_or_init(secret),
+            pidfd: -1,
             answer: None,
             is_back: false,
         };
@@ -231,7 +232,8 @@ pub(crate) fn is_ours(question: &[u8]) -> bool {
 ///
 /// Not we ourselves: the driver looks at descriptors in the kernel, and has none. Who has one
 /// that isn't at home in the container may be killed for it by a monitor; in a thread of ours
-/// that would end the simulated driver in the middle of a call to itself, for ever.
+/// that would end the simulated driver in the middle of a call to itself, for ever. And it has a pid
+/// namespace of its own: for a program of the host that has a descriptor a monitor ends the container.
 #[derive(Debug, Clone, Copy)]
 struct Errand {
     tid: u32,
@@ -239,6 +241,8 @@ struct Errand {
     fd: RawFd,
     device: u64,
     question: u64,
+    /// Of the other, by its number in our pid namespace.
+    pidfd: RawFd,
     answer: Option<u64>,
     is_back: bool,
 }
@@ -246,9 +250,10 @@ struct Errand {
 impl Errand {
     /// The errand as it was left.
     fn run(self) -> Self {
-        let mut errand = self;
+        let Some(pidfd) = self.open() else { return Errand { is_back: true, ..self } };
+        let mut errand = Errand { pidfd: pidfd.as_raw_fd(), ..self };
         let mut stack = vec![0_u128; 4096];
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK;
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_NEWPID;
         // SAFETY: the child has a stack of its own and this memory to itself until it has ended,
         // which this thread waits for; it has its own copies of all descriptors.
         let pid = unsafe {
@@ -264,8 +269,8 @@ impl Errand {
         errand
     }
 
-    /// Makes system calls alone: other threads of ours may have whatever lock there is.
-    fn ask(&self) -> Option<u64> {
+    /// A pidfd of the other.
+    fn open(&self) -> Option<OwnedFd> {
         const PIDFD_THREAD: i32 = libc::O_EXCL;
         // SAFETY: takes a number and flags; returns a new descriptor or -1.
         let open =
@@ -275,8 +280,15 @@ impl Errand {
             -1 => open(self.process, 0),
             pidfd => pidfd,
         };
+        let pidfd = RawFd::try_from(pidfd).ok().filter(|fd| *fd >= 0)?;
+        // SAFETY: the kernel has just made it, for us.
+        Some(unsafe { OwnedFd::from_raw_fd(pidfd) })
+    }
+
+    /// Makes system calls alone: other threads of ours may have whatever lock there is.
+    fn ask(&self) -> Option<u64> {
         // SAFETY: takes numbers; returns a new descriptor or -1.
-        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, self.fd, 0) };
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd, self.fd, 0) };
         let copy = RawFd::try_from(copy).ok().filter(|fd| *fd >= 0)?;
         let mut stat = MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: `stat` has room for the struct, and all zeroes are a valid one.
