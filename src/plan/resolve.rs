@@ -488,6 +488,7 @@ mod tests {
             (&["memory=1GiB", "nvidia=2"], &[(2, 1024)]),
             (&["memory=1GiB", "aliyun=0,1"], &[(0, 1024), (1, 1024)]),
             (&["memory=1GiB", "@cgpus=device=3"], &[(3, 1024)]),
+            (&["@mem=1", "@cgpus=device=3", "gpus=1", "nvidia=none"], &[(3, 1024)]),
             (&["memory=1GiB", "+node=5"], &[(2, 1024)]),
             (&["memory=1GiB", "gpus=1", "+node=5"], &[(2, 1024)]),
             (&["memory=1GiB", "gpus=1", "nvidia=2"], &[(2, 1024)]),

@@ -604,11 +604,12 @@ impl Selections {
         self.listing().is_some()
     }
 
-    /// What names GPUs one by one: a variable, or, if none does, the annotation.
+    /// What names GPUs one by one: a variable, or, if none does and the one that decides doesn't say no GPU, the
+    /// annotation.
     pub(crate) fn listing(&self) -> Option<&Selection> {
-        let by_annotation = self.annotation.as_ref().filter(|_| self.is_by_annotation());
         let listing = |selection: &&Selection| selection.extent() == Extent::List;
-        self.listing_variable().or(by_annotation.filter(listing))
+        let annotation = self.annotation.as_ref().filter(listing);
+        self.listing_variable().or(annotation.filter(|_| self.nothing().is_none()))
     }
 
     /// NVIDIA's variable, if it says what its toolkit alone understands: a CDI device that is no GPU,
