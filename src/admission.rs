@@ -1,9 +1,10 @@
 //! The steps that runtime, hooks and `cgpu` share: from a bundle's request to a
 //! registered container with its isolation on, and back.
 //!
-//! Owns their order, so that nothing is promised twice and nothing leaks: a plan is
+//! Owns their order, so that nothing is promised twice and nothing leaks: a proposal is
 //! made before the lock is taken; under the lock stale containers are collected, the
-//! plan admitted, the record written; isolation goes on while there is a record, and
+//! proposal's GPUs chosen, if that is still open, the plan admitted, the record written; the driver's nodes
+//! and files are found for that plan; isolation goes on while there is a record, and
 //! off before it goes. Must not know command lines or how errors are shown.
 
 pub mod error;
