@@ -152,6 +152,9 @@ impl Host {
 
     /// The same, if it was set of the host. Who may not look into the registry gives out nothing.
     fn default_memory_set(&self) -> Result<Option<u64>, RegistryError> {
+        if Registry::is_host_unset(&self.config.state_dir) {
+            return Ok(None);
+        }
         match self.look_at_registry() {
             Ok(registry) => Ok(registry.host_settings()?.default_memory_mib),
             Err(_) => Ok(None),

@@ -170,6 +170,23 @@ fn refreshed_as_a_careless_parent() {
 }
 
 #[test]
+fn what_the_driver_keeps_of_a_gpu_is_known_in_whole_mib_rounded_up() {
+    let host = Host::new(&[A10, "reserved 536870913\n", V100].concat());
+    host.driver("535.129.03");
+    host.gpu("0000:af:00.0", "GPU-b", 0);
+    host.gpu("0000:00:07.0", "GPU-a", 1);
+    let kept = |inventory: &Inventory| -> Vec<u64> {
+        let mut gpus = inventory.gpus().to_vec();
+        gpus.sort_by(|one, other| one.uuid.cmp(&other.uuid));
+        gpus.iter().map(|gpu| gpu.reserved_bytes >> 20).collect()
+    };
+    assert_eq!(kept(&refresh(&host.settings).unwrap()), [0, 513]);
+    // By the cache, too, where the configuration keeps more of the one.
+    let settings = Settings { reserve_mib: 100, ..host.settings.clone() };
+    assert_eq!(kept(&cached(&settings).unwrap().unwrap()), [100, 513]);
+}
+
+#[test]
 fn lists_gpus_of_mixed_sizes_with_their_mig_devices() {
     let inventory = probe(&Host::mixed().settings).unwrap();
     let [v100, a10, a100] = inventory.gpus() else { panic!("{inventory:?}") };

@@ -5,8 +5,10 @@
 //! directory is on a tmpfs. Must not know which values are possible.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::{fs, io};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::error::failed;
@@ -51,13 +53,7 @@ impl Registry {
     ///
     /// Where the file can't be read: then it isn't known what may be promised.
     pub fn gpu_settings(&self) -> Result<BTreeMap<String, GpuSettings>, RegistryError> {
-        let path = self.dir.join(FILE);
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|source| RegistryError::DamagedSettings { path, source }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
-            Err(source) => Err(failed("cannot read", &path)(source)),
-        }
+        read_settings(&self.dir.join(FILE))
     }
 }
 
@@ -71,11 +67,27 @@ impl Locked<'_> {
         let mut all = self.registry.gpu_settings()?;
         let settings = all.entry(uuid.to_owned()).or_default();
         *settings = settings.after(change);
-        let path = self.registry.dir.join(FILE);
-        let bytes = serde_json::to_vec(&all).map_err(io::Error::from);
-        let written = bytes.and_then(|bytes| replace(&path, &bytes, 0o600));
-        written.map_err(failed("cannot write", &path))
+        write_settings(&self.registry.dir.join(FILE), &all)
     }
+}
+
+/// What a file of settings says; nothing, if there is none.
+pub(super) fn read_settings<T: DeserializeOwned + Default>(
+    path: &Path,
+) -> Result<T, RegistryError> {
+    match fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|source| RegistryError::DamagedSettings { path: path.to_owned(), source }),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(T::default()),
+        Err(source) => Err(failed("cannot read", path)(source)),
+    }
+}
+
+/// Has a file of settings say that.
+pub(super) fn write_settings(path: &Path, settings: &impl Serialize) -> Result<(), RegistryError> {
+    let bytes = serde_json::to_vec(settings).map_err(io::Error::from);
+    let written = bytes.and_then(|bytes| replace(path, &bytes, 0o600));
+    written.map_err(failed("cannot write", path))
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 //! Owns the file. What nobody has set isn't in it, so that the configuration goes for that. It outlasts every
 //! process, as the records do. Must not know which values are possible.
 
+use std::path::Path;
 use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::failed;
+use super::gpu::{read_settings, write_settings};
 use super::{Locked, Registry, RegistryError};
-use crate::replace::replace;
 
 /// The file's name.
 const FILE: &str = "host";
@@ -29,13 +29,15 @@ impl Registry {
     ///
     /// Where the file can't be read: then it isn't known what goes.
     pub fn host_settings(&self) -> Result<HostSettings, RegistryError> {
-        let path = self.dir.join(FILE);
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|source| RegistryError::DamagedSettings { path, source }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(HostSettings::default()),
-            Err(source) => Err(failed("cannot read", &path)(source)),
-        }
+        read_settings(&self.dir.join(FILE))
+    }
+
+    /// Whether nothing was set of the host whose state directory that is: told by one look, for every create
+    /// asks.
+    #[must_use]
+    pub fn is_host_unset(state_dir: &Path) -> bool {
+        let file = fs::symlink_metadata(state_dir.join(FILE));
+        file.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 }
 
@@ -46,10 +48,7 @@ impl Locked<'_> {
     ///
     /// Where that can't be written; then it is as it was.
     pub fn put_host(&mut self, settings: HostSettings) -> Result<(), RegistryError> {
-        let path = self.registry.dir.join(FILE);
-        let bytes = serde_json::to_vec(&settings).map_err(io::Error::from);
-        let written = bytes.and_then(|bytes| replace(&path, &bytes, 0o600));
-        written.map_err(failed("cannot write", &path))
+        write_settings(&self.registry.dir.join(FILE), &settings)
     }
 }
 
@@ -63,8 +62,10 @@ mod tests {
         let state = dir.path().join("state");
         let registry = Registry::open(&state, "boot".into()).unwrap();
         assert_eq!(registry.host_settings().unwrap(), HostSettings::default());
+        assert!(Registry::is_host_unset(&state));
         let settings = HostSettings { default_memory_mib: Some(4096) };
         registry.lock().unwrap().put_host(settings).unwrap();
+        assert!(!Registry::is_host_unset(&state));
         let again = Registry::look(&state, "boot".into()).unwrap();
         assert_eq!(again.host_settings().unwrap(), settings);
         fs::write(state.join(FILE), "{").unwrap();

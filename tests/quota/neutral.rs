@@ -170,6 +170,11 @@ fn nvidias_limit_is_a_quota_and_no_second_hook_sees_it() {
     gated.host.set("admission.require_quota", true);
     let refused = run(&engine, &alone, &["true"]).fails();
     assert!(refused.stderr.contains("without a quota"), "{refused}");
+    // Where nothing of ours enforces it, it is left to NVIDIA's.
+    gated.host.set("admission.require_quota", false);
+    gated.host.set("isolation.backend", "none");
+    assert_eq!(variables(&[]), ["NVIDIA_GPU_MEMORY_LIMIT=1000", "NVIDIA_GPU_MEMORY_REQUEST=500"]);
+    gated.host.set("isolation.backend", "gate");
     // A bundle that is made into a container again has its quota still.
     let bundle = gated.bundle_with("again", |config| {
         let env = config["process"]["env"].as_array_mut().expect("a list");

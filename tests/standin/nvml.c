@@ -10,6 +10,7 @@
  *       HEALTH  ok | lost (has a handle, answers nothing else but its PCI address)
  *               | gone (has no handle)
  *       MIG     - (not supported) | off | on
+ *   reserved BYTES   of the GPU above, kept by the driver; without it none
  *   figures USED UTIL TEMP MILLIWATTS LIMIT   of the GPU above; without them nobody knows
  *   process PID BYTES UTIL   with a compute context on the GPU above; UTIL - did nothing lately
  *   mig UUID BYTES [GI CI]   a place for a MIG device of the GPU above; UUID - is empty. Without
@@ -64,7 +65,7 @@ struct memory_v2 {
 struct device {
     char uuid[96], bus_id[32], name[96], health[8], mig[8];
     unsigned minor, places, instances[2];
-    unsigned long long bytes;
+    unsigned long long bytes, reserved;
     int is_mig, has_instances, has_figures;
     unsigned long long used;
     unsigned util, temperature, milliwatts, limit, processes, samples;
@@ -100,6 +101,8 @@ static int read_description(long *init_ms, int *init_error)
             count < GPUS_MAX) {
             device.migs = migs[count];
             gpus[count++] = device;
+        } else if (count && sscanf(line, "reserved %llu", &gpus[count - 1].reserved) == 1) {
+            continue;
         } else if (count && sscanf(line, "figures %llu %u %u %u %u", &gpus[count - 1].used,
                                    &gpus[count - 1].util, &gpus[count - 1].temperature,
                                    &gpus[count - 1].milliwatts, &gpus[count - 1].limit) == 5) {
@@ -222,7 +225,7 @@ int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory_v2 *me
     if (memory->version != (sizeof *memory | 2u << 24))
         return ARGUMENT_VERSION_MISMATCH;
     memory->total = device->bytes;
-    memory->reserved = 0;
+    memory->reserved = device->reserved;
     memory->used = device->used;
     memory->free = device->bytes - device->used;
     return SUCCESS;

@@ -48,9 +48,14 @@ pub(super) fn check_measure(quota: &Quota, gpu: &Gpu) -> Result<(), ResolveError
     }
 }
 
+/// The amount for the `nth` GPU. The last repeats; a list is never empty.
+fn amount(quota: &Quota, nth: usize) -> u64 {
+    quota.amounts.get(nth).or(quota.amounts.last()).copied().unwrap_or(0)
+}
+
 /// Whether `gpu` has less than a size that is asked for, which a quota on it would be cut to.
 pub(super) fn is_cut(quota: &Quota, nth: usize, gpu: &Gpu) -> bool {
-    let amount = quota.amounts.get(nth).or(quota.amounts.last()).copied().unwrap_or(0);
+    let amount = amount(quota, nth);
     match quota.measure {
         Measure::Parts(_) => false,
         Measure::UnitBytes(unit_bytes) => {
@@ -61,8 +66,7 @@ pub(super) fn is_cut(quota: &Quota, nth: usize, gpu: &Gpu) -> bool {
 
 /// The quota on `gpu`, the `nth` of the shared GPUs in the order of the quota's source.
 pub(super) fn limit_bytes(quota: &Quota, nth: usize, gpu: &Gpu) -> Result<u64, ResolveError> {
-    // The last value repeats; a list is never empty.
-    let amount = quota.amounts.get(nth).or(quota.amounts.last()).copied().unwrap_or(0);
+    let amount = amount(quota, nth);
     // The neutral names promise what can be had; the documents' ratios are of the whole.
     let whole_bytes = match quota.spelling {
         Spelling::Neutral => gpu.divisible_bytes(),
