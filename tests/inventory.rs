@@ -187,6 +187,19 @@ fn what_the_driver_keeps_of_a_gpu_is_known_in_whole_mib_rounded_up() {
 }
 
 #[test]
+fn a_driver_before_510_tells_a_gpus_memory_by_the_questions_first_form() {
+    let host = Host::new(A10);
+    host.driver("470.256.02");
+    host.gpu("0000:af:00.0", "GPU-b", 0);
+    fs::copy(nvml_standin::compiled_before_510(), host.libraries().join(LIBRARY)).unwrap();
+    let inventory = probe(&host.settings).unwrap();
+    let [a10] = inventory.gpus() else { panic!("{inventory:?}") };
+    // What such a driver keeps for itself isn't told.
+    assert_eq!((a10.memory_bytes, a10.reserved_bytes), (22731 << 20, 0));
+    assert_eq!(a10.state, GpuState::Ok);
+}
+
+#[test]
 fn lists_gpus_of_mixed_sizes_with_their_mig_devices() {
     let inventory = probe(&Host::mixed().settings).unwrap();
     let [v100, a10, a100] = inventory.gpus() else { panic!("{inventory:?}") };

@@ -2,69 +2,76 @@
 
 use serde_json::{Value, json};
 
-use crate::engines::{config, volume};
-use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes};
-use crate::support::{Bundle, Docker, IMAGE, Outcome, eventually};
+use crate::engines::volume;
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes};
+use crate::neutral::{docker, podman, run};
+use crate::support::{IMAGE, Outcome, eventually};
 
-/// A sleeping container with these variables.
-#[track_caller]
-fn sleeping(gated: &Gated, id: &str, env: &[&str]) -> Bundle {
-    let bundle = bundle(gated, id, env);
-    gated.host.runtime().create(&bundle).ok();
-    gated.host.runtime().start(&bundle).ok();
-    bundle
-}
-
-fn bundle(gated: &Gated, id: &str, env: &[&str]) -> Bundle {
-    gated.bundle_with(id, |config| {
-        let all = config["process"]["env"].as_array_mut().expect("runc wrote a list");
-        all.extend(env.iter().map(|variable| json!(variable)));
-        config["process"]["args"] = json!(["sleep", "1000"]);
-    })
+/// Two GPUs with the driver's reserve on the first.
+fn with_a_reserve() -> Gated {
+    Gated::with_specs("535.161.08", &["16000MiB-512MiB".to_owned()])
 }
 
 #[test]
 fn what_the_driver_keeps_is_promised_to_nobody() {
-    let gated = Gated::with_specs("535.161.08", &["16000MiB-512MiB".to_owned()]);
+    let gated = with_a_reserve();
     let shown = gated.host.cgpu(&["get", "gpu", "0"]).ok().stdout;
     assert!(shown.contains("memory_reserved=512MiB"), "{shown}");
     let shown = gated.host.cgpu(&["doctor"]).stdout;
     assert!(shown.contains("quotas share 15488 of 16000 MiB of GPU 0"), "{shown}");
-    // All that can be had, and each gets it to the last MiB.
-    let bundles = [
-        sleeping(&gated, "one", &["CGPU_MEMORY=8000MiB"]),
-        sleeping(&gated, "two", &["CGPU_MEMORY=7488MiB"]),
-    ];
-    for (bundle, mib) in bundles.iter().zip([8000, 7488]) {
-        assert_eq!(got_bytes(&gated.exec(bundle, &["fill"]).ok()), mib * MIB);
+    // All that can be had, one part by each engine, and each gets it to the last MiB.
+    let (docker, podman, volume) = (docker(&gated), podman(&gated), volume());
+    let one = ["-d", "--name", "one", "-e", "CGPU_MEMORY=8000MiB"];
+    run(&docker, &one, &["sleep", "1000"]).ok();
+    let two = ["-d", "--name", "two", "-e", "CGPU_MEMORY=7488MiB", "-v", &volume];
+    podman.run(&[&two[..], &[IMAGE, "sleep", "1000"]].concat()).ok();
+    let fill = [RMTOOL, "fill"];
+    assert_eq!(got_bytes(&docker.exec("one", &fill).ok()), 8000 * MIB);
+    assert_eq!(got_bytes(&podman.exec("two", &fill).ok()), 7488 * MIB);
+    let third = ["--rm", "-e", "CGPU_MEMORY=1MiB"];
+    let by_podman = podman.run(&[&third[..], &[IMAGE, "true"]].concat());
+    for refused in [run(&docker, &third, &["true"]), by_podman] {
+        let refused = refused.fails();
+        for told in ["has 0 MiB of 15488 MiB left", "asks for 1 MiB", "(CGPU_MEMORY=1MiB)"] {
+            assert!(refused.stderr.contains(told), "{refused}");
+        }
     }
-    let third = bundle(&gated, "third", &["CGPU_MEMORY=1MiB"]);
-    let refused = gated.host.runtime().create(&third);
-    let told = ["has 0 MiB of 15488 MiB left", "asks for 1 MiB", "(CGPU_MEMORY=1MiB)"];
-    gated.host.was_told(refused, &third, &told);
     let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
     assert!(!told.contains("the driver no memory"), "every one was refused for its quota: {told}");
-    for bundle in &bundles {
-        gated.host.runtime().delete(bundle).ok();
-    }
+    docker.remove("one").ok();
+    podman.remove("two").ok();
     gated.soon_is_empty();
 }
 
 #[test]
 fn what_the_driver_refuses_below_the_quota_is_told_with_the_reason() {
-    let gated = Gated::with_specs("535.161.08", &["16000MiB-512MiB".to_owned()]);
     // The documents' ratio, to a whole GPU.
-    let all = ["ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=15"];
-    let bundle = sleeping(&gated, "all", &all);
-    assert_eq!(gated.host.limits_mib("all"), [16_000]);
-    assert_eq!(got_bytes(&gated.exec(&bundle, &["fill"]).ok()), 15_488 * MIB);
-    let reason = "the quota has room and the driver no memory";
-    assert!(eventually(|| gated.host.log().contains(reason)), "{}", gated.host.log());
-    let told = gated.host.cgpu(&["events", "all"]).ok().stdout;
-    assert!(told.contains(reason), "{told}");
-    let doctor = gated.host.cgpu(&["doctor"]).stdout;
-    assert!(doctor.contains(reason), "{doctor}");
-    gated.host.runtime().delete(&bundle).ok();
+    let all = ["-e", "ALIYUN_COM_GPU_MEM_CONTAINER=15", "-e", "ALIYUN_COM_GPU_MEM_DEV=15"];
+    let options = [&["-d", "--name", "all", "-e", "NVIDIA_VISIBLE_DEVICES=0"], &all[..]].concat();
+    let sleep = ["sleep", "1000"];
+    let fill = [RMTOOL, "fill"];
+    let is_told = |gated: &Gated, filled: &Outcome| {
+        assert_eq!(got_bytes(filled), 15_488 * MIB);
+        let reason = "the quota has room and the driver no memory";
+        assert!(eventually(|| gated.host.log().contains(reason)), "{}", gated.host.log());
+        let told = gated.host.cgpu(&["events"]).ok().stdout;
+        assert!(told.contains(reason), "{told}");
+        let doctor = gated.host.cgpu(&["doctor"]).stdout;
+        assert!(doctor.contains(reason), "{doctor}");
+    };
+    let gated = with_a_reserve();
+    let docker = docker(&gated);
+    run(&docker, &options, &sleep).ok();
+    assert_eq!(gated.host.limits_mib(docker.inspect("all", "{{.Id}}").trim()), [16_000]);
+    is_told(&gated, &docker.exec("all", &fill).ok());
+    docker.remove("all").ok();
+    gated.soon_is_empty();
+
+    let gated = with_a_reserve();
+    let (podman, volume) = (podman(&gated), volume());
+    podman.run(&[&options[..], &["-v", &volume, IMAGE], &sleep].concat()).ok();
+    is_told(&gated, &podman.exec("all", &fill).ok());
+    podman.remove("all").ok();
     gated.soon_is_empty();
 }
 
@@ -72,13 +79,15 @@ fn what_the_driver_refuses_below_the_quota_is_told_with_the_reason() {
 fn a_reserve_of_the_configuration_goes_where_the_driver_keeps_less() {
     let mut gated = Gated::new();
     gated.host.set("admission.reserve", "1GiB");
-    let bundle = sleeping(&gated, "one", &["CGPU_MEMORY=50%", "CGPU_GPUS=device=0"]);
+    let docker = docker(&gated);
+    let one = ["-d", "--name", "one", "-e", "CGPU_MEMORY=50%", "-e", "CGPU_GPUS=device=0"];
+    run(&docker, &one, &["sleep", "1000"]).ok();
     // Half of what can be shared.
-    assert_eq!(gated.host.limits_mib("one"), [7_488]);
-    let second = self::bundle(&gated, "two", &["CGPU_MEMORY=8GiB", "CGPU_GPUS=device=0"]);
-    let refused = gated.host.runtime().create(&second);
-    gated.host.was_told(refused, &second, &["has 7488 MiB of 14976 MiB left"]);
-    gated.host.runtime().delete(&bundle).ok();
+    assert_eq!(gated.host.limits_mib(docker.inspect("one", "{{.Id}}").trim()), [7_488]);
+    let two = ["--rm", "-e", "CGPU_MEMORY=8GiB", "-e", "CGPU_GPUS=device=0"];
+    let refused = run(&docker, &two, &["true"]).fails();
+    assert!(refused.stderr.contains("has 7488 MiB of 14976 MiB left"), "{refused}");
+    docker.remove("one").ok();
     gated.soon_is_empty();
 }
 
@@ -86,12 +95,9 @@ fn a_reserve_of_the_configuration_goes_where_the_driver_keeps_less() {
 fn a_hosts_default_is_the_quota_of_those_who_name_gpus_and_ask_for_none() {
     let mut gated = Gated::new();
     gated.host.set("admission.default_memory", "2000MiB");
-    let flag = format!("--cgpu-config={}", config(&gated));
-    let docker = Docker::builder().runtime(RUNTIME).runtime_arg(flag).start();
-    let volume = volume();
+    let docker = docker(&gated);
     let run = |env: &[&str]| -> Outcome {
-        let options = ["-d", "--name", "demo", "--runtime=cgpu", "-v", &volume];
-        docker.run(&[&options[..], env, &[IMAGE, "sleep", "1000"]].concat())
+        run(&docker, &[&["-d", "--name", "demo"], env].concat(), &["sleep", "1000"])
     };
     let quotas = |gated: &Gated, env: &[&str]| -> Vec<Option<u64>> {
         run(env).ok();

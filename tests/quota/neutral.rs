@@ -9,13 +9,18 @@ use crate::engines::{APP, config, volume, was_held};
 use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes};
 use crate::support::{Docker, IMAGE, Podman};
 
-fn docker(gated: &Gated) -> Docker {
+pub(crate) fn docker(gated: &Gated) -> Docker {
     let flag = format!("--cgpu-config={}", config(gated));
     Docker::builder().runtime(RUNTIME).runtime_arg(flag).start()
 }
 
+pub(crate) fn podman(gated: &Gated) -> Podman {
+    let flag = format!("cgpu-config={}", config(gated));
+    Podman::builder().runtime(RUNTIME).runtime_flag(flag).start()
+}
+
 /// `docker run` with rmtool in the container.
-fn run(docker: &Docker, options: &[&str], command: &[&str]) -> crate::support::Outcome {
+pub(crate) fn run(docker: &Docker, options: &[&str], command: &[&str]) -> crate::support::Outcome {
     let volume = volume();
     docker.run(&[&["--runtime=cgpu", "-v", &volume], options, &[IMAGE], command].concat())
 }
@@ -112,10 +117,7 @@ fn docker_users_ask_by_size_per_cent_or_number() {
 #[test]
 fn podmans_annotations_ask_by_the_neutral_names() {
     let gated = Gated::new();
-    let podman = Podman::builder()
-        .runtime(RUNTIME)
-        .runtime_flag(format!("cgpu-config={}", config(&gated)))
-        .start();
+    let podman = podman(&gated);
     let volume = volume();
     let run = |more: &[&str], command: &[&str]| {
         podman.run(&[more, &["-v", &volume, IMAGE], command].concat())

@@ -16,7 +16,8 @@
  *   mig UUID BYTES [GI CI]   a place for a MIG device of the GPU above; UUID - is empty. Without
  *                            its instances the library has no word of them
  *
- * Structures and numbers are those of nvml.h, CUDA 12.
+ * Structures and numbers are those of nvml.h, CUDA 12; with BEFORE_510 the library has the first form
+ * of the question about memory alone, as those of drivers before 510 do.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -217,6 +218,18 @@ int nvmlDeviceGetName(const struct device *device, char *name, unsigned length)
     return failure ? failure : copy(device->name, name, length);
 }
 
+#ifdef BEFORE_510
+int nvmlDeviceGetMemoryInfo(const struct device *device, unsigned long long memory[3])
+{
+    int failure = reachable(device);
+    if (failure)
+        return failure;
+    memory[0] = device->bytes;
+    memory[1] = device->bytes - device->used;
+    memory[2] = device->used;
+    return SUCCESS;
+}
+#else
 int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory_v2 *memory)
 {
     int failure = reachable(device);
@@ -230,6 +243,7 @@ int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory_v2 *me
     memory->free = device->bytes - device->used;
     return SUCCESS;
 }
+#endif
 
 static int told(const struct device *device)
 {

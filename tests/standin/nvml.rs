@@ -19,19 +19,34 @@ pub(crate) const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Where there is no C compiler.
 pub(crate) fn compiled() -> &'static Path {
     static STANDIN: OnceLock<PathBuf> = OnceLock::new();
-    STANDIN.get_or_init(|| {
-        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let library = directory.join("nvml.so");
-        let fresh = directory.join(format!("nvml-{}.so", std::process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/nvml.c");
-        let compiled = Command::new("cc")
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
-            .args([&fresh, &source])
-            .arg("-ldl")
-            .status()
-            .expect("these tests need a C compiler by the name of cc");
-        assert!(compiled.success(), "tests/standin/nvml.c does not compile");
-        fs::rename(fresh, &library).expect("the target directory can be written");
-        library
-    })
+    STANDIN.get_or_init(|| compile("nvml", &[]))
+}
+
+/// The same as a driver before 510 has it, which tells a GPU's memory by the question's first
+/// form alone.
+///
+/// # Panics
+///
+/// Where there is no C compiler.
+#[allow(dead_code, reason = "not every test program has such a driver")]
+pub(crate) fn compiled_before_510() -> &'static Path {
+    static STANDIN: OnceLock<PathBuf> = OnceLock::new();
+    STANDIN.get_or_init(|| compile("nvml-before-510", &["-DBEFORE_510"]))
+}
+
+fn compile(name: &str, options: &[&str]) -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let library = directory.join(format!("{name}.so"));
+    let fresh = directory.join(format!("{name}-{}.so", std::process::id()));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/nvml.c");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+        .args([&fresh, &source])
+        .args(options)
+        .arg("-ldl")
+        .status()
+        .expect("these tests need a C compiler by the name of cc");
+    assert!(compiled.success(), "tests/standin/nvml.c does not compile");
+    fs::rename(fresh, &library).expect("the target directory can be written");
+    library
 }
