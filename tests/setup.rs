@@ -459,31 +459,40 @@ fn podman_knows_us_by_name_and_by_default() {
     run(&["--runtime", "cgpu"], &QUOTA, &look).fails();
 }
 
-/// In a mount namespace of its own, so that the paths are the real ones.
+/// In a mount namespace of its own, so that the paths are the real ones; what packages have is
+/// read-only there, and no lists of ours could be taken out of it.
 #[test]
 fn podman_reads_the_file_that_is_dropped_for_it() {
     let scratch = Scratch::new();
+    scratch.directory("bin");
+    let runtime = scratch.path().join("bin/cgpu-runtime");
+    std::os::unix::fs::symlink(RUNTIME, &runtime).unwrap();
+    let runtime = runtime.display();
     let script = format!(
         "set -e\n\
          cp -a /etc/containers '{scratch}/etc'\n\
          mount --bind '{scratch}/etc' /etc/containers\n\
+         mount --bind /usr /usr\n\
+         mount -o remount,bind,ro /usr\n\
          runtime() {{ podman --root '{scratch}/root' --runroot '{scratch}/run' \
          --tmpdir '{scratch}/tmp' --cgroup-manager cgroupfs info --format \
          '{{{{.Host.OCIRuntime.Name}}}} {{{{.Host.OCIRuntime.Path}}}}'; }}\n\
-         '{CGPU}' setup podman --default >/dev/null\n\
+         '{CGPU}' setup podman --default --runtime '{runtime}' >/dev/null\n\
          runtime\n\
          '{CGPU}' setup podman --remove >/dev/null\n\
          runtime\n\
-         ls /etc/containers/containers.conf.d\n",
+         ls /etc/containers/containers.conf.d '{scratch}/libexec'\n",
         scratch = scratch.path().display(),
     );
     let mut command = scratch.command("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
     let outcome = run_with_timeout(command.env_remove("CONTAINERS_CONF"), PATIENCE).ok();
     let lines: Vec<&str> = outcome.stdout.lines().collect();
-    assert_eq!(lines[0], format!("cgpu {RUNTIME}"), "{outcome}");
-    assert!(!lines[1].contains("cgpu-runtime"), "{outcome}");
-    assert_eq!(lines.len(), 2, "nothing is left: {outcome}");
+    // podman's own choice is crun, which stays below ours.
+    let over = scratch.path().join("libexec/cgpu/over-crun/cgpu-runtime");
+    assert_eq!(lines[0], format!("cgpu {}", over.display()), "{outcome}");
+    assert!(lines[1].starts_with("crun "), "{outcome}");
+    assert_eq!(lines.len(), 5, "nothing is left: {outcome}");
 }
 
 #[test]

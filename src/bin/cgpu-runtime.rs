@@ -23,6 +23,8 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
     };
     let count = usize::try_from(argc).unwrap_or(0);
     // Returns only where the call failed; the engine has been told why.
-    cgpu::runtime::main((1..count).map(word).collect());
+    let mut words = (0..count).map(word);
+    let called = words.next().unwrap_or_default();
+    cgpu::runtime::main(&called, words.collect());
     1
 }

@@ -7,11 +7,12 @@ use anyhow::{Result, anyhow};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::change::{Aim, Backup, Change, Request, cri_disabled_by, plan};
+use crate::engines::change::{Aim, Backup, Change, Plan, Request, cri_disabled_by, plan};
 use crate::engines::dockerd::{self, Outcome};
+use crate::engines::files::Tree;
 use crate::engines::restart::{Done, Init, next_step, restart, unit};
 use crate::engines::write::write;
-use crate::engines::{Kind, places};
+use crate::engines::{Kind, Seen, dump, lower, places, serving};
 use crate::report::sentence;
 
 /// Which engine, and what to do.
@@ -41,6 +42,10 @@ pub struct Setup {
     /// Our runtime, as the host names it [default: cgpu-runtime beside this program].
     #[arg(long, value_name = "PROGRAM")]
     pub runtime: Option<PathBuf>,
+    /// The engine's containerd, where it isn't where it usually is: it is asked what it makes of
+    /// its configuration.
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "root")]
+    pub containerd: Option<PathBuf>,
     /// Where the host's file system is, from inside a container.
     #[arg(long, value_name = "DIR", default_value = "/", conflicts_with = "restart")]
     pub root: PathBuf,
@@ -53,6 +58,15 @@ pub enum Engine {
     Docker,
     /// `/etc/containerd/config.toml` or what it imports: the handler for Kubernetes.
     Containerd,
+    /// The containerd of k3s.
+    K3s,
+    /// The containerd of RKE2.
+    Rke2,
+    /// The containerd of MicroK8s.
+    #[value(name = "microk8s")]
+    MicroK8s,
+    /// The containerd of k0s.
+    K0s,
     /// `/etc/crio/crio.conf.d/99-cgpu.conf`.
     Crio,
     /// `/etc/containers/containers.conf.d/99-cgpu.conf`.
@@ -64,6 +78,10 @@ impl From<Engine> for Kind {
         match engine {
             Engine::Docker => Kind::Docker,
             Engine::Containerd => Kind::Containerd,
+            Engine::K3s => Kind::K3s,
+            Engine::Rke2 => Kind::Rke2,
+            Engine::MicroK8s => Kind::MicroK8s,
+            Engine::K0s => Kind::K0s,
             Engine::Crio => Kind::Crio,
             Engine::Podman => Kind::Podman,
         }
@@ -83,18 +101,40 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         true => Aim::Remove,
         false => Aim::Add { program: program(setup)?, default: setup.default },
     };
-    let request = Request { kind, root, file: file.clone(), aim };
-    let changes = plan(&request)?;
+    if kind == Kind::Containerd
+        && !setup.remove
+        && file.is_none()
+        && let Some(elsewhere) = serving::elsewhere(&root)
+    {
+        return Err(anyhow!("{elsewhere}"));
+    }
+    let containerd = containerd(setup, kind);
+    let release = containerd.as_deref().and_then(dump::release);
+    let request = Request { kind, root: root.clone(), file: file.clone(), release, aim };
+    let planned = plan(&request)?;
+    let changes = &planned.changes;
     if changes.is_empty() {
         let state = if setup.remove { "doesn't know cgpu" } else { "knows cgpu" };
         writeln!(out, "nothing to do: the configuration of {} {state}", kind.name())?;
     }
-    for change in &changes {
+    for change in changes {
         for line in change.diff().lines() {
             writeln!(out, "{}", printable(line))?;
         }
     }
-    if let Some(disabling) = cri_disabled_by(&request).filter(|_| !setup.remove) {
+    for note in &planned.notes {
+        writeln!(out, "{}", printable(note))?;
+    }
+    if let Some(over) = &planned.over {
+        writeln!(
+            out,
+            "containers of cgpu are made by {}, as those of {} are now",
+            printable(&over.lower().display().to_string()),
+            kind.name()
+        )?;
+    }
+    let disabled_by = cri_disabled_by(&request);
+    if let Some(disabling) = disabled_by.as_ref().filter(|_| !setup.remove) {
         writeln!(
             out,
             "{} names cri in disabled_plugins: Kubernetes can't use this containerd until that is \
@@ -105,7 +145,11 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     if setup.dry_run {
         return would(setup, kind, out);
     }
+    if let Some(over) = &planned.over {
+        over.make(&root)?;
+    }
     if setup.if_changed && changes.is_empty() {
+        checked(setup, kind, &planned, containerd.as_deref().filter(|_| disabled_by.is_none()))?;
         return Ok(out.flush()?);
     }
     if setup.restart && kind == Kind::Docker {
@@ -113,14 +157,62 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         // It has a say in the order of the steps.
         let outcome = dockerd::apply(file, changes.first())?;
         changes.iter().try_for_each(|change| writeln!(out, "{}", done(change)))?;
+        if let Some(told) = planned.program.as_deref().filter(|_| setup.remove) {
+            lower::forget(&root, told, |told| is_named(&root, told));
+        }
         return reloaded(outcome, out);
     }
-    for change in &changes {
+    for change in changes {
         write(change)?;
         writeln!(out, "{}", done(change))?;
     }
+    checked(setup, kind, &planned, containerd.as_deref().filter(|_| disabled_by.is_none()))?;
+    if let Some(told) = planned.program.as_deref().filter(|_| setup.remove) {
+        lower::forget(&root, told, |told| is_named(&root, told));
+    }
     out.flush()?;
     again(setup, kind, !changes.is_empty(), out)
+}
+
+/// The engine's containerd, where it can be asked.
+fn containerd(setup: &Setup, kind: Kind) -> Option<PathBuf> {
+    let own = setup.root.as_os_str() == "/";
+    let usual = places::containerd_program(kind).filter(|_| own)?;
+    let path = std::env::var_os("PATH");
+    let usual = || Tree::new(Path::new("/"), path.as_deref()).program(usual);
+    setup.containerd.clone().or_else(usual)
+}
+
+/// Asks containerd what it makes of what was written; where that is something else, all files
+/// become what they were.
+fn checked(setup: &Setup, kind: Kind, planned: &Plan, containerd: Option<&Path>) -> Result<()> {
+    // The others make of what setup wrote what containerd reads, at their next start.
+    let reads = [Kind::Containerd, Kind::K3s, Kind::Rke2].contains(&kind);
+    let is_read = |change: &Change| change.path.extension().is_some_and(|end| end != "tmpl");
+    let (Some(containerd), Some(told)) = (containerd, planned.program.as_deref()) else {
+        return Ok(());
+    };
+    if setup.remove || !reads || !planned.changes.iter().all(is_read) {
+        return Ok(());
+    }
+    let Err(error) = dump::check(containerd, &planned.main, told, setup.default) else {
+        return Ok(());
+    };
+    for change in planned.changes.iter().rev() {
+        write(&change.reverse()?)?;
+    }
+    Err(error.into())
+}
+
+/// Whether a file of any engine of the host names a program.
+fn is_named(root: &Path, program: &str) -> bool {
+    let tree = Tree::new(root, None);
+    let files = Kind::ALL.iter().flat_map(|kind| places::files(&tree, *kind, None, None));
+    let mut texts = files.filter_map(|path| match tree.read(&path) {
+        Seen::Found(text) => Some(text),
+        _ => None,
+    });
+    texts.any(|text| text.contains(program))
 }
 
 /// Our runtime, as the host names it.
@@ -154,7 +246,7 @@ fn done(change: &Change) -> String {
 fn would(setup: &Setup, kind: Kind, out: &mut dyn Write) -> Result<()> {
     if setup.restart {
         let line = match (kind, Init::here(), unit(kind)) {
-            (_, _, None) => NOTHING.replace("{}", kind.name()),
+            (_, _, None) => nothing(kind),
             (Kind::Docker, ..) if setup.remove => {
                 "would have docker forget cgpu while containers run on: for a reload the file \
                  names runc as the default runtime, then it is as shown"
@@ -183,7 +275,12 @@ fn reloaded(outcome: Outcome, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Of an engine that has nothing to restart.
-const NOTHING: &str = "{} reads it at its next command: nothing to restart";
+fn nothing(kind: Kind) -> String {
+    match kind {
+        Kind::K0s => "k0s sees it and restarts its containerd: nothing to restart".to_owned(),
+        _ => format!("{} reads it at its next command: nothing to restart", kind.name()),
+    }
+}
 
 /// Has the engine read its files again, or says who is to do that.
 fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Result<()> {
@@ -199,7 +296,7 @@ fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Resul
         // The files may be in force or not: that is the engine's to know.
         (Some(step), _) => writeln!(out, "if that isn't in force yet: {step}")?,
         (None, _) if changed || setup.restart => {
-            writeln!(out, "{}", NOTHING.replace("{}", kind.name()))?;
+            writeln!(out, "{}", nothing(kind))?;
         }
         (None, _) => {}
     }

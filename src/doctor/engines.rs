@@ -7,9 +7,10 @@
 use std::path::{Path, PathBuf};
 
 use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
+use crate::engines::containerd::{File, Reading, Release};
 use crate::engines::dialect::{self, Named};
 use crate::engines::files::Tree;
-use crate::engines::places;
+use crate::engines::{dump, lower, places};
 
 /// NVIDIA's programs for containers.
 const TOOLKIT: [&str; 4] =
@@ -20,62 +21,76 @@ const CDI: [&str; 3] = ["/etc/cdi", "/run/cdi", "/var/run/cdi"];
 
 /// The engines, those that aren't there too.
 pub(super) fn look(tree: &Tree) -> Vec<Engine> {
-    let kinds = [EngineKind::Docker, EngineKind::Containerd, EngineKind::Crio, EngineKind::Podman];
-    kinds.map(|kind| engine(tree, kind)).into()
+    EngineKind::ALL.map(|kind| engine(tree, kind)).into()
 }
 
 fn engine(tree: &Tree, kind: EngineKind) -> Engine {
-    let inherited = places::containerd_version(tree);
-    let paths = places::files(tree, kind);
+    let containerd = places::containerd_program(kind).and_then(|name| tree.program(name));
+    let release = containerd.filter(|_| tree.is_own()).and_then(|program| dump::release(&program));
+    let paths = places::files(tree, kind, release, None);
     let cri_disabled_by = match kind {
         EngineKind::Containerd => places::cri_disabled_by(tree, &paths),
         _ => None,
     };
-    let files = paths.into_iter().map(|path| (tree.read(&path), path));
-    let files: Vec<(Seen<String>, PathBuf)> = files.collect();
-    let texts = files.iter().filter_map(|(seen, _)| match seen {
-        Seen::Found(text) => {
-            Some((dialect::said_version_of(text).unwrap_or(inherited), text.as_str()))
-        }
-        _ => None,
-    });
-    let model = match kind {
-        EngineKind::Containerd => dialect::model(&texts.collect::<Vec<_>>()),
-        _ => toml::Table::new(),
-    };
-    let dialect = |text: &str| match kind {
-        EngineKind::Docker => dialect::docker(text),
-        EngineKind::Containerd => dialect::containerd(text, inherited, &model),
-        EngineKind::Crio => dialect::crio(text),
-        EngineKind::Podman => dialect::podman(text),
-    };
-    Engine {
-        kind,
-        program: places::programs(kind).iter().find_map(|name| tree.program(name)),
-        files: files.iter().filter_map(|(seen, path)| file(tree, dialect, seen, path)).collect(),
-        cri_disabled_by,
-    }
-}
-
-fn file(
-    tree: &Tree,
-    dialect: impl Fn(&str) -> Result<Vec<Named>, String>,
-    seen: &Seen<String>,
-    path: &Path,
-) -> Option<EngineFile> {
-    let read = match seen {
-        Seen::Absent => return None,
-        Seen::Unreadable(why) => Err(why.clone()),
-        Seen::Found(text) => dialect(text),
+    let texts: Vec<(PathBuf, Result<String, String>)> = paths
+        .into_iter()
+        .filter_map(|path| match tree.read(&path) {
+            Seen::Absent => None,
+            Seen::Unreadable(why) => Some((path, Err(why))),
+            Seen::Found(text) => Some((path, Ok(dialect::with_values(kind, &text)))),
+        })
+        .collect();
+    let named = match kind {
+        EngineKind::Docker => each(&texts, dialect::docker),
+        EngineKind::Crio => each(&texts, dialect::crio),
+        EngineKind::Podman => each(&texts, dialect::podman),
+        _ => containerds(&texts, release),
     };
     let handler = |named: Named| Handler {
         executable: is_there(tree, &named.program),
+        lower: lower::below(tree, &named.program),
         name: named.name,
         program: named.program,
         flaw: named.flaw,
     };
-    let path = path.to_owned();
-    Some(EngineFile { path, handlers: read.map(|named| named.into_iter().map(handler).collect()) })
+    let files = texts.into_iter().zip(named).map(|((path, _), named)| EngineFile {
+        path,
+        handlers: named.map(|named| named.into_iter().map(handler).collect()),
+    });
+    Engine {
+        kind,
+        program: places::programs(kind).iter().find_map(|name| tree.program(name)),
+        files: files.collect(),
+        cri_disabled_by,
+    }
+}
+
+type Texts = [(PathBuf, Result<String, String>)];
+
+/// Our runtimes in each file; why it can't be read.
+type Said = Vec<Result<Vec<Named>, String>>;
+
+fn each(texts: &Texts, dialect: impl Fn(&str) -> Result<Vec<Named>, String>) -> Said {
+    texts
+        .iter()
+        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| dialect(text)))
+        .collect()
+}
+
+/// What containerd's files say, which count together.
+fn containerds(texts: &Texts, release: Option<Release>) -> Said {
+    let tables: Vec<Result<toml::Table, String>> = texts
+        .iter()
+        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| dialect::table(text)))
+        .collect();
+    let files: Vec<File<'_>> = tables.iter().flatten().map(File::of).collect();
+    let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
+    let mut named = dialect::containerd(&files, Reading::of(release, &said)).into_iter();
+    let of = |table: &Result<toml::Table, String>| match table {
+        Ok(_) => Ok(named.next().unwrap_or_default()),
+        Err(why) => Err(why.clone()),
+    };
+    tables.iter().map(of).collect()
 }
 
 /// Whether a program that an engine is told of can be run: by its path, or by its name.

@@ -199,6 +199,8 @@ pub struct Handler {
     pub program: PathBuf,
     /// Whether that is there and executable.
     pub executable: bool,
+    /// The runtime below, where the program's path says which it is.
+    pub lower: Option<PathBuf>,
     /// Why the engine doesn't see it, or not all of it.
     pub flaw: Option<Flaw>,
 }

@@ -5,9 +5,9 @@
 use std::path::Path;
 
 use super::facts::{Cgroups, Isolation, Runtime, Seen};
-use super::program;
 use crate::backend::gate::check_kernel;
 use crate::engines::files::Tree;
+use crate::engines::program;
 use crate::gate::enter;
 use crate::host::Host;
 use crate::monitor::worker::check_sizes;

@@ -14,8 +14,6 @@ mod driver;
 
 mod host;
 
-mod program;
-
 mod engines;
 
 mod own;

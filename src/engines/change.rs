@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use similar::TextDiff;
 use thiserror::Error;
 
-use super::edit::{self, EditError, Format, HEADER, Said, Wish};
+use super::containerd::{self, File, Reading, Release};
+use super::edit::{self, EditError, Format, HEADER, Said, Wish, template};
 use super::files::Tree;
+use super::lower::{self, Over};
 use super::original::{self, Original, ReadError, backup_of};
-use super::{Kind, Seen, dialect, places};
+use super::{Kind, dialect, places};
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -23,8 +25,25 @@ pub struct Request {
     /// The engine's own file, where it isn't where it usually is. No other file is edited then
     /// but those that it imports.
     pub file: Option<PathBuf>,
+    /// The release of its containerd, where that is known.
+    pub release: Option<Release>,
     /// What is to be done.
     pub aim: Aim,
+}
+
+/// What is to be changed.
+#[derive(Debug)]
+pub struct Plan {
+    /// The engine's main file, which leads to all others.
+    pub main: PathBuf,
+    /// The files; none where all is as it should be.
+    pub changes: Vec<Change>,
+    /// What the engine is told to run, where it is told; where it was, if it is to forget us.
+    pub program: Option<PathBuf>,
+    /// The links to be made for that.
+    pub over: Option<Over>,
+    /// What whoever asks should know: sentences.
+    pub notes: Vec<String>,
 }
 
 /// What is to be done.
@@ -68,6 +87,24 @@ pub enum Backup {
 }
 
 impl Change {
+    /// The change that takes this one back, once it is made.
+    ///
+    /// # Errors
+    ///
+    /// Where the file can't be read.
+    pub fn reverse(&self) -> Result<Change, ReadError> {
+        Ok(Change {
+            path: self.path.clone(),
+            at: self.at.clone(),
+            before: original::read(&self.at, &self.path)?,
+            after: self.before.as_ref().map(|before| before.text.clone()),
+            backup: match self.backup {
+                Backup::Keep => Backup::Keep,
+                Backup::Make | Backup::Drop => Backup::Drop,
+            },
+        })
+    }
+
     /// The difference, as `diff -u` shows it.
     #[must_use]
     pub fn diff(&self) -> String {
@@ -123,25 +160,38 @@ pub enum PlanError {
         path: PathBuf,
     },
     /// The file is another program's, which writes it anew.
-    #[error(
-        "{} is written by {by} at each of its starts; add the handler to {} by hand \
-         (docs/engines.md, k3s and RKE2), and restart {by}",
-        path.display(),
-        template.display()
-    )]
+    #[error("{} is written by {by} at each of its starts; use `cgpu setup {by}`", path.display())]
     Generated {
         /// The file.
         path: PathBuf,
         /// The program.
         by: String,
-        /// What it is made from.
-        template: PathBuf,
     },
     /// It is what such a program makes the file from.
-    #[error("{} is a template, which setup can't edit; add the handler by hand (docs/engines.md, k3s and RKE2)", path.display())]
+    #[error("{} is a template; use `cgpu setup k3s` or `cgpu setup rke2`", path.display())]
     Template {
         /// The file.
         path: PathBuf,
+    },
+    /// A distribution of Kubernetes hasn't written its file yet.
+    #[error("{} isn't there: {by} writes it when it starts; start it once, then run this again", path.display())]
+    NotStarted {
+        /// The file.
+        path: PathBuf,
+        /// The distribution.
+        by: &'static str,
+    },
+    /// A template can't name a default runtime.
+    #[error(
+        "the default runtime of {by} isn't named in {}, which adds to what {by} writes; put \
+         `default-runtime: cgpu` into /etc/rancher/{by}/config.yaml and run this without --default",
+        template.display()
+    )]
+    DefaultOfTemplate {
+        /// The template.
+        template: PathBuf,
+        /// The distribution.
+        by: &'static str,
     },
     /// Another file has the last word on the default runtime.
     #[error("{} makes {name} the default runtime and is read after {}; change it there first", path.display(), target.display())]
@@ -163,17 +213,26 @@ struct Known {
     said: Said,
 }
 
-/// What is to be changed; nothing where all is as it should be.
+/// The engine's files as they are.
+struct Before {
+    main: PathBuf,
+    files: Vec<Known>,
+    /// Of containerd: how they are read, and what they come to.
+    reading: Reading,
+    effective: toml::Table,
+}
+
+/// What is to be changed.
 ///
 /// # Errors
 ///
 /// Where the engine's files are not understood, not ours to edit, or would overrule us.
-pub fn plan(request: &Request) -> Result<Vec<Change>, PlanError> {
+pub fn plan(request: &Request) -> Result<Plan, PlanError> {
     let tree = Tree::new(&request.root, None);
-    let known = known(&tree, request)?;
+    let before = before(&tree, request)?;
     match &request.aim {
-        Aim::Add { program, default } => add(&tree, request, known, program, *default),
-        Aim::Remove => remove(&tree, known),
+        Aim::Add { program, default } => add(&tree, request, before, program, *default),
+        Aim::Remove => remove(&tree, request, before),
     }
 }
 
@@ -182,46 +241,59 @@ pub fn plan(request: &Request) -> Result<Vec<Change>, PlanError> {
 pub fn cri_disabled_by(request: &Request) -> Option<PathBuf> {
     let tree = Tree::new(&request.root, None);
     match request.kind {
-        Kind::Containerd => places::cri_disabled_by(&tree, &paths(&tree, request)),
+        Kind::Containerd => places::cri_disabled_by(&tree, &paths(&tree, request, None)),
         _ => None,
     }
 }
 
-/// The files that the engine reads, whether they are there or not.
-fn paths(tree: &Tree, request: &Request) -> Vec<PathBuf> {
+/// The files that the engine reads, whether they are there or not; `also` among them.
+fn paths(tree: &Tree, request: &Request, also: Option<&Path>) -> Vec<PathBuf> {
     match (&request.file, request.kind) {
-        (None, kind) => places::files(tree, kind),
-        (Some(file), Kind::Containerd) => places::containerd(tree, file),
+        (None, kind) => places::files(tree, kind, request.release, also),
+        (Some(file), kind) if kind.is_containerd() => {
+            places::containerd(tree, file, request.release, also)
+        }
         (Some(file), _) => vec![file.clone()],
     }
 }
 
 /// The files that are there, read and understood.
-fn known(tree: &Tree, request: &Request) -> Result<Vec<Known>, PlanError> {
-    let mut inherited = 1;
-    let mut known: Vec<Known> = Vec::new();
-    for (position, path) in paths(tree, request).into_iter().enumerate() {
+fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
+    let main = request.file.clone().unwrap_or_else(|| places::main(request.kind).into());
+    let mut read = Vec::new();
+    for path in paths(tree, request, None) {
         let Some(original) = original::read(&tree.at(&path), &path)? else { continue };
         if request.kind == Kind::Containerd {
             refuse_generated(&path, &original.text)?;
         }
+        read.push((path, original));
+    }
+    let edit_error = |path: &Path, source| PlanError::Edit { path: path.to_owned(), source };
+    let mut tables = Vec::new();
+    if request.kind.is_containerd() {
+        for (path, original) in &read {
+            let text = dialect::with_values(request.kind, &original.text);
+            let syntax = |why| edit_error(path, EditError::Syntax { why });
+            tables.push(dialect::table(&text).map_err(syntax)?);
+        }
+    }
+    let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
+    let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
+    let reading = Reading::of(request.release, &said);
+    let versions = containerd::versions(&files, reading);
+    let effective = containerd::effective(&files, reading);
+    let mut known = Vec::new();
+    for (position, (path, original)) in read.into_iter().enumerate() {
         let format = match request.kind {
             Kind::Docker => Format::Docker,
             Kind::Crio => Format::Crio,
             Kind::Podman => Format::Podman,
-            Kind::Containerd => {
-                let version = dialect::said_version_of(&original.text).unwrap_or(inherited);
-                if position == 0 {
-                    inherited = version;
-                }
-                Format::Containerd { version }
-            }
+            _ => Format::Containerd { version: versions[position], reading },
         };
-        let said = edit::read(format, &original.text)
-            .map_err(|source| PlanError::Edit { path: path.clone(), source })?;
+        let said = edit::read(format, &original.text).map_err(|why| edit_error(&path, why))?;
         known.push(Known { path, format, original, said });
     }
-    Ok(known)
+    Ok(Before { main, files: known, reading, effective })
 }
 
 /// Refuses a file that is written anew at the next start of its program.
@@ -229,72 +301,147 @@ fn refuse_generated(path: &Path, text: &str) -> Result<(), PlanError> {
     if dialect::is_template(text) {
         return Err(PlanError::Template { path: path.to_owned() });
     }
-    let Some(by) = dialect::generated_by(text) else { return Ok(()) };
-    // containerd 2 came with a template of its own.
-    let name = match dialect::version(text) {
-        ..=2 => "config.toml.tmpl",
-        _ => "config-v3.toml.tmpl",
-    };
-    let template = path.with_file_name(name);
-    Err(PlanError::Generated { path: path.to_owned(), by: by.to_owned(), template })
+    match dialect::generated_by(text) {
+        None => Ok(()),
+        Some(by) => Err(PlanError::Generated { path: path.to_owned(), by: by.to_owned() }),
+    }
 }
 
-/// Refuses to make a file that nobody reads, where k3s or RKE2 bring the only containerd.
-fn refuse_unread(tree: &Tree, request: &Request, known: &[Known]) -> Result<(), PlanError> {
-    if request.kind != Kind::Containerd || request.file.is_some() || !known.is_empty() {
-        return Ok(());
-    }
-    for path in places::GENERATED {
-        if let Seen::Found(text) = tree.read(path) {
-            refuse_generated(Path::new(path), &text)?;
-        }
-    }
-    Ok(())
+/// Whether a file may be edited: a distribution's own files are replaced by its updates, and
+/// what lies in /run is made by somebody at each start.
+fn is_editable(kind: Kind, path: &Path) -> bool {
+    let generated = matches!(kind, Kind::K3s | Kind::Rke2) && path == Path::new(places::main(kind));
+    !path.starts_with("/usr") && !path.starts_with("/run") && !generated
 }
 
 fn add(
     tree: &Tree,
     request: &Request,
-    mut known: Vec<Known>,
+    mut before: Before,
     program: &Path,
     default: bool,
-) -> Result<Vec<Change>, PlanError> {
+) -> Result<Plan, PlanError> {
     let odd = || PlanError::OddRuntime { path: program.to_owned() };
-    let text = program.to_str().filter(|_| program.is_absolute()).ok_or_else(odd)?;
+    program.to_str().filter(|_| program.is_absolute()).ok_or_else(odd)?;
     if !tree.is_executable(program) {
         return Err(PlanError::NoRuntime { path: program.to_owned() });
     }
-    refuse_unread(tree, request, &known)?;
-    let (path, format) = target(request, &known);
-    let place = known.iter().position(|file| file.path == path);
-    let before = place.map(|place| known[place].original.text.clone());
-    let start = match (&before, format) {
-        (Some(text), _) => text.clone(),
+    if Kind::DISTRIBUTIONS.contains(&request.kind) && before.files.is_empty() {
+        let path = before.main;
+        return Err(PlanError::NotStarted { path, by: request.kind.name() });
+    }
+    let told = before.files.iter().rev().find_map(|file| file.said.program.as_deref());
+    let (told, over) = match told.map(Path::new).filter(|told| lower::is_link(told, program)) {
+        // What it stands over was seen before it was made the default one.
+        Some(told) if lower::below(tree, told).is_some() => (told.to_owned(), None),
+        _ => {
+            let chosen = ["runc", "crun"].iter().find_map(|name| tree.program(name));
+            let lower = lower_of(tree, request, &before);
+            let over = Over::new(program, lower.as_deref(), chosen.as_deref());
+            (over.as_ref().map_or_else(|| program.to_owned(), Over::path), over)
+        }
+    };
+    let over_crun = match &over {
+        Some(over) => Some(over.lower().to_owned()),
+        None => lower::below(tree, &told),
+    };
+    let over_crun = over_crun.is_some_and(|lower| lower.ends_with("crun"));
+    let text = told.to_str().ok_or_else(odd)?.to_owned();
+    let model = model(request.kind, &before, over_crun);
+    let target = target(request, &before);
+    let mut notes = Vec::new();
+    let change = match target {
+        Target::Template(path, format) => {
+            if default {
+                return Err(PlanError::DefaultOfTemplate {
+                    template: path,
+                    by: request.kind.name(),
+                });
+            }
+            let wish = Wish::Add { program: &text, default: false, model: &model, beside: true };
+            into_template(tree, path, format, wish)?
+        }
+        Target::File(path, format) => {
+            let place = before.files.iter().position(|file| file.path == path);
+            if default && let Some((file, name)) = overruling(tree, request, &before, &path) {
+                return Err(PlanError::Overruled { path: file, name, target: path });
+            }
+            if place.is_some()
+                && path != before.main
+                && request.kind.is_containerd()
+                && !is_own(&path)
+            {
+                notes.push(format!(
+                    "{} isn't cgpu's own, and this containerd reads the runtimes of no other file: \
+                     whoever writes it anew takes cgpu out; run this again then",
+                    path.display()
+                ));
+            }
+            let original = place.map(|place| before.files.swap_remove(place));
+            let beside = before.reading.merges();
+            let wish = Wish::Add { program: &text, default, model: &model, beside };
+            into_file(tree, path, format, original, wish)?
+        }
+    };
+    let changes = change.into_iter().collect();
+    Ok(Plan { main: before.main, changes, program: Some(told), over, notes })
+}
+
+fn is_own(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().contains("cgpu"))
+}
+
+/// The change of one file that has our runtime then.
+fn into_file(
+    tree: &Tree,
+    path: PathBuf,
+    format: Format,
+    file: Option<Known>,
+    wish: Wish<'_>,
+) -> Result<Option<Change>, PlanError> {
+    let start = match (&file, format) {
+        (Some(file), _) => file.original.text.clone(),
         (None, Format::Docker) => String::new(),
-        (None, Format::Containerd { version }) => format!("{HEADER}version = {version}\n"),
+        (None, Format::Containerd { version, .. }) => format!("{HEADER}version = {version}\n"),
         (None, _) => HEADER.to_owned(),
     };
-    let model = match request.kind {
-        Kind::Containerd => model(&known),
-        _ => String::new(),
-    };
-    let after = edit::edit(format, &start, Wish::Add { program: text, default, model: &model })
+    let after = edit::edit(format, &start, wish)
         .map_err(|source| PlanError::Edit { path: path.clone(), source })?;
-    if default && let Some((file, name)) = overruling(&known, place, &path) {
-        return Err(PlanError::Overruled { path: file, name, target: path });
+    if file.as_ref().is_some_and(|file| file.original.text == after) {
+        return Ok(None);
     }
-    if before.as_ref() == Some(&after) {
-        return Ok(Vec::new());
-    }
-    let original = place.map(|place| known.swap_remove(place));
     let at = tree.at(&path);
-    let backup = match &original {
+    let backup = match &file {
         Some(file) if is_backed_up(file, &at) => Backup::Keep,
         _ => Backup::Make,
     };
-    let before = original.map(|file| file.original);
+    let before = file.map(|file| file.original);
     writable(&at, &path, before.as_ref())?;
-    Ok(vec![Change { at, path, before, after: Some(after), backup }])
+    Ok(Some(Change { at, path, before, after: Some(after), backup }))
+}
+
+/// The change of a template that has our runtime then.
+fn into_template(
+    tree: &Tree,
+    path: PathBuf,
+    format: Format,
+    wish: Wish<'_>,
+) -> Result<Option<Change>, PlanError> {
+    let edit_error = |source| PlanError::Edit { path: path.clone(), source };
+    let at = tree.at(&path);
+    let before = original::read(&at, &path)?;
+    let block = edit::edit(format, "", wish).map_err(edit_error)?;
+    let text = before.as_ref().map(|before| before.text.as_str());
+    let after = template::add(text, &block).map_err(edit_error)?;
+    if text == Some(after.as_str()) {
+        return Ok(None);
+    }
+    let backup = match text.is_some_and(template::is_in) {
+        true => Backup::Keep,
+        false => Backup::Make,
+    };
+    writable(&at, &path, before.as_ref())?;
+    Ok(Some(Change { at, path, before, after: Some(after), backup }))
 }
 
 /// Whether the backup beside a file is its text before setup first edited it.
@@ -306,65 +453,128 @@ fn is_backed_up(file: &Known, at: &Path) -> bool {
     file.said.runtime && (file.said.is_default() || file.said.default == former.default)
 }
 
-/// The runtime of containerd that ours is to be like, as TOML.
-fn model(known: &[Known]) -> String {
-    let texts = known.iter().map(|file| match file.format {
-        Format::Containerd { version } => (version, file.original.text.as_str()),
-        _ => (0, ""),
-    });
-    dialect::model(&texts.collect::<Vec<_>>()).to_string()
+/// What ours is to be like, as TOML: the engine's default runtime; of podman, the lists that
+/// say what runtimes can do.
+fn model(kind: Kind, before: &Before, over_crun: bool) -> String {
+    let texts = before.files.iter().map(|file| file.original.text.as_str());
+    match kind {
+        Kind::Docker => String::new(),
+        Kind::Crio => dialect::crio_model(texts).to_string(),
+        Kind::Podman => dialect::podman_lists(texts, over_crun).to_string(),
+        _ => containerd::model(&before.effective).to_string(),
+    }
+}
+
+/// The runtime that makes the engine's containers now, where that is known.
+fn lower_of(tree: &Tree, request: &Request, before: &Before) -> Option<PathBuf> {
+    let mut texts = before.files.iter().map(|file| file.original.text.as_str());
+    let words = match request.kind {
+        Kind::Docker => dialect::docker_default(texts.next_back()?).into_iter().collect(),
+        Kind::Crio => dialect::crio_default(texts),
+        Kind::Podman => dialect::podman_default(texts),
+        _ => containerd::program(&containerd::model(&before.effective))
+            .map(str::to_owned)
+            .into_iter()
+            .collect(),
+    };
+    words.iter().find_map(|word| tree.program(word))
 }
 
 /// The file that is read after the one at `path` and makes something else the default.
-fn overruling(known: &[Known], place: Option<usize>, path: &Path) -> Option<(PathBuf, String)> {
-    let after = |(position, file): &(usize, &Known)| match place {
-        Some(place) => *position > place,
+fn overruling(
+    tree: &Tree,
+    request: &Request,
+    before: &Before,
+    path: &Path,
+) -> Option<(PathBuf, String)> {
+    let order = match request.kind.is_containerd() {
+        true => paths(tree, request, Some(path)),
+        false => before.files.iter().map(|file| file.path.clone()).collect(),
+    };
+    let place = order.iter().position(|file| file == path);
+    let after = |file: &&Known| match place {
+        Some(place) => order.iter().position(|other| *other == file.path) > Some(place),
         // It isn't there yet: of one directory's files the names decide.
         None => file.path.parent() == path.parent() && file.path.as_path() > path,
     };
-    let others = known.iter().enumerate().filter(after);
-    let mut named = others.filter_map(|(_, file)| Some((file, file.said.default.clone()?)));
+    let others = before.files.iter().filter(after);
+    let mut named = others.filter_map(|file| Some((file, file.said.default.clone()?)));
     let (file, name) = named.next_back()?;
     (!file.said.is_default()).then(|| (file.path.clone(), name))
 }
 
-/// The file that is to be edited: the one that has our runtime; else the one whose section
-/// counts, of containerd's; else ours in the engine's directory; else the engine's own.
-fn target(request: &Request, known: &[Known]) -> (PathBuf, Format) {
-    // A distribution's own files are replaced by its updates.
-    let editable = |file: &&Known| !file.path.starts_with("/usr");
-    if let Some(file) = known.iter().filter(editable).rfind(|file| file.said.runtime) {
-        return (file.path.clone(), file.format);
-    }
-    let own = request.file.clone().unwrap_or_else(|| places::main(request.kind).into());
-    let main = known.iter().find(|file| file.path == own);
-    match request.kind {
-        Kind::Docker => (own, Format::Docker),
-        Kind::Containerd => {
-            if let Some(file) = known.iter().rfind(|file| file.said.section) {
-                return (file.path.clone(), file.format);
-            }
-            // Every containerd reads version 2.
-            let format = main.map_or(Format::Containerd { version: 2 }, |file| file.format);
-            let drop_in = places::drop_in(request.kind).map(PathBuf::from);
-            let imported = |path: &PathBuf| {
-                main.is_some_and(|main| places::imports(&own, &main.original.text, path))
-            };
-            (drop_in.filter(imported).unwrap_or(own), format)
-        }
-        kind => {
-            let format = if kind == Kind::Crio { Format::Crio } else { Format::Podman };
-            match (places::drop_in(kind), &request.file) {
-                (Some(drop_in), None) => (drop_in.into(), format),
-                _ => (own, format),
-            }
-        }
-    }
+/// What is to be edited.
+enum Target {
+    /// A file of the engine's format.
+    File(PathBuf, Format),
+    /// What a distribution of Kubernetes makes such a file from; the format is that file's.
+    Template(PathBuf, Format),
 }
 
-fn remove(tree: &Tree, known: Vec<Known>) -> Result<Vec<Change>, PlanError> {
+/// What is to be edited: the file that has our runtime; else ours in the engine's directory; else
+/// the one whose section counts, of containerd's; else the engine's own.
+fn target(request: &Request, before: &Before) -> Target {
+    let kind = request.kind;
+    let editable = |file: &&Known| is_editable(kind, &file.path);
+    if let Some(file) = before.files.iter().filter(editable).rfind(|file| file.said.runtime) {
+        return Target::File(file.path.clone(), file.format);
+    }
+    let main = before.files.iter().find(|file| file.path == before.main);
+    if !kind.is_containerd() {
+        let format = match kind {
+            Kind::Docker => Format::Docker,
+            Kind::Crio => Format::Crio,
+            _ => Format::Podman,
+        };
+        let drop_in = places::drop_in(kind).filter(|_| request.file.is_none());
+        return Target::File(drop_in.map_or(before.main.clone(), PathBuf::from), format);
+    }
+    let reading = before.reading;
+    // Every containerd reads version 2; from 2.0 on it warns of it.
+    let newest = if reading.merges() { 3 } else { 2 };
+    let format = match main {
+        Some(main) => main.format,
+        None => Format::Containerd { version: newest, reading },
+    };
+    let text = main.map_or("", |main| main.original.text.as_str());
+    let imported = places::imported_drop_in(&before.main, text, request.release);
+    let imported = imported.filter(|path| is_editable(kind, path));
+    if let (true, Some(drop_in)) = (reading.merges(), &imported) {
+        // The last version that is said decides how all files are read: it stays what it was.
+        let format = match reading {
+            Reading::Two { older } => {
+                Format::Containerd { version: if older { 2 } else { 3 }, reading }
+            }
+            _ => format,
+        };
+        return Target::File(drop_in.clone(), format);
+    }
+    match kind {
+        Kind::K0s if request.file.is_none() && dialect::is_managed_by_k0s(text) => {
+            let version =
+                if request.release.is_some_and(|release| release.major < 2) { 2 } else { 3 };
+            return Target::File(places::k0s_drop_in(), Format::Containerd { version, reading });
+        }
+        Kind::K3s | Kind::Rke2 => {
+            let third = matches!(format, Format::Containerd { version: 3.., .. });
+            let name = if third { "config-v3.toml.tmpl" } else { "config.toml.tmpl" };
+            return Target::Template(before.main.with_file_name(name), format);
+        }
+        _ => {}
+    }
+    // containerd 1 takes this part of the last file that has it.
+    let mut sections = before.files.iter().filter(editable).filter(|file| file.said.section);
+    if let (false, Some(file)) = (reading.merges(), sections.next_back()) {
+        return Target::File(file.path.clone(), file.format);
+    }
+    Target::File(imported.unwrap_or_else(|| before.main.clone()), format)
+}
+
+fn remove(tree: &Tree, request: &Request, before: Before) -> Result<Plan, PlanError> {
+    let told = before.files.iter().rev().find_map(|file| file.said.program.as_deref());
+    let program = told.map(PathBuf::from);
     let mut changes = Vec::new();
-    for file in known {
+    for file in before.files.into_iter().filter(|file| is_editable(request.kind, &file.path)) {
         let at = tree.at(&file.path);
         let edit_error = |source| PlanError::Edit { path: file.path.clone(), source };
         let former = original::read_backup(&at);
@@ -375,7 +585,9 @@ fn remove(tree: &Tree, known: Vec<Known>) -> Result<Vec<Change>, PlanError> {
             continue;
         }
         // A file that setup made goes as a whole: nothing is in it, and nothing was.
-        let bare = edit::is_bare(file.format, &after);
+        let is_remark = |line: &str| line.starts_with('#') && line != HEADER.trim_end();
+        let remarks = text.lines().map(str::trim).any(is_remark);
+        let bare = edit::is_bare(file.format, &after) && !remarks;
         let made = bare
             && former.as_ref().is_none_or(|former| {
                 let emptied = edit::edit(file.format, former, Wish::Remove { former: None });
@@ -396,7 +608,31 @@ fn remove(tree: &Tree, known: Vec<Known>) -> Result<Vec<Change>, PlanError> {
             backup: if made { Backup::Drop } else { backup },
         });
     }
-    Ok(changes)
+    if matches!(request.kind, Kind::K3s | Kind::Rke2) {
+        for name in ["config.toml.tmpl", "config-v3.toml.tmpl"] {
+            changes.extend(out_of_template(tree, before.main.with_file_name(name))?);
+        }
+    }
+    Ok(Plan { main: before.main, changes, program, over: None, notes: Vec::new() })
+}
+
+/// The change of a template that has nothing of ours then.
+fn out_of_template(tree: &Tree, path: PathBuf) -> Result<Option<Change>, PlanError> {
+    let at = tree.at(&path);
+    let Some(before) = original::read(&at, &path)? else { return Ok(None) };
+    if !template::is_in(&before.text) {
+        return Ok(None);
+    }
+    let after = template::remove(&before.text);
+    let former = original::read_backup(&at);
+    let backup = match (&former, &after) {
+        (_, None) => Backup::Drop,
+        (Some(former), Some(after)) if former == after => Backup::Drop,
+        (Some(_), _) => Backup::Keep,
+        (None, _) => Backup::Make,
+    };
+    writable(&at, &path, Some(&before))?;
+    Ok(Some(Change { at, path, before: Some(before), after, backup }))
 }
 
 fn writable(at: &Path, path: &Path, before: Option<&Original>) -> Result<(), PlanError> {
@@ -415,11 +651,11 @@ mod tests {
     const CRI: &str = "[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/x\"\n";
 
     /// A host of files, with our runtime.
-    struct Host(tempfile::TempDir);
+    struct Host(tempfile::TempDir, Option<Release>);
 
     impl Host {
         fn new() -> Self {
-            let host = Host(tempfile::tempdir().unwrap());
+            let host = Host(tempfile::tempdir().unwrap(), None);
             host.file(PROGRAM, "");
             fs::set_permissions(host.at(PROGRAM), fs::Permissions::from_mode(0o755)).unwrap();
             host
@@ -439,7 +675,8 @@ mod tests {
         }
 
         fn plan(&self, kind: Kind, aim: Aim) -> Result<Vec<Change>, PlanError> {
-            plan(&Request { kind, root: self.0.path().to_owned(), file: None, aim })
+            let root = self.0.path().to_owned();
+            Ok(plan(&Request { kind, root, file: None, release: self.1, aim })?.changes)
         }
 
         /// Makes the changes, and says which files they were.
@@ -461,7 +698,7 @@ mod tests {
     #[test]
     fn containerd_is_edited_where_its_plugin_is_configured() {
         let main = "/etc/containerd/config.toml";
-        let imports = "version = 2\nimports = [\"conf.d/*.toml\"]\n";
+        let imports = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n";
         let drop_in = "/etc/containerd/conf.d/99-cgpu.toml";
         let other = "/etc/containerd/conf.d/50-cri.toml";
         for (files, target) in [
@@ -513,7 +750,8 @@ mod tests {
             assert_eq!(host.run(kind, add(true)), [drop_in]);
             assert!(host.plan(kind, add(true)).unwrap().is_empty());
             assert_eq!(host.run(kind, Aim::Remove), [drop_in]);
-            assert!(!host.at(drop_in).exists() && !backup_of(&host.at(drop_in)).exists());
+            let left = fs::read_to_string(host.at(drop_in));
+            assert!(left.is_err() && !backup_of(&host.at(drop_in)).exists(), "{kind:?} {left:?}");
             assert_eq!(host.text(early), key);
             host.file(late, key);
             let refusal = format!(
@@ -614,40 +852,195 @@ mod tests {
         assert_eq!(mode & 0o777, 0o640);
         assert_eq!(host.run(Kind::Docker, Aim::Remove), [""; 0]);
     }
+
+    const RKE2: &str = "/var/lib/rancher/rke2/agent/etc/containerd";
+
+    fn generated(by: &str, rest: &str) -> String {
+        format!("# File generated by {by}. DO NOT EDIT. Use config.toml.tmpl instead.\n{rest}")
+    }
+
     #[test]
-    fn what_k3s_and_rke2_generate_is_refused_and_their_template_is_named() {
-        let refused = |host: &Host, file: Option<&str>| {
-            let root = host.0.path().to_owned();
-            let file = file.map(PathBuf::from);
-            let request = Request { kind: Kind::Containerd, root, file, aim: add(true) };
-            plan(&request).unwrap_err().to_string()
-        };
-        for (path, by, version, template) in [
-            (places::GENERATED[0], "k3s", 2, "config.toml.tmpl"),
-            (places::GENERATED[1], "rke2", 3, "config-v3.toml.tmpl"),
+    fn what_k3s_and_rke2_generate_is_left_alone_and_what_it_is_made_from_is_edited() {
+        let runc = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n\
+                    runtime_type = 'io.containerd.runc.v2'\noptions = {SystemdCgroup = true}\n";
+        let third = |imports: &str| generated("rke2", &format!("version = 3\n{imports}{runc}"));
+        let second = generated(
+            "k3s",
+            "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.runc]\n\
+             runtime_type = 'io.containerd.runc.v2'\n",
+        );
+        let imports = format!("imports = ['{RKE2}/config-v3.toml.d/*.toml']\n");
+        for (kind, text, target) in [
+            (Kind::K3s, second, "config.toml.tmpl"),
+            (Kind::Rke2, third(""), "config-v3.toml.tmpl"),
+            (Kind::Rke2, third(&imports), "config-v3.toml.d/99-cgpu.toml"),
         ] {
             let host = Host::new();
-            let text = format!(
-                "# File generated by {by}. DO NOT EDIT. Use config.toml.tmpl instead.\n\
-                 version = {version}\n"
+            let main = places::main(kind);
+            assert_eq!(
+                host.plan(kind, add(false)).unwrap_err().to_string(),
+                format!(
+                    "{main} isn't there: {} writes it when it starts; start it once, then run this \
+                     again",
+                    kind.name()
+                )
             );
-            host.file(path, &text);
-            let template = Path::new(path).with_file_name(template).display().to_string();
-            let refusal = format!(
-                "{path} is written by {by} at each of its starts; add the handler to {template} by \
-                 hand (docs/engines.md, k3s and RKE2), and restart {by}"
-            );
-            assert_eq!(refused(&host, None), refusal);
-            assert_eq!(refused(&host, Some(path)), refusal);
-            assert!(host.plan(Kind::Containerd, Aim::Remove).unwrap().is_empty());
-            host.file(&template, "{{ template \"base\" . }}\n");
-            assert!(refused(&host, Some(&template)).contains("is a template, which setup can't"));
-            // A containerd of its own is edited all the same.
-            host.file("/etc/containerd/config.toml", "version = 2\n");
-            assert_eq!(host.run(Kind::Containerd, add(true)), ["/etc/containerd/config.toml"]);
+            host.file(main, &text);
+            let target = Path::new(main).with_file_name(target).display().to_string();
+            assert_eq!(host.run(kind, add(false)), [&*target]);
+            assert!(host.plan(kind, add(false)).unwrap().is_empty());
+            let written = host.text(&target);
+            assert!(written.contains("BinaryName = \"/usr/bin/cgpu-runtime\""), "{written}");
+            assert!(!written.contains("runtimes.runc"), "it would be there twice: {written}");
+            assert_eq!(written.contains("SystemdCgroup = true"), kind == Kind::Rke2, "{written}");
+            let by_default = host.plan(kind, add(true));
+            match target.ends_with("tmpl") {
+                true => {
+                    assert!(by_default.unwrap_err().to_string().contains("`default-runtime: cgpu`"))
+                }
+                false => assert_eq!(by_default.unwrap().len(), 1),
+            }
+            assert_eq!(host.run(kind, Aim::Remove), [&*target]);
+            assert!(!host.at(&target).exists());
+            assert_eq!(host.text(main), text);
+            // By its path it is refused, and who may be asked is named.
+            let root = host.0.path().to_owned();
+            let file = Some(PathBuf::from(main));
+            let request =
+                Request { kind: Kind::Containerd, root, file, release: None, aim: add(false) };
+            let refused = plan(&request).unwrap_err().to_string();
+            let words = format!("at each of its starts; use `cgpu setup {}`", kind.name());
+            assert!(refused.ends_with(&words), "{refused}");
+        }
+    }
+
+    #[test]
+    fn somebodys_template_keeps_what_it_says() {
+        let host = Host::new();
+        host.file(places::main(Kind::K3s), &generated("k3s", "version = 3\n"));
+        let template = Path::new(places::main(Kind::K3s)).with_file_name("config-v3.toml.tmpl");
+        let template = template.to_str().unwrap();
+        let own = "{{ template \"base\" . }}\n# mine\n[debug]\n  level = \"info\"\n";
+        host.file(template, own);
+        assert_eq!(host.run(Kind::K3s, add(false)), [template]);
+        assert!(host.text(template).starts_with(own));
+        assert_eq!(host.run(Kind::K3s, Aim::Remove), [template]);
+        assert_eq!(host.text(template), own);
+        assert!(!backup_of(&host.at(template)).exists());
+    }
+
+    #[test]
+    fn microk8s_and_k0s_are_edited_where_they_look() {
+        let template = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  \
+                        default_runtime_name = \"${RUNTIME}\"\n  \
+                        [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n    \
+                        runtime_type = \"${RUNTIME_TYPE}\"\n    \
+                        [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n      \
+                        SystemdCgroup = true\n";
+        let host = Host::new();
+        let main = places::main(Kind::MicroK8s);
+        host.file(main, template);
+        assert_eq!(host.run(Kind::MicroK8s, add(true)), [main]);
+        let written = host.text(main);
+        assert_eq!(written.matches("SystemdCgroup = true").count(), 2, "{written}");
+        assert_eq!(host.run(Kind::MicroK8s, Aim::Remove), [main]);
+        assert_eq!(host.text(main), template);
+
+        for (release, managed, target) in [
+            (None, true, "/etc/k0s/containerd.d/99-cgpu.toml"),
+            (Some(Release { major: 1, minor: 7 }), true, "/etc/k0s/containerd.d/99-cgpu.toml"),
+            (None, false, "/etc/k0s/containerd.toml"),
+        ] {
+            let mut host = Host::new();
+            host.1 = release;
+            let header = if managed { "# k0s_managed=true\n" } else { "# mine\n" };
+            host.file(places::main(Kind::K0s), &format!("{header}version = 3\n"));
+            assert_eq!(host.run(Kind::K0s, add(false)), [target]);
+            let version = dialect::said_version_of(&host.text(target));
+            assert_eq!(version, Some(if release.is_some() { 2 } else { 3 }));
+            assert!(host.plan(Kind::K0s, add(false)).unwrap().is_empty());
+            assert_eq!(host.run(Kind::K0s, Aim::Remove), [target]);
+        }
+    }
+
+    #[test]
+    fn removing_touches_no_file_that_says_nothing_of_ours() {
+        let host = Host::new();
+        for (kind, path, text) in [
+            (Kind::Podman, "/usr/share/containers/containers.conf", "# many\n[engine]\n# words\n"),
+            (Kind::Podman, "/etc/containers/containers.conf", "[engine]\n# my note\n"),
+            (Kind::Crio, "/etc/crio/crio.conf", "[crio.runtime.runtimes]\n"),
+            (
+                Kind::Containerd,
+                "/etc/containerd/config.toml",
+                "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n\
+                 runtime_type = 'io.containerd.runc.v2'\n",
+            ),
+        ] {
+            host.file(path, text);
+            assert!(host.plan(kind, Aim::Remove).unwrap().is_empty(), "{path}");
+            host.run(kind, add(false));
+            host.run(kind, Aim::Remove);
             assert_eq!(host.text(path), text);
         }
     }
+
+    #[test]
+    fn ours_stands_over_the_runtime_that_made_the_containers_before() {
+        let cases = [
+            (
+                Kind::Docker,
+                "/etc/docker/daemon.json",
+                "{\"default-runtime\": \"small\", \"runtimes\": {\"small\": {\"path\": \
+                 \"/usr/bin/crun\"}}}",
+            ),
+            (
+                Kind::Docker,
+                "/etc/docker/daemon.json",
+                "{\"default-runtime\": \"small\", \"runtimes\": {\"small\": {\"runtimeType\": \
+                 \"io.containerd.runc.v2\", \"options\": {\"BinaryName\": \"/usr/bin/crun\"}}}}",
+            ),
+            (Kind::Containerd, "/etc/containerd/config.toml", DEFAULT_CRUN),
+            (
+                Kind::Crio,
+                "/etc/crio/crio.conf.d/10-crio.conf",
+                "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\n\
+                 runtime_path = \"/usr/bin/crun\"\n",
+            ),
+            (Kind::Podman, "/etc/containers/containers.conf", "[engine]\n"),
+        ];
+        for (kind, path, text) in cases {
+            let host = Host::new();
+            for program in ["/usr/bin/runc", "/usr/bin/crun"] {
+                host.file(program, "x");
+                fs::set_permissions(host.at(program), fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            host.file(path, text);
+            let told = |aim| {
+                let root = host.0.path().to_owned();
+                let request = Request { kind, root, file: None, release: None, aim };
+                let planned = plan(&request).unwrap();
+                if let Some(over) = &planned.over {
+                    over.make(host.0.path()).unwrap();
+                }
+                planned.changes.iter().for_each(|change| write(change).unwrap());
+                planned.program.unwrap().display().to_string()
+            };
+            let over = "/usr/libexec/cgpu/over-crun/cgpu-runtime";
+            // As the default one it hides what it stands over, which stays.
+            for default in [false, true, true] {
+                assert_eq!(told(add(default)), over, "{kind:?}");
+            }
+            assert_eq!(told(Aim::Remove), over, "so that its links can go");
+            assert_eq!(host.text(path), text);
+        }
+    }
+
+    const DEFAULT_CRUN: &str = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n\
+        default_runtime_name = \"crun\"\n\
+        [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.crun]\n\
+        runtime_type = \"io.containerd.runc.v2\"\n\
+        options = { BinaryName = \"crun\" }\n";
 
     #[test]
     fn the_backup_is_the_first_text_until_the_file_has_nothing_of_ours() {

@@ -10,25 +10,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
-use super::Flaw;
-
-/// Our runtime.
-pub(crate) const RUNTIME: &str = "cgpu-runtime";
+use super::containerd::{self, File, Reading};
+use super::names::{NAME, is_ours};
+use super::{Flaw, Kind};
 
 /// Our hook.
 const HOOK: &str = "cgpu-hook";
-
-/// containerd's CRI plugin by the version of the configuration, which is older or newer.
-const CRI: [(i64, &str); 3] =
-    [(1, "cri"), (2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")];
-
-/// The annotations that we read, as containerd is told of them.
-pub(crate) const ANNOTATIONS: [&str; 2] = ["aliyun.com/*", "cgpu/*"];
-
-/// containerd's CRI plugin in a configuration of that version; `None` for one that isn't known.
-pub(crate) fn cri(version: i64) -> Option<&'static str> {
-    CRI.iter().find(|(of, _)| *of == version).map(|(_, plugin)| *plugin)
-}
 
 /// A runtime of ours in an engine's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,11 +33,7 @@ fn is(program: &str, name: &str) -> bool {
 }
 
 fn named(name: &str, program: &str) -> Option<Named> {
-    is(program, RUNTIME).then(|| Named {
-        name: name.to_owned(),
-        program: program.into(),
-        flaw: None,
-    })
+    is_ours(program).then(|| Named { name: name.to_owned(), program: program.into(), flaw: None })
 }
 
 fn toml(text: &str) -> Result<Table, String> {
@@ -66,6 +49,16 @@ fn below<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
     path.iter().try_fold(table, |table, key| table.get(*key)?.as_table())
 }
 
+/// The program of a runtime in `daemon.json`: by its path, or what runc's shim is told to run.
+pub(crate) fn docker_program(runtime: &Json) -> Option<&str> {
+    let path = runtime.get("path").and_then(Json::as_str).filter(|path| !path.is_empty());
+    path.or_else(|| {
+        let options = runtime.get("options")?.as_object()?;
+        let named = options.iter().find(|(key, _)| key.eq_ignore_ascii_case("BinaryName"));
+        named?.1.as_str()
+    })
+}
+
 /// `/etc/docker/daemon.json`.
 pub(crate) fn docker(text: &str) -> Result<Vec<Named>, String> {
     // dockerd takes an empty file for an empty object.
@@ -77,117 +70,102 @@ pub(crate) fn docker(text: &str) -> Result<Vec<Named>, String> {
     let ours = runtimes
         .into_iter()
         .flatten()
-        .filter_map(|(name, runtime)| named(name, runtime.get("path").and_then(Json::as_str)?));
+        .filter_map(|(name, runtime)| named(name, docker_program(runtime)?));
     Ok(ours.collect())
 }
 
-/// The version that containerd's `config.toml` is written in; without a word it is the first.
-pub(crate) fn version(text: &str) -> i64 {
-    toml(text).ok().as_ref().and_then(said_version).unwrap_or(1)
-}
-
-/// The version that `text` says, where it does.
+/// The version that `text`, of containerd, says.
 pub(crate) fn said_version_of(text: &str) -> Option<i64> {
-    said_version(&toml(text).ok()?)
+    toml(text).ok()?.get("version")?.as_integer()
 }
 
-fn said_version(table: &Table) -> Option<i64> {
-    table.get("version")?.as_integer()
-}
-
-/// What a runtime that pods get calls runc's shim.
-const RUNC_SHIM: &str = "io.containerd.runc.";
-
-/// The runtime that ours is to be like: the default one of containerd's files, else runc. They
-/// are given in the order in which they are read, each with its version. Empty where none is
-/// named whose shim is runc's: another shim has other options.
-pub(crate) fn model(files: &[(i64, &str)]) -> Table {
-    let sections = files.iter().filter_map(|(version, text)| {
-        let plugin = cri(*version)?;
-        below(&toml(text).ok()?, &["plugins", plugin, "containerd"]).cloned()
-    });
-    // containerd 2 merges what its files say. containerd 1, which reads no version 3, takes this
-    // part of the last file that has it; containerd 2 may be reading version 2, so that the
-    // files before are asked too.
-    let merged = files.first().is_some_and(|(version, _)| *version >= 3);
-    let sections: Vec<Table> = match merged {
-        true => vec![sections.fold(Table::new(), merge)],
-        false => sections.collect(),
-    };
-    sections.iter().rev().find_map(model_of).cloned().unwrap_or_default()
-}
-
-/// The runtime of one section that ours is to be like.
-fn model_of(section: &Table) -> Option<&Table> {
-    let runtimes = below(section, &["runtimes"]);
-    let named = |name: &str| runtimes?.get(name)?.as_table();
-    let default = section.get("default_runtime_name").and_then(Value::as_str);
-    let candidates = [default.and_then(named), below(section, &["default_runtime"]), named("runc")];
-    let usable = |runtime: &&Table| {
-        let shim = runtime.get("runtime_type").and_then(Value::as_str);
-        let program = below(runtime, &["options"]).and_then(|options| options.get("BinaryName"));
-        let ours = program.and_then(Value::as_str).is_some_and(|program| is(program, RUNTIME));
-        shim.is_some_and(|shim| shim.starts_with(RUNC_SHIM)) && !ours
-    };
-    candidates.into_iter().flatten().find(usable)
-}
-
-/// `old` with what `new` says: tables are merged, anything else is replaced.
-fn merge(mut old: Table, new: Table) -> Table {
-    for (key, value) in new {
-        let value = match (old.remove(&key), value) {
-            (Some(Value::Table(old)), Value::Table(new)) => Value::Table(merge(old, new)),
-            (_, value) => value,
-        };
-        old.insert(key, value);
-    }
-    old
-}
-
-/// Whether a runtime leaves its cgroups to systemd, as the kubelet has to do then too.
-fn has_systemd_cgroup(runtime: &Table) -> bool {
-    let options = below(runtime, &["options"]);
-    options.and_then(|options| options.get("SystemdCgroup")?.as_bool()).unwrap_or_default()
-}
-
-/// containerd's `config.toml`, or a file that it imports, which mostly leaves the version to
-/// the file that imports it: `inherited`. Ours should be like `model`.
-pub(crate) fn containerd(text: &str, inherited: i64, model: &Table) -> Result<Vec<Named>, String> {
-    let table = toml(text)?;
-    let file = said_version(&table).unwrap_or(inherited);
-    let mut ours = Vec::new();
-    for (section, plugin) in CRI {
-        let runtimes = below(&table, &["plugins", plugin, "containerd", "runtimes"]);
-        for (name, runtime) in runtimes.into_iter().flatten() {
-            let Some(runtime) = runtime.as_table() else { continue };
-            let program = below(runtime, &["options"])
-                .and_then(|options| options.get("BinaryName"))
-                .and_then(Value::as_str);
-            let Some(found) = program.and_then(|program| named(name, program)) else { continue };
-            let annotations = runtime.get("pod_annotations").and_then(Value::as_array);
-            let passed = annotations.into_iter().flatten().filter_map(Value::as_str);
-            let passed =
-                ANNOTATIONS.iter().all(|ours| passed.clone().any(|pattern| passes(pattern, ours)));
-            let systemd = has_systemd_cgroup(model);
-            // Without a model nobody knows what runc has.
-            let cgroups = model.is_empty() || systemd == has_systemd_cgroup(runtime);
-            // A newer containerd takes files of older versions, with their own sections.
-            let flaw = match (file == section, cgroups, passed) {
-                (false, ..) => Some(Flaw::OtherVersion { file, section }),
-                (true, false, _) => Some(Flaw::OtherCgroups { systemd }),
-                (true, true, false) => Some(Flaw::NoAnnotations),
-                (true, true, true) => None,
-            };
-            ours.push(Named { flaw, ..found });
+/// Our runtimes in each of containerd's files, given in the order of reading, with what is
+/// wrong with them.
+pub(crate) fn containerd(files: &[File<'_>], reading: Reading) -> Vec<Vec<Named>> {
+    let effective = containerd::effective(files, reading);
+    let model = containerd::model(&effective);
+    let versions = containerd::versions(files, reading);
+    let all = files.iter().zip(versions).map(|(file, version)| {
+        let mut all: Vec<Named> = Vec::new();
+        for (section, plugin) in containerd::CRI {
+            let found = containerd::section(file.table, plugin).unwrap_or_default();
+            let runtimes = below(&found, &["runtimes"]).into_iter().flatten();
+            for (name, runtime) in runtimes {
+                let Some(runtime) = runtime.as_table() else { continue };
+                let program = containerd::program(runtime);
+                let Some(named) = program.and_then(|program| named(name, program)) else {
+                    continue;
+                };
+                let is_read = reading.plugins(version).iter().any(|(_, read)| *read == plugin);
+                let counts = below(&effective, &["runtimes", name]).filter(|_| is_read);
+                let spelled = spelled_twice(file.table, plugin, name);
+                let flaw = match (counts, spelled) {
+                    (None, _) => Some(Flaw::OtherVersion { file: version, section }),
+                    (_, Some(key)) => Some(Flaw::TwoSpellings { key }),
+                    (Some(counts), None) => flaw_of(counts, &model),
+                };
+                // A file may say it once for each kind of containerd.
+                match all.iter_mut().find(|other| other.name == named.name) {
+                    Some(other) => other.flaw = other.flaw.take().and(flaw),
+                    None => all.push(Named { flaw, ..named }),
+                }
+            }
         }
-    }
-    Ok(ours)
+        all
+    });
+    all.collect()
 }
 
-/// Whether a pattern of annotations lets `ours` through, which is one of [`ANNOTATIONS`].
-pub(crate) fn passes(pattern: &str, ours: &str) -> bool {
-    let wide = ours.strip_suffix("/*").and_then(|domain| pattern.strip_prefix(domain));
-    pattern == "*" || pattern == ours || wide == Some("*")
+/// What is wrong with a runtime that should be ours, as it comes out; it should be like `model`.
+fn flaw_of(runtime: &Table, model: &Table) -> Option<Flaw> {
+    let program = containerd::program(runtime).unwrap_or("runc");
+    let systemd = containerd::has_systemd_cgroup(model);
+    // Without a model nobody knows what runc has.
+    let same = model.is_empty() || systemd == containerd::has_systemd_cgroup(runtime);
+    match (is_ours(program), same, containerd::passes_ours(runtime)) {
+        (false, ..) => Some(Flaw::Overruled { by: program.to_owned() }),
+        (true, false, _) => Some(Flaw::OtherCgroups { systemd }),
+        (true, true, false) => Some(Flaw::NoAnnotations),
+        (true, true, true) => None,
+    }
+}
+
+/// A key that a runtime's table, or its options, has in two spellings.
+fn spelled_twice(table: &Table, plugin: &str, name: &str) -> Option<String> {
+    let runtimes = ["plugins", plugin, "containerd", "runtimes"];
+    let runtime = below_in_any_case(table, &runtimes)?.get(name)?.as_table()?;
+    let options = below_in_any_case(runtime, &["options"]);
+    let twice = containerd::spelled_twice(runtime);
+    twice.or_else(|| containerd::spelled_twice(options?)).map(str::to_owned)
+}
+
+fn below_in_any_case<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
+    path.iter().try_fold(table, |table, key| {
+        let exact = table.get(*key);
+        let other = || table.iter().find(|(other, _)| other.eq_ignore_ascii_case(key));
+        exact.or_else(|| Some(other()?.1))?.as_table()
+    })
+}
+
+/// What a file of containerd says, as a table; why that can't be read.
+pub(crate) fn table(text: &str) -> Result<Table, String> {
+    toml(text)
+}
+
+/// The text of a distribution's file with the values that it puts into it: MicroK8s names its
+/// runtime so.
+pub(crate) fn with_values(kind: Kind, text: &str) -> String {
+    match kind {
+        Kind::MicroK8s => {
+            text.replace("${RUNTIME}", "runc").replace("${RUNTIME_TYPE}", "io.containerd.runc.v2")
+        }
+        _ => text.to_owned(),
+    }
+}
+
+/// Whether k0s writes what this file of its containerd imports, and not its administrator.
+pub(crate) fn is_managed_by_k0s(text: &str) -> bool {
+    text.lines().next() == Some("# k0s_managed=true")
 }
 
 /// The program that writes a file of containerd at each of its starts, as the file says: k3s,
@@ -209,7 +187,7 @@ pub(crate) fn disables_cri(text: &str) -> bool {
     let table = toml(text).unwrap_or_default();
     let disabled = table.get("disabled_plugins").and_then(Value::as_array);
     let mut disabled = disabled.into_iter().flatten().filter_map(Value::as_str);
-    disabled.any(|plugin| CRI.iter().any(|(_, cri)| *cri == plugin))
+    disabled.any(|plugin| containerd::CRI.iter().any(|(_, cri)| *cri == plugin))
 }
 
 /// The files that a containerd configuration imports, as patterns.
@@ -217,6 +195,88 @@ pub(crate) fn imports(text: &str) -> Vec<String> {
     let table = toml(text).unwrap_or_default();
     let imports = table.get("imports").and_then(Value::as_array);
     imports.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// The program of docker's default runtime, where `daemon.json` names one that isn't ours.
+pub(crate) fn docker_default(text: &str) -> Option<String> {
+    let json: Json = serde_json::from_str(text).ok()?;
+    let default = json.get("default-runtime")?.as_str()?;
+    let program = docker_program(json.get("runtimes")?.get(default)?)?;
+    (!is_ours(program)).then(|| program.to_owned())
+}
+
+/// What a section says in the last file that has `key` there, where that isn't ours.
+fn last_said<'a>(files: &'a [Table], section: &[&str], key: &str) -> Option<&'a str> {
+    let said = files.iter().filter_map(|file| below(file, section)?.get(key)?.as_str());
+    said.rev().find(|said| !is_ours(said) && *said != NAME)
+}
+
+/// What the last file that has it says at `path`.
+fn last_at<'a>(files: &'a [Table], path: &[&str]) -> Option<&'a Value> {
+    let (key, section) = path.split_last()?;
+    files.iter().rev().find_map(|file| below(file, section)?.get(*key))
+}
+
+fn tables<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<Table> {
+    texts.filter_map(|text| toml(text).ok()).collect()
+}
+
+/// Where CRI-O's files name its runtimes.
+const CRIO: [&str; 2] = ["crio", "runtime"];
+
+/// Words for the program of CRI-O's default runtime; none where CRI-O itself decides.
+pub(crate) fn crio_default<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let files = tables(texts);
+    let Some(name) = last_said(&files, &CRIO, "default_runtime") else { return Vec::new() };
+    let path = last_at(&files, &["crio", "runtime", "runtimes", name, "runtime_path"]);
+    let path = path.and_then(Value::as_str).filter(|path| !path.is_empty());
+    vec![path.unwrap_or(name).to_owned()]
+}
+
+/// The table of CRI-O's default runtime, but for its program; empty where CRI-O itself decides,
+/// or where it is none that is called as runc is.
+pub(crate) fn crio_model<'a>(texts: impl Iterator<Item = &'a str>) -> Table {
+    let files = tables(texts);
+    let model = || {
+        let name = last_said(&files, &CRIO, "default_runtime")?;
+        let model = last_at(&files, &["crio", "runtime", "runtimes", name])?.as_table()?;
+        let kind = model.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
+        ["", "oci"].contains(&kind).then(|| model.clone())
+    };
+    model().unwrap_or_default()
+}
+
+/// Words for the program of podman's default runtime: podman looks for crun first.
+pub(crate) fn podman_default<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let files = tables(texts);
+    let said = last_said(&files, &["engine"], "runtime").map(str::to_owned);
+    let names = said.map_or_else(|| vec!["crun".to_owned(), "runc".to_owned()], |name| vec![name]);
+    let paths = |name: &String| -> Vec<String> {
+        let paths = last_at(&files, &["engine", "runtimes", name]).and_then(Value::as_array);
+        let paths = paths.into_iter().flatten().filter_map(Value::as_str);
+        paths.map(str::to_owned).chain([name.clone()]).collect()
+    };
+    names.iter().flat_map(paths).collect()
+}
+
+/// What podman expects of a runtime goes by its name: these keys list the names of those that
+/// report errors as JSON, and of those that can do without cgroups. The lists are podman's own.
+pub(crate) const LISTS: [(&str, &[&str]); 2] = [
+    ("runtime_supports_json", &["crun", "runc", "kata", "runsc", "youki", "krun"]),
+    ("runtime_supports_nocgroups", &["crun", "krun"]),
+];
+
+/// podman's lists of what runtimes can do, as its files have them, or podman itself; that of
+/// runtimes that need no cgroups only where ours stands over crun.
+pub(crate) fn podman_lists<'a>(texts: impl Iterator<Item = &'a str>, over_crun: bool) -> Table {
+    let files = tables(texts);
+    let lists = LISTS.iter().filter(|(key, _)| over_crun || !key.ends_with("nocgroups"));
+    let lists = lists.map(|(key, own)| {
+        let said = last_at(&files, &["engine", key]).and_then(Value::as_array).cloned();
+        let own = || own.iter().map(|name| Value::from(*name)).collect();
+        ((*key).to_owned(), Value::Array(said.unwrap_or_else(own)))
+    });
+    lists.collect()
 }
 
 /// CRI-O's `crio.conf`, or a file beside it.
@@ -255,10 +315,6 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn none() -> Table {
-        Table::new()
-    }
-
     fn ours(name: &str, flaw: Option<Flaw>) -> Result<Vec<Named>, String> {
         Ok(vec![Named { name: name.into(), program: "/usr/bin/cgpu-runtime".into(), flaw }])
     }
@@ -280,37 +336,73 @@ mod tests {
         assert!(docker("{,}").unwrap_err().starts_with("key must be a string at line 1"));
     }
 
+    /// Our runtimes in files of which the first is the main one.
+    fn said(release: Option<(u32, u32)>, texts: &[&str]) -> Vec<Vec<Named>> {
+        let tables: Vec<Table> = texts.iter().map(|text| table(text).unwrap()).collect();
+        let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
+        let versions: Vec<_> = files.iter().map(|file| file.said).collect();
+        let release = release.map(|(major, minor)| containerd::Release { major, minor });
+        containerd(&files, Reading::of(release, &versions))
+    }
+
     #[test]
     fn containerd_names_them_by_the_version_of_its_file() {
         let shipped = format!("version = 2\n{}", include_str!("../../packaging/containerd.toml"));
-        assert_eq!(containerd(&shipped, 1, &none()), ours("cgpu", None));
         let third = shipped.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
-        let other = |file, section| Some(Flaw::OtherVersion { file, section });
-        assert_eq!(containerd(&third, 1, &none()), ours("cgpu", other(2, 3)));
-        assert_eq!(
-            containerd(&third.replace("version = 2", "version = 3"), 1, &none()),
-            ours("cgpu", None)
-        );
-        assert_eq!(
-            containerd(&shipped.replace("version = 2", "version = 3"), 1, &none()),
-            ours("cgpu", other(3, 2))
-        );
-        assert_eq!(
-            containerd(&shipped.replace("version = 2", ""), 1, &none()),
-            ours("cgpu", other(1, 2))
-        );
+        let of = |text: &str| said(None, &[text]).remove(0);
+        let fine = ours("cgpu", None).unwrap();
+        let other =
+            |file, section| ours("cgpu", Some(Flaw::OtherVersion { file, section })).unwrap();
+        assert_eq!(of(&shipped), fine);
+        assert_eq!(of(&third), other(2, 3));
+        assert_eq!(of(&third.replace("version = 2", "version = 3")), fine);
+        assert_eq!(of(&third.replace("version = 2", "version = 4")), fine);
+        assert_eq!(of(&shipped.replace("version = 2", "version = 3")), other(3, 2));
+        assert_eq!(of(&shipped.replace("version = 2", "")), other(1, 2));
         let silent = shipped.replace("pod_annotations", "container_annotations");
-        assert_eq!(containerd(&silent, 1, &none()), ours("cgpu", Some(Flaw::NoAnnotations)));
+        assert_eq!(of(&silent), ours("cgpu", Some(Flaw::NoAnnotations)).unwrap());
+        assert_eq!(of("version = 2\n"), []);
+        // What a file imports is of its version, for containerd 1.
         let imported = shipped.replace("version = 2", "");
-        assert_eq!(containerd(&imported, version("version = 2"), &none()), ours("cgpu", None));
-        assert_eq!((version(""), version("version = 3"), version("=")), (1, 3, 1));
-        assert_eq!(containerd("version = 2\n", 1, &none()), Ok(Vec::new()));
-        assert!(containerd("version = ", 1, &none()).is_err());
+        assert_eq!(said(None, &["version = 2\n", &imported])[1], fine);
+        // What containerd 2 makes of a file without a version.
+        let first =
+            shipped.replace("version = 2", "").replace("\"io.containerd.grpc.v1.cri\"", "cri");
+        assert_eq!(said(Some((1, 7)), &[&first])[0], fine);
+        assert_eq!(said(Some((2, 1)), &[&first])[0], other(1, 1));
+        assert_eq!(said(Some((2, 3)), &[&first])[0], fine);
+        assert_eq!(said(Some((2, 1)), &[&third.replace("version = 2", "")])[0], fine);
+        // A later file of version 3 has the older parts of all files unread there.
+        assert_eq!(said(Some((2, 1)), &[&shipped, "version = 3\n"])[0], other(2, 2));
+        assert_eq!(said(Some((2, 1)), &["version = 3\n", &shipped])[1], fine);
         assert_eq!(
             imports("imports = [\"/etc/containerd/conf.d/*.toml\", 7]"),
             ["/etc/containerd/conf.d/*.toml"]
         );
         assert!(imports("imports = 3").is_empty() && imports("[[").is_empty());
+    }
+
+    #[test]
+    fn a_runtime_that_another_file_or_spelling_takes_away_is_none_of_ours() {
+        let plugin = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.cgpu";
+        let options =
+            |key: &str, program: &str| format!("{plugin}.options]\n{key} = '{program}'\n");
+        let own = format!(
+            "version = 3\n{plugin}]\npod_annotations = ['*']\n{}",
+            options("binaryname", "/usr/bin/cgpu-runtime")
+        );
+        let fine = ours("cgpu", None).unwrap();
+        assert_eq!(said(None, &[&own])[0], fine, "keys are taken in any case");
+        let later = options("BinaryName", "/usr/bin/runc");
+        let by = || Flaw::Overruled { by: "/usr/bin/runc".into() };
+        let lost = ours("cgpu", Some(by())).unwrap();
+        assert_eq!(said(None, &[&own, &later])[0], lost);
+        let twice = format!("{own}BinaryName = '/usr/bin/runc'\n");
+        let [named] = &said(None, &[&twice])[0][..] else { panic!("{twice}") };
+        assert!(
+            matches!(&named.flaw, Some(Flaw::TwoSpellings { key }) if key.len() == 10),
+            "{named:?}"
+        );
     }
 
     #[test]
@@ -355,56 +447,6 @@ mod tests {
     }
 
     #[test]
-    fn ours_is_to_be_like_the_default_runtime_or_runc() {
-        let section =
-            |plugin: &str, rest: &str| rest.replace('@', &format!("plugins.'{plugin}'.containerd"));
-        let default = "[@]\ndefault_runtime_name = 'nvidia'\n";
-        let nvidia = "[@.runtimes.nvidia]\nruntime_type = 'io.containerd.runc.v2'\n\
-                      options = {BinaryName = '/usr/bin/nvidia-container-runtime'}\n";
-        let runc = "[@.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n\
-                    options = {SystemdCgroup = true}\n";
-        let kata = "[@]\ndefault_runtime_name = 'kata'\n\
-                    [@.runtimes.kata]\nruntime_type = 'io.containerd.kata.v2'\n";
-        let ours = "[@]\ndefault_runtime_name = 'cgpu'\n\
-                    [@.runtimes.cgpu]\nruntime_type = 'io.containerd.runc.v2'\n\
-                    options = {BinaryName = '/usr/bin/cgpu-runtime'}\n";
-        let is_runc = |model: &Table| has_systemd_cgroup(model);
-        for (version, plugin) in CRI {
-            let text = |rest: &str| section(plugin, rest);
-            let of = |files: &[String]| {
-                let files: Vec<_> = files.iter().map(|file| (version, file.as_str())).collect();
-                model(&files)
-            };
-            assert!(
-                of(&[]).is_empty()
-                    && of(&[text(default), text(nvidia)]).is_empty() == (version < 3)
-            );
-            let named = of(&[text(&format!("{default}{nvidia}{runc}"))]);
-            assert!(!named.is_empty() && !is_runc(&named), "the default one's: {named}");
-            for without in [runc.to_owned(), format!("{kata}{runc}"), format!("{ours}{runc}")] {
-                assert!(is_runc(&of(&[text(&without)])), "{without}");
-            }
-            // What an earlier file says counts where a later one says nothing of it.
-            assert!(is_runc(&of(&[text(runc), text("[@.runtimes.other]\nruntime_type = 'x'\n")])));
-            let later = text(&runc.replace("true", "false"));
-            assert!(!is_runc(&of(&[text(runc), later])));
-        }
-        let parts = [
-            (3, section(CRI[2].1, runc)),
-            (3, section(CRI[2].1, "[@.runtimes.runc]\nsnapshotter = 'nydus'\n")),
-        ];
-        let parts: Vec<_> = parts.iter().map(|(version, text)| (*version, text.as_str())).collect();
-        let merged = model(&parts);
-        assert!(is_runc(&merged) && merged["snapshotter"].as_str() == Some("nydus"));
-
-        let shipped = format!("version = 2\n{}", include_str!("../../packaging/containerd.toml"));
-        let other = containerd(&shipped, 1, &merged).unwrap();
-        assert_eq!(other[0].flaw, Some(Flaw::OtherCgroups { systemd: true }));
-        let same = shipped.replace("BinaryName", "SystemdCgroup = true\nBinaryName");
-        assert_eq!(containerd(&same, 1, &merged).unwrap()[0].flaw, None);
-    }
-
-    #[test]
     fn hooks_are_ours_by_their_program() {
         let shipped = include_str!("../../hooks/cgpu-poststop.json");
         let stages = vec!["poststop".to_owned()];
@@ -416,8 +458,15 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_breaks_a_reader(text in ".{0,200}") {
-            let _ = (docker(&text), containerd(&text, 2, &none()), crio(&text), podman(&text), hook(&text));
-            let _ = imports(&text);
+            let _ = (docker(&text), crio(&text), podman(&text), hook(&text), imports(&text));
+            let _ = (crio_model([text.as_str()].into_iter()), podman_default([text.as_str()].into_iter()));
+            if let Ok(table) = table(&text) {
+                for release in [None, Some((1, 7)), Some((2, 1)), Some((2, 3))] {
+                    let release = release.map(|(major, minor)| containerd::Release { major, minor });
+                    let file = File::of(&table);
+                    let _ = containerd(&[file, file], Reading::of(release, &[file.said; 2]));
+                }
+            }
         }
     }
 }

@@ -1,11 +1,15 @@
 //! Container engines: where their configurations are, what these say, and how they are
 //! edited so that the engine knows the runtime `cgpu`.
 //!
-//! `dialect` reads and [`edit`] edits: pure, text in, text out. `places` knows the files of
-//! each engine and `files` how a host's files are read; [`change`] plans the edits of one
-//! engine and [`write`](mod@write) makes them. [`restart`] and [`dockerd`] bring them into force.
+//! `dialect` and [`containerd`] read and [`edit`] edits: pure, text in, text out. `places` knows
+//! the files of each engine and `files` how a host's files are read; [`change`] plans the edits
+//! of one engine and [`write`](mod@write) makes them. [`dump`] asks containerd what it makes of
+//! them; [`restart`] and [`dockerd`] bring them into force. [`lower`] is about the runtime below
+//! ours, and [`serving`] about the containerd that Kubernetes uses.
 //! `cgpu doctor` reads through the same modules.
 //! Must not know what a container is.
+
+pub mod containerd;
 
 pub(crate) mod dialect;
 
@@ -25,6 +29,16 @@ pub mod restart;
 
 pub mod dockerd;
 
+pub mod dump;
+
+pub mod lower;
+
+pub mod names;
+
+pub(crate) mod program;
+
+pub mod serving;
+
 /// Which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -32,6 +46,14 @@ pub enum Kind {
     Docker,
     /// containerd, with its CRI for Kubernetes.
     Containerd,
+    /// The containerd that k3s brings.
+    K3s,
+    /// The containerd that RKE2 brings.
+    Rke2,
+    /// The containerd that MicroK8s brings.
+    MicroK8s,
+    /// The containerd that k0s brings.
+    K0s,
     /// CRI-O.
     Crio,
     /// podman.
@@ -39,12 +61,37 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// All of them.
+    pub const ALL: [Kind; 8] = [
+        Kind::Docker,
+        Kind::Containerd,
+        Kind::K3s,
+        Kind::Rke2,
+        Kind::MicroK8s,
+        Kind::K0s,
+        Kind::Crio,
+        Kind::Podman,
+    ];
+
+    /// The distributions of Kubernetes that bring a containerd.
+    pub const DISTRIBUTIONS: [Kind; 4] = [Kind::K3s, Kind::Rke2, Kind::MicroK8s, Kind::K0s];
+
+    /// Whether its files are containerd's.
+    #[must_use]
+    pub fn is_containerd(self) -> bool {
+        self == Kind::Containerd || Kind::DISTRIBUTIONS.contains(&self)
+    }
+
     /// What people call it.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Kind::Docker => "docker",
             Kind::Containerd => "containerd",
+            Kind::K3s => "k3s",
+            Kind::Rke2 => "rke2",
+            Kind::MicroK8s => "microk8s",
+            Kind::K0s => "k0s",
             Kind::Crio => "cri-o",
             Kind::Podman => "podman",
         }
@@ -63,7 +110,7 @@ pub enum Seen<T> {
 }
 
 /// What is wrong with a runtime's section.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
     /// It is for the other version of containerd's configuration.
     OtherVersion {
@@ -71,6 +118,16 @@ pub enum Flaw {
         file: i64,
         /// The section's.
         section: i64,
+    },
+    /// Another file, or another spelling of a key, has this runtime run something else.
+    Overruled {
+        /// What it runs.
+        by: String,
+    },
+    /// It has a key in two spellings, of which releases take different ones.
+    TwoSpellings {
+        /// The key.
+        key: String,
     },
     /// Its cgroups aren't made by whom the others' are.
     OtherCgroups {

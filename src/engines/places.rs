@@ -1,10 +1,14 @@
 //! Where each engine has its configuration, in the order in which it reads the files.
 //!
-//! Owns the paths, and what containerd's main file imports. Must not judge what the files
-//! say.
+//! Owns the paths, and what containerd's files import. Must not judge what the files say.
 
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeSet, VecDeque};
+use std::ffi::OsStr;
+use std::path::{Component, Path, PathBuf};
 
+use glob::Pattern;
+
+use super::containerd::Release;
 use super::files::Tree;
 use super::{Kind, Seen, dialect};
 
@@ -18,68 +22,101 @@ pub(crate) const HOOKS: [&str; 3] = [
     "/run/containers/oci/hooks.d",
 ];
 
-/// containerd's configuration.
-const CONTAINERD: &str = "/etc/containerd/config.toml";
+/// What setup calls its own file in a directory of containerd's.
+const OWN: &str = "99-cgpu.toml";
 
-/// What k3s and RKE2 write for the containerd that they bring.
-pub(crate) const GENERATED: [&str; 2] = [
-    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-];
+/// The directory whose files k0s merges into what its containerd reads.
+const K0S_DROP_INS: &str = "/etc/k0s/containerd.d";
 
 /// The programs by which an engine is known to be installed.
 pub(crate) fn programs(kind: Kind) -> &'static [&'static str] {
     match kind {
         Kind::Docker => &["dockerd", "docker"],
         Kind::Containerd => &["containerd"],
+        Kind::K3s => &["k3s", "/usr/local/bin/k3s"],
+        Kind::Rke2 => &["rke2", "/usr/local/bin/rke2", "/opt/rke2/bin/rke2"],
+        Kind::MicroK8s => &["/snap/bin/microk8s", "/var/lib/snapd/snap/bin/microk8s"],
+        Kind::K0s => &["k0s", "/usr/local/bin/k0s"],
         Kind::Crio => &["crio"],
         Kind::Podman => &["podman"],
     }
 }
 
-/// The engine's own file, which its administrator edits.
+/// The engine's containerd, where it has one.
+pub(crate) fn containerd_program(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Containerd => Some("containerd"),
+        Kind::K3s => Some("/var/lib/rancher/k3s/data/current/bin/containerd"),
+        Kind::Rke2 => Some("/var/lib/rancher/rke2/bin/containerd"),
+        Kind::MicroK8s => Some("/snap/microk8s/current/bin/containerd"),
+        Kind::K0s => Some("/var/lib/k0s/bin/containerd"),
+        Kind::Docker | Kind::Crio | Kind::Podman => None,
+    }
+}
+
+/// The engine's own file, which its administrator edits, or which a distribution of Kubernetes
+/// writes.
 pub(crate) fn main(kind: Kind) -> &'static str {
     match kind {
         Kind::Docker => "/etc/docker/daemon.json",
-        Kind::Containerd => CONTAINERD,
+        Kind::Containerd => "/etc/containerd/config.toml",
+        Kind::K3s => "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+        Kind::Rke2 => "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+        Kind::MicroK8s => "/var/snap/microk8s/current/args/containerd-template.toml",
+        Kind::K0s => "/etc/k0s/containerd.toml",
         Kind::Crio => "/etc/crio/crio.conf",
         Kind::Podman => "/etc/containers/containers.conf",
     }
 }
 
-/// The file of ours in a directory that the engine reads beside its own file; containerd
-/// reads it only where its own file imports it.
+/// The file of ours in a directory that the engine reads beside its own file without being told.
 pub(crate) fn drop_in(kind: Kind) -> Option<&'static str> {
     match kind {
-        Kind::Docker => None,
-        Kind::Containerd => Some("/etc/containerd/conf.d/99-cgpu.toml"),
         Kind::Crio => Some("/etc/crio/crio.conf.d/99-cgpu.conf"),
         Kind::Podman => Some("/etc/containers/containers.conf.d/99-cgpu.conf"),
+        _ => None,
     }
 }
 
 /// The files of an engine's configuration, whether they are there or not: where two say
-/// something else, the later one counts.
-pub(crate) fn files(tree: &Tree, kind: Kind) -> Vec<PathBuf> {
+/// something else, the later one counts. `release` is that of its containerd, if known; `also` is
+/// a file that is to be made, which is listed where it would be read.
+pub(crate) fn files(
+    tree: &Tree,
+    kind: Kind,
+    release: Option<Release>,
+    also: Option<&Path>,
+) -> Vec<PathBuf> {
     let mut files = match kind {
         Kind::Docker => vec![main(kind).into()],
-        Kind::Containerd => containerd(tree, Path::new(CONTAINERD)),
         Kind::Crio => with_drop_ins(tree, &[main(kind)], &["/etc/crio/crio.conf.d"]),
         Kind::Podman => with_drop_ins(
             tree,
             &["/usr/share/containers/containers.conf", main(kind)],
             &["/usr/share/containers/containers.conf.d", "/etc/containers/containers.conf.d"],
         ),
+        _ => {
+            let mut files = containerd(tree, Path::new(main(kind)), release, also);
+            if kind == Kind::K0s && is_managed_by_k0s(tree) {
+                let dropped = tree.list(K0S_DROP_INS).into_iter().chain(also.map(Path::to_owned));
+                let dropped: BTreeSet<PathBuf> = dropped.filter(|path| is_toml(path)).collect();
+                files.extend(dropped);
+            }
+            files
+        }
     };
     files.truncate(FILES_MAX);
     files
 }
 
-/// The version of containerd's own file, which files that it imports mostly leave to it.
-pub(crate) fn containerd_version(tree: &Tree) -> i64 {
-    match tree.read(CONTAINERD) {
-        Seen::Found(text) => dialect::version(&text),
-        _ => 1,
+fn is_toml(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "toml")
+}
+
+fn is_managed_by_k0s(tree: &Tree) -> bool {
+    match tree.read(main(Kind::K0s)) {
+        Seen::Found(text) => dialect::is_managed_by_k0s(&text),
+        _ => true,
     }
 }
 
@@ -90,16 +127,56 @@ fn with_drop_ins(tree: &Tree, files: &[&str], directories: &[&str]) -> Vec<PathB
     own.chain(dropped.filter(|path| path.extension().is_some_and(|end| end == "conf"))).collect()
 }
 
-/// containerd's file at `main` and what it imports.
-pub(crate) fn containerd(tree: &Tree, main: &Path) -> Vec<PathBuf> {
-    let imports = match tree.read(main) {
-        Seen::Found(text) => dialect::imports(&text),
-        _ => Vec::new(),
-    };
-    let imported =
-        imports.into_iter().take(FILES_MAX).flat_map(|pattern| matching(tree, main, &pattern));
-    let imported = imported.filter(|path| path != main).collect::<Vec<_>>();
-    std::iter::once(main.to_owned()).chain(imported).collect()
+/// containerd's file at `main` and all that is imported, in the order of reading: what a file
+/// imports is read after everything that was to be read before.
+pub(crate) fn containerd(
+    tree: &Tree,
+    main: &Path,
+    release: Option<Release>,
+    also: Option<&Path>,
+) -> Vec<PathBuf> {
+    let mut pending = VecDeque::from([main.to_owned()]);
+    let mut read = Vec::new();
+    while let Some(path) = pending.pop_front() {
+        if read.contains(&path) {
+            continue;
+        }
+        if read.len() == FILES_MAX {
+            break;
+        }
+        if let Seen::Found(text) = tree.read(&path) {
+            let patterns = dialect::imports(&text);
+            for pattern in patterns.iter().take(FILES_MAX) {
+                pending.extend(matching(tree, &imported(&path, pattern, release), also));
+            }
+        }
+        read.push(path);
+    }
+    read
+}
+
+/// The file of ours that `main`, whose text is given, would import.
+pub(crate) fn imported_drop_in(
+    main: &Path,
+    text: &str,
+    release: Option<Release>,
+) -> Option<PathBuf> {
+    let patterns = dialect::imports(text);
+    // Of a relative pattern nobody knows where it leads while containerd may be an early one.
+    let later = release.map(|release| release >= Release { major: 1, minor: 7 });
+    let relative = later.unwrap_or(dialect::said_version_of(text) >= Some(3));
+    let usable = |pattern: &&String| relative || pattern.starts_with('/') || !pattern.contains('*');
+    let mut files = patterns.iter().filter(usable).filter_map(|pattern| {
+        let pattern = imported(main, pattern, release);
+        let file = pattern.parent()?.join(OWN);
+        matches(&pattern, &file).then_some(file)
+    });
+    files.find(|file| !has_wildcard(file))
+}
+
+/// The file of ours among those that k0s merges.
+pub(crate) fn k0s_drop_in() -> PathBuf {
+    Path::new(K0S_DROP_INS).join(OWN)
 }
 
 /// The first of `files`, of containerd, that switches off the plugin of Kubernetes.
@@ -111,39 +188,173 @@ pub(crate) fn cri_disabled_by(tree: &Tree, files: &[PathBuf]) -> Option<PathBuf>
     files.iter().find(disables).cloned()
 }
 
-/// The files that a pattern of `main` means, whose last part may have one star.
-fn matching(tree: &Tree, main: &Path, pattern: &str) -> Vec<PathBuf> {
-    let path = beside(main, pattern);
-    if !pattern.contains('*') {
-        return vec![path];
+/// What an import of `file` means: a relative one is relative to its directory. containerd
+/// before 1.7 looks for relative patterns in its working directory, which is `/` as a service.
+fn imported(file: &Path, pattern: &str, release: Option<Release>) -> PathBuf {
+    let early = release.is_some_and(|release| release < Release { major: 1, minor: 7 });
+    let base = match early && pattern.contains('*') {
+        true => Path::new("/"),
+        false => file.parent().unwrap_or(Path::new("/")),
+    };
+    clean(&base.join(pattern))
+}
+
+/// A path without `.` and `..`, by its words alone.
+fn clean(path: &Path) -> PathBuf {
+    let mut cleaned = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::ParentDir => drop(cleaned.pop()),
+            Component::Normal(name) => cleaned.push(name),
+            _ => {}
+        }
     }
-    let listed = path.parent().map(|directory| tree.list(directory)).unwrap_or_default();
-    listed.into_iter().filter(|listed| matches(&path, listed)).collect()
+    cleaned
 }
 
-/// Whether `main`, whose text is given, imports the file at `path`, were it there.
-pub(crate) fn imports(main: &Path, text: &str, path: &Path) -> bool {
-    dialect::imports(text).iter().any(|pattern| matches(&beside(main, pattern), path))
+/// Whether containerd looks for files by this path, and not for one: it asks for a star, and
+/// then other wildcards count too.
+fn has_wildcard(path: &Path) -> bool {
+    path.to_string_lossy().contains('*')
 }
 
-/// What a pattern of `main` means: a relative one is relative to its directory.
-fn beside(main: &Path, pattern: &str) -> PathBuf {
-    main.parent().unwrap_or(Path::new("/")).join(pattern)
+/// The files that a path of an import means, in the order of their names.
+fn matching(tree: &Tree, pattern: &Path, also: Option<&Path>) -> Vec<PathBuf> {
+    if !has_wildcard(pattern) {
+        return vec![pattern.to_owned()];
+    }
+    let mut found = vec![PathBuf::from("/")];
+    for name in names(pattern) {
+        found = found
+            .into_iter()
+            .flat_map(|directory| match wildcard(name) {
+                None => vec![directory.join(name)],
+                Some(wildcard) => {
+                    let listed = tree.list(&directory).into_iter();
+                    listed.filter(|path| is_named(path, &wildcard)).collect()
+                }
+            })
+            .take(FILES_MAX)
+            .collect();
+    }
+    let found = found.into_iter().filter(|path| tree.at(path).exists());
+    let also = also.filter(|also| matches(pattern, also)).map(Path::to_owned);
+    found.chain(also).collect::<BTreeSet<PathBuf>>().into_iter().collect()
 }
 
-/// Whether `path` is what `pattern` means, whose last part may have one star.
+/// Whether `path` is one that `pattern` means.
 fn matches(pattern: &Path, path: &Path) -> bool {
-    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-    let (Some(wanted), Some(found)) = (name(pattern), name(path)) else { return false };
-    if pattern.parent() != path.parent() {
-        return false;
+    if !has_wildcard(pattern) {
+        return pattern == path;
     }
-    match wanted.split_once('*') {
-        None => wanted == found,
-        Some((begin, end)) => {
-            found.len() >= begin.len() + end.len()
-                && found.starts_with(begin)
-                && found.ends_with(end)
+    names(pattern).count() == names(path).count()
+        && names(pattern).zip(names(path)).all(|(wanted, found)| match wildcard(wanted) {
+            None => wanted == found,
+            Some(wildcard) => wildcard.matches(&found.to_string_lossy()),
+        })
+}
+
+fn names(path: &Path) -> impl Iterator<Item = &OsStr> {
+    path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name),
+        _ => None,
+    })
+}
+
+fn is_named(path: &Path, wildcard: &Pattern) -> bool {
+    path.file_name().is_some_and(|name| wildcard.matches(&name.to_string_lossy()))
+}
+
+/// The wildcard that a name is, as Go's `filepath.Match` understands it: a class is negated by
+/// `^`, and two stars are as good as one. One that can't be understood means its own letters:
+/// containerd doesn't start with it.
+fn wildcard(name: &OsStr) -> Option<Pattern> {
+    let name = name.to_string_lossy();
+    if !name.contains(['*', '?', '[']) {
+        return None;
+    }
+    let mut wildcard = name.replace("[^", "[!");
+    while wildcard.contains("**") {
+        wildcard = wildcard.replace("**", "*");
+    }
+    let literal = || Pattern::new(&Pattern::escape(&name));
+    Pattern::new(&wildcard).or_else(|_| literal()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Tree) {
+        let directory = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let at = directory.path().join(path.strip_prefix('/').unwrap());
+            fs::create_dir_all(at.parent().unwrap()).unwrap();
+            fs::write(at, text).unwrap();
+        }
+        let tree = Tree::new(directory.path(), None);
+        (directory, tree)
+    }
+
+    #[test]
+    fn imports_are_followed_as_containerd_follows_them() {
+        let main = "/etc/containerd/config.toml";
+        let imports = "imports = ['conf.d/[0-9]*.toml', '/opt/*/gpu.toml', '../x/y.toml', \
+                       'config.toml', '/none/[ab].toml']\n";
+        let nested = "imports = ['deeper/*', '/etc/containerd/config.toml']\n";
+        let (_directory, tree) = tree(&[
+            (main, imports),
+            ("/etc/containerd/conf.d/99-b.toml", ""),
+            ("/etc/containerd/conf.d/10-a.toml", nested),
+            ("/etc/containerd/conf.d/a.toml", ""),
+            ("/etc/containerd/conf.d/deeper/z", ""),
+            ("/opt/two/gpu.toml", ""),
+            ("/opt/one/gpu.toml", ""),
+            ("/opt/one/other.toml", ""),
+            ("/opt/gpu.toml", ""),
+        ]);
+        let read = |release, also| -> Vec<String> {
+            let files = containerd(&tree, Path::new(main), release, also);
+            files.into_iter().map(|path| path.display().to_string()).collect()
+        };
+        let ours = Path::new("/etc/containerd/conf.d/99-cgpu.toml");
+        let expected = [
+            main,
+            "/etc/containerd/conf.d/10-a.toml",
+            "/etc/containerd/conf.d/99-b.toml",
+            "/etc/containerd/conf.d/99-cgpu.toml",
+            "/opt/one/gpu.toml",
+            "/opt/two/gpu.toml",
+            "/etc/x/y.toml",
+            // Without a star it is a name.
+            "/none/[ab].toml",
+            "/etc/containerd/conf.d/deeper/z",
+        ];
+        assert_eq!(read(None, Some(ours)), expected);
+        // Debian 12's: relative patterns lead nowhere, relative names don't.
+        let early = read(Some(Release { major: 1, minor: 6 }), Some(ours));
+        assert_eq!(early, [expected[0], expected[4], expected[5], expected[6], expected[7]]);
+    }
+
+    #[test]
+    fn our_file_lies_where_an_import_would_find_it() {
+        let main = Path::new("/etc/containerd/config.toml");
+        let [six, seven] = [6, 7].map(|minor| Some(Release { major: 1, minor }));
+        for (imports, release, file) in [
+            ("'/etc/containerd/conf.d/*.toml'", None, Some("/etc/containerd/conf.d/99-cgpu.toml")),
+            ("'/x/*.conf', 'config.d/*'", seven, Some("/etc/containerd/config.d/99-cgpu.toml")),
+            ("'conf.d/*.toml'", six, None),
+            ("'conf.d/*.toml'", None, None),
+            ("'conf.d/*.toml'", seven, Some("/etc/containerd/conf.d/99-cgpu.toml")),
+            ("'/a/[0-8]*.toml'", None, None),
+            ("'/a/[^0-8]*.toml'", None, Some("/a/99-cgpu.toml")),
+            ("'/a/b.toml', '/*/b.toml', '/*/*.toml'", None, None),
+            ("'/a/99-cgpu.toml'", None, Some("/a/99-cgpu.toml")),
+        ] {
+            let text = format!("imports = [{imports}]\n");
+            let found = imported_drop_in(main, &text, release);
+            assert_eq!(found, file.map(PathBuf::from), "{imports}");
         }
     }
 }

@@ -70,9 +70,25 @@ pub fn unit(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::Docker => Some("docker"),
         Kind::Containerd => Some("containerd"),
+        Kind::K3s => Some(present(&["k3s", "k3s-agent"])),
+        Kind::Rke2 => Some(present(&["rke2-server", "rke2-agent"])),
+        Kind::MicroK8s => Some("snap.microk8s.daemon-containerd"),
         Kind::Crio => Some("crio"),
-        Kind::Podman => None,
+        // k0s looks at its directory all the time.
+        Kind::K0s | Kind::Podman => None,
     }
+}
+
+/// The first of some units that this machine has; one of them where it has none.
+fn present(units: &[&'static str]) -> &'static str {
+    let directories =
+        ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"];
+    let is_there = |unit: &&&'static str| {
+        directories
+            .iter()
+            .any(|directory| Path::new(directory).join(format!("{unit}.service")).exists())
+    };
+    units.iter().find(is_there).copied().unwrap_or(units[0])
 }
 
 /// What brings a change into force, and what that does to containers: the rest of a sentence.

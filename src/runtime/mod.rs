@@ -11,7 +11,7 @@ pub mod nvidia;
 pub mod real;
 
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -128,12 +128,15 @@ impl From<BundleError> for RuntimeError {
     }
 }
 
-/// Does what `args` (without the program's name) say. Returns only where that failed;
-/// the engine has been told then.
-pub fn main(args: Vec<OsString>) {
+/// Does what `args` say; `called` is the path by which we were called. Returns only where that
+/// failed; the engine has been told then.
+pub fn main(called: &OsStr, args: Vec<OsString>) {
     let line = argv::take_own_flags(args);
     let variable = std::env::var_os(config::PATH_VARIABLE);
-    let candidates = config::candidates(line.config.as_deref(), variable.as_deref());
+    let candidates = match real::below(called) {
+        Some(lower) => vec![lower],
+        None => config::candidates(line.config.as_deref(), variable.as_deref()),
+    };
     let path = std::env::var_os("PATH");
     let log;
     let error = match real::find(&candidates, path.as_deref()) {

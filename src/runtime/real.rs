@@ -14,6 +14,27 @@ use thiserror::Error;
 /// Where to look when `PATH` says nothing, or not where runtimes are.
 pub(crate) const USUAL_DIRS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// What the name of a directory begins with from which ours is called to stand over another
+/// runtime than it would choose: `cgpu setup` makes it.
+pub(crate) const OVER: &str = "over-";
+
+/// The link in such a directory to the runtime that is meant.
+pub(crate) const LOWER: &str = "runtime";
+
+/// The runtime that is meant where ours was called by the path `called`; `None` where ours is
+/// to choose.
+#[must_use]
+pub fn below(called: &OsStr) -> Option<String> {
+    let directory = Path::new(called).parent()?;
+    if !directory.file_name()?.as_bytes().starts_with(OVER.as_bytes()) {
+        return None;
+    }
+    let link = directory.join(LOWER);
+    // One that can't be read is named by itself: another runtime would be a surprise.
+    let lower = fs::read_link(&link).unwrap_or(link);
+    Some(lower.to_string_lossy().into_owned())
+}
+
 /// Why there is no real runtime.
 #[derive(Debug, Error)]
 pub enum RealRuntimeError {
@@ -128,6 +149,21 @@ mod tests {
         let absolute = names(&["/nowhere/runc", second.to_str().unwrap()]);
         let name = second.to_str().unwrap().to_owned();
         assert_eq!(find(&absolute, None).unwrap(), Real { file: second, name });
+    }
+
+    #[test]
+    fn the_path_by_which_ours_is_called_may_name_the_runtime_below() {
+        let dir = tempfile::tempdir().unwrap();
+        let over = dir.path().join("over-crun");
+        fs::create_dir(&over).unwrap();
+        let below = |path: &Path| below(path.as_os_str());
+        let link = over.join(LOWER);
+        assert_eq!(below(&over.join("cgpu-runtime")), Some(link.display().to_string()));
+        std::os::unix::fs::symlink("/opt/crun", &link).unwrap();
+        assert_eq!(below(&over.join("cgpu-runtime")).as_deref(), Some("/opt/crun"));
+        for usual in ["cgpu-runtime", "/usr/bin/cgpu-runtime", "", "/"] {
+            assert_eq!(below(Path::new(usual)), None, "{usual}");
+        }
     }
 
     #[test]

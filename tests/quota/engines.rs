@@ -47,6 +47,34 @@ pub(crate) fn was_held(told: &Outcome) {
     assert!(told.stdout.contains("alloc b ok"), "{told}");
 }
 
+/// As `cgpu setup` links it for an engine whose containers are crun's: the configuration's
+/// candidates, runc first, don't count.
+#[test]
+fn called_from_its_directory_over_crun_the_runtime_below_is_crun() {
+    let gated = Gated::new();
+    let crun = gated.host.scratch.crun_program();
+    let over = gated.host.scratch.directory("libexec/cgpu/over-crun");
+    let link = |name: &str, to: &Path| std::os::unix::fs::symlink(to, over.join(name)).unwrap();
+    link("cgpu-runtime", Path::new(RUNTIME));
+    link("runtime", &crun);
+    let config = config(&gated);
+    let runtime = gated.host.scratch.runtime(over.join("cgpu-runtime")).env("CGPU_CONFIG", config);
+    assert!(runtime.call(&["--version"]).ok().stdout.starts_with("crun version"));
+    let bundle = gated.bundle("over", 1000, &["sleep", "1000"]);
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    let filled = runtime.exec(&bundle, &[RMTOOL, "fill"]).ok();
+    assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
+    assert_eq!(runtime.status(&bundle), "running");
+    runtime.delete(&bundle).ok();
+    gated.soon_is_empty();
+    // One whose runtime is gone is told of, and runs nothing else.
+    std::fs::remove_file(over.join("runtime")).unwrap();
+    let refused = runtime.call(&["--version"]).fails();
+    let words = format!("none of {} is an executable file", over.join("runtime").display());
+    assert!(refused.stderr.contains(&words), "{refused}");
+}
+
 #[test]
 fn under_docker_the_quota_holds_for_the_container_and_every_exec() {
     let gated = Gated::new();

@@ -92,6 +92,7 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
     let row =
         |severity, what| Finding::new(Engines, kind.name(), severity, what).of(path.to_owned());
     let (runtime, program) = (&handler.name, handler.program.display());
+    let engine = word(kind);
     if !handler.executable {
         let what = format!("runtime {runtime} of {path} is {program}, which can't be executed");
         return row(Error, what).remedy(format!(
@@ -99,14 +100,29 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
             word(kind)
         ));
     }
-    match handler.flaw {
+    match &handler.flaw {
         Some(Flaw::OtherVersion { file, section }) => {
             let what = format!(
                 "runtime {runtime} stands in a section of version {section}, and {path} is of \
                  version {file}: containerd doesn't see it"
             );
             row(Warning, what)
-                .remedy(format!("`cgpu setup containerd`, or put it under {}", section_of(file)))
+                .remedy(format!("`cgpu setup {engine}`, or put it under {}", section_of(*file)))
+        }
+        Some(Flaw::Overruled { by }) => {
+            let what = format!(
+                "runtime {runtime} of {path} isn't cgpu's: as the engine reads its files, it runs {by}"
+            );
+            row(Error, what).remedy(format!(
+                "`cgpu setup {engine} --restart`; containers of this runtime have no quota until then"
+            ))
+        }
+        Some(Flaw::TwoSpellings { key }) => {
+            let what = format!(
+                "runtime {runtime} of {path} has {key} in two spellings, of which releases of \
+                 containerd take different ones"
+            );
+            row(Error, what).remedy(format!("`cgpu setup {engine} --restart`, which leaves one"))
         }
         Some(Flaw::OtherCgroups { systemd }) => {
             let what = format!(
@@ -115,7 +131,7 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
                 !systemd
             );
             row(Warning, what).remedy(format!(
-                "`cgpu setup containerd --restart`, or SystemdCgroup = {systemd} in its options"
+                "`cgpu setup {engine} --restart`, or SystemdCgroup = {systemd} in its options"
             ))
         }
         Some(Flaw::NoAnnotations) => {
@@ -125,7 +141,11 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
             row(Note, what)
                 .remedy("pod_annotations = [\"aliyun.com/*\", \"cgpu/*\"], where pods ask by them")
         }
-        None => row(Fine, format!("runtime {runtime} is {program} ({path})")),
+        None => {
+            let lower = handler.lower.as_ref().map(|lower| format!(", over {}", lower.display()));
+            let lower = lower.unwrap_or_default();
+            row(Fine, format!("runtime {runtime} is {program}{lower} ({path})"))
+        }
     }
 }
 
@@ -144,15 +164,10 @@ fn introduction(kind: EngineKind, runtime: &str) -> String {
         EngineKind::Docker => "`cgpu setup docker`, for `--runtime=cgpu`; with `--default` every \
                                container is made by it"
             .to_owned(),
-        EngineKind::Containerd => {
-            "`cgpu setup containerd`, for Kubernetes; with `--default` for every pod".to_owned()
-        }
-        EngineKind::Crio => {
-            "`cgpu setup crio`, for Kubernetes; with `--default` for every pod".to_owned()
-        }
         EngineKind::Podman => format!(
             "`cgpu setup podman`, for `--runtime=cgpu`; or nothing: `podman --runtime {runtime} run`"
         ),
+        _ => format!("`cgpu setup {}`, for Kubernetes; with `--default` for every pod", word(kind)),
     }
 }
 

@@ -98,6 +98,7 @@ fn handler() -> Handler {
         name: "cgpu".into(),
         program: "/usr/bin/cgpu-runtime".into(),
         executable: true,
+        lower: None,
         flaw: None,
     }
 }

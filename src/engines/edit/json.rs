@@ -5,6 +5,7 @@ use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::{Map, Value};
 
 use super::{EditError, InForce, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
+use crate::engines::dialect::docker_program;
 
 /// The key of the runtimes.
 const RUNTIMES: &str = "runtimes";
@@ -56,15 +57,17 @@ fn runtimes(object: &Map<String, Value>) -> Result<Option<&Map<String, Value>>, 
 pub(super) fn read(text: &str) -> Result<Said, EditError> {
     let object = object(text)?;
     let ours = runtimes(&object)?.and_then(|runtimes| runtimes.get(NAME));
-    if let Some(runtime) = ours {
-        let said = runtime.get("path").or_else(|| runtime.get("runtimeType"));
-        let program = said.and_then(Value::as_str).unwrap_or("no program");
-        if !is_ours(program) {
-            return Err(EditError::Taken { program: program.to_owned() });
-        }
+    let program = ours.map(|runtime| {
+        let said = docker_program(runtime);
+        let program = said.or_else(|| runtime.get("runtimeType").and_then(Value::as_str));
+        program.unwrap_or("no program").to_owned()
+    });
+    if let Some(program) = program.as_ref().filter(|program| !is_ours(program)) {
+        return Err(EditError::Taken { program: program.clone() });
     }
     let default = object.get(DEFAULT).and_then(Value::as_str).map(str::to_owned);
-    Ok(Said { runtime: ours.is_some(), default, section: object.contains_key(RUNTIMES) })
+    let section = object.contains_key(RUNTIMES);
+    Ok(Said { runtime: ours.is_some(), program, default, section })
 }
 
 pub(super) fn is_bare(text: &str) -> bool {
@@ -157,12 +160,25 @@ fn add(object: &CstObject, program: &str, default: bool) -> Result<(), EditError
             let ours = CstInputValue::Object(vec![("path".to_owned(), path())]);
             runtimes.append(NAME, ours);
         }
-        Some(ours) => set(&ours, "path", program),
+        Some(ours) => repoint(&ours, program),
     }
     if default {
         set(object, DEFAULT, NAME);
     }
     Ok(())
+}
+
+/// Has a runtime that is ours run `program`: by its path, or by the shim's option.
+fn repoint(ours: &CstObject, program: &str) {
+    let options = ours.object_value("options").filter(|_| ours.get("path").is_none());
+    let named = options.as_ref().and_then(|options| {
+        let names = options.properties().into_iter().filter_map(|named| named.decoded_name());
+        names.into_iter().find(|name| name.eq_ignore_ascii_case("BinaryName"))
+    });
+    match (options, named) {
+        (Some(options), Some(named)) => set(&options, &named, program),
+        _ => set(ours, "path", program),
+    }
 }
 
 /// Has `key` say `value`, and touches nothing where it does.

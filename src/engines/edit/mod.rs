@@ -8,16 +8,13 @@
 
 mod json;
 mod tables;
-
-use std::ffi::OsStr;
-use std::path::Path;
+pub mod template;
 
 use thiserror::Error;
 
-use super::dialect::RUNTIME;
-
-/// What the engine calls our runtime.
-pub const NAME: &str = "cgpu";
+use super::containerd::Reading;
+pub use super::names::NAME;
+use super::names::{is_ours, is_ours_by_default};
 
 /// The first line of a file that setup makes, where the format has comments.
 pub const HEADER: &str = "# Made by `cgpu setup`; `cgpu setup … --remove` takes it away.\n";
@@ -29,8 +26,10 @@ pub enum Format {
     Docker,
     /// containerd's `config.toml`.
     Containerd {
-        /// Of the configuration: 1, 2 or 3.
+        /// Of the file, or of the one that imports it: 1 to 4.
         version: i64,
+        /// How it is read.
+        reading: Reading,
     },
     /// CRI-O's `crio.conf`.
     Crio,
@@ -47,9 +46,12 @@ pub enum Wish<'a> {
         program: &'a str,
         /// Whether containers that name no runtime get it.
         default: bool,
-        /// Of containerd: the table of the runtime that ours is to be like, as TOML; an empty
-        /// text where there is none.
+        /// Of containerd and CRI-O: the table of the runtime that ours is to be like, as TOML; an
+        /// empty text where there is none.
         model: &'a str,
+        /// Of containerd: whether other files name runtimes beside these, so that ours is the only
+        /// one that is to be named here.
+        beside: bool,
     },
     /// The engine no longer knows it.
     Remove {
@@ -89,7 +91,7 @@ pub enum EditError {
         program: String,
     },
     /// containerd's configuration has a version that isn't known.
-    #[error("has version {version}, and setup knows versions 1 to 3; add the runtime by hand")]
+    #[error("has version {version}, and setup knows versions 1 to 4; add the runtime by hand")]
     Version {
         /// That version.
         version: i64,
@@ -104,6 +106,8 @@ pub enum EditError {
 pub struct Said {
     /// Whether it has the runtime `cgpu`, and it is ours.
     pub runtime: bool,
+    /// The program of that runtime.
+    pub program: Option<String>,
     /// The default runtime that it names.
     pub default: Option<String>,
     /// Whether it configures the part of the engine that has the runtimes: of an imported
@@ -127,7 +131,7 @@ impl Said {
 pub fn read(format: Format, text: &str) -> Result<Said, EditError> {
     match format {
         Format::Docker => json::read(text),
-        _ => tables::read(&tables::layout(format)?, text),
+        _ => tables::read_all(&tables::layouts(format)?, text),
     }
 }
 
@@ -140,30 +144,37 @@ pub fn read(format: Format, text: &str) -> Result<Said, EditError> {
 /// without changing more.
 pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditError> {
     read(format, text)?;
-    let edited = match format {
-        Format::Docker => json::edit(text, wish)?,
-        Format::Containerd { version } => {
-            let mut edited = tables::edit(&tables::layout(format)?, text, wish)?;
-            // Sections of other versions are not read by containerd, but may be ours as well.
-            if matches!(wish, Wish::Remove { .. }) {
-                for other in (1..=3).filter(|other| *other != version) {
-                    let layout = tables::layout(Format::Containerd { version: other })?;
-                    edited = tables::edit(&layout, &edited, wish)?;
-                }
-            }
-            edited
-        }
-        Format::Crio | Format::Podman => tables::edit(&tables::layout(format)?, text, wish)?,
+    let edited = match (format, wish) {
+        (Format::Docker, _) => json::edit(text, wish)?,
+        (_, Wish::Add { .. }) => in_each(&tables::layouts(format)?, text, wish)?,
+        // Sections of other versions are not read by containerd, but may be ours as well.
+        (_, Wish::Remove { .. }) => in_each(&tables::everywhere(format)?, text, wish)?,
     };
-    let said = read(format, &edited).map_err(|_| EditError::Unsafe)?;
-    let done = match wish {
+    let is_done = |said: &Said| match wish {
         Wish::Add { default, .. } => said.runtime && (!default || said.is_default()),
         Wish::Remove { .. } => !said.runtime && !said.is_default(),
     };
+    let said: Result<Vec<Said>, EditError> = match format {
+        Format::Docker => json::read(&edited).map(|said| vec![said]),
+        _ => tables::layouts(format)?.iter().map(|layout| tables::read(layout, &edited)).collect(),
+    };
+    let done = said.map_err(|_| EditError::Unsafe)?.iter().all(is_done);
     match done {
         true => Ok(edited),
         false => Err(EditError::Unsafe),
     }
+}
+
+fn in_each(layouts: &[tables::Layout], text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+    layouts.iter().try_fold(text.to_owned(), |text, layout| {
+        // A section that says nothing of ours is nobody's to take from.
+        let is_ours =
+            || tables::read(layout, &text).is_ok_and(|said| said.runtime || said.is_default());
+        match wish {
+            Wish::Remove { .. } if !is_ours() => Ok(text),
+            _ => tables::edit(layout, &text, wish),
+        }
+    })
 }
 
 /// What a running dockerd has.
@@ -227,20 +238,12 @@ pub fn is_bare(format: Format, text: &str) -> bool {
     }
 }
 
-/// Whether a program is our runtime: by its name, as `cgpu doctor` judges.
-fn is_ours(program: &str) -> bool {
-    Path::new(program).file_name() == Some(OsStr::new(RUNTIME))
-}
-
-/// Whether a default runtime is ours; podman may name a program.
-fn is_ours_by_default(value: &str) -> bool {
-    value == NAME || is_ours(value)
-}
-
 /// Whether a former default can be restored, where `configured` tells the runtimes.
 fn is_known(default: &str, configured: impl Fn(&str) -> bool) -> bool {
-    // Engines know these without being told.
-    ["runc", "crun", "io.containerd.runc.v2"].contains(&default) || configured(default)
+    // Engines know these without being told; what a template leaves open is known to its reader.
+    ["runc", "crun", "io.containerd.runc.v2"].contains(&default)
+        || default.starts_with("${")
+        || configured(default)
 }
 
 /// New lines end as the old ones do.

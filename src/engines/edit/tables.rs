@@ -1,13 +1,15 @@
 //! The engines whose configuration is TOML: containerd, CRI-O, podman.
 //!
 //! Owns where each has its runtimes and its default runtime. New tables are indented as
-//! their neighbours are.
+//! their neighbours are. All three engines take keys in any case, names of runtimes apart.
 
 use toml::{Table as Plain, Value as PlainValue};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, Value};
 
 use super::{EditError, Format, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
-use crate::engines::dialect::{ANNOTATIONS, cri, passes};
+use crate::engines::containerd::{ANNOTATIONS, CRI, NEWEST, passes};
+use crate::engines::dialect::LISTS;
+use crate::engines::names::RUNTIME;
 
 /// Where an engine has its runtimes, and how it describes one.
 #[derive(Debug)]
@@ -21,24 +23,45 @@ pub(super) struct Layout {
     default: &'static str,
 }
 
-pub(super) fn layout(format: Format) -> Result<Layout, EditError> {
+/// The places where an engine looks for our runtime: all of them say it.
+pub(super) fn layouts(format: Format) -> Result<Vec<Layout>, EditError> {
     Ok(match format {
-        Format::Containerd { version } => {
-            let plugin = cri(version).ok_or(EditError::Version { version })?;
-            let section = vec!["plugins", plugin, "containerd"];
-            Layout { format, section, runtimes: "runtimes", default: "default_runtime_name" }
+        Format::Containerd { version, .. } if !(1..=NEWEST).contains(&version) => {
+            return Err(EditError::Version { version });
         }
-        Format::Crio => Layout {
+        Format::Containerd { version, reading } => {
+            let written = reading.written(version).iter();
+            written.map(|(_, plugin)| of_plugin(format, plugin)).collect()
+        }
+        Format::Crio => vec![Layout {
             format,
             section: vec!["crio", "runtime"],
             runtimes: "runtimes",
             default: "default_runtime",
-        },
+        }],
         // The text of docker is JSON and never comes here.
-        Format::Podman | Format::Docker => {
-            Layout { format, section: vec!["engine"], runtimes: "runtimes", default: "runtime" }
-        }
+        Format::Podman | Format::Docker => vec![Layout {
+            format,
+            section: vec!["engine"],
+            runtimes: "runtimes",
+            default: "runtime",
+        }],
     })
+}
+
+fn of_plugin(format: Format, plugin: &'static str) -> Layout {
+    let section = vec!["plugins", plugin, "containerd"];
+    Layout { format, section, runtimes: "runtimes", default: "default_runtime_name" }
+}
+
+/// All places where our runtime may be, whether the engine looks there or not.
+pub(super) fn everywhere(format: Format) -> Result<Vec<Layout>, EditError> {
+    match format {
+        Format::Containerd { .. } => {
+            Ok(CRI.iter().map(|(_, plugin)| of_plugin(format, plugin)).collect())
+        }
+        _ => layouts(format),
+    }
 }
 
 impl Layout {
@@ -58,10 +81,11 @@ impl Layout {
     fn program<'a>(&self, runtime: &'a PlainValue) -> Option<&'a str> {
         match self.format {
             Format::Containerd { .. } => {
-                let binary = runtime.get("options").and_then(|options| options.get("BinaryName"));
-                binary.or_else(|| runtime.get("runtime_type"))?.as_str()
+                let options = get(runtime.as_table()?, "options").and_then(PlainValue::as_table);
+                let binary = options.and_then(|options| get(options, "BinaryName"));
+                binary.or_else(|| get(runtime.as_table()?, "runtime_type"))?.as_str()
             }
-            Format::Crio => runtime.get("runtime_path")?.as_str(),
+            Format::Crio => get(runtime.as_table()?, "runtime_path")?.as_str(),
             Format::Podman | Format::Docker => {
                 let paths = runtime.as_array()?.iter().filter_map(PlainValue::as_str);
                 paths.clone().find(|path| is_ours(path)).or_else(|| paths.clone().next())
@@ -92,7 +116,10 @@ impl Layout {
             }
             Format::Crio => {
                 table.insert("runtime_path", text(program));
-                table.insert("runtime_type", text("oci"));
+                copy(model, &mut table, &["runtime_path"]);
+                if !table.contains_key("runtime_type") {
+                    table.insert("runtime_type", text("oci"));
+                }
             }
             Format::Podman | Format::Docker => {
                 return Item::Value(Array::from_iter([program]).into());
@@ -105,6 +132,9 @@ impl Layout {
     fn repoint(&self, entry: &mut Item, program: &str) {
         let place = match self.format {
             Format::Containerd { .. } => {
+                if let Some(options) = child(entry, "options").and_then(Item::as_table_like_mut) {
+                    keep_one(options, "BinaryName", program);
+                }
                 below_mut(entry, &["options", "BinaryName"]).and_then(Item::as_value_mut)
             }
             Format::Crio => child(entry, "runtime_path").and_then(Item::as_value_mut),
@@ -114,6 +144,45 @@ impl Layout {
         };
         if let Some(value) = place {
             set(value, program);
+        }
+    }
+}
+
+/// Our runtime as podman may call it: by what its file calls it, or by its program.
+const CALLED: [&str; 2] = [NAME, RUNTIME];
+
+/// Has podman's lists of what runtimes can do name ours, where `model` has them.
+fn list(section: &mut Item, model: &Plain, style: &Style) {
+    for (key, _) in LISTS {
+        let Some(wanted) = model.get(key).and_then(PlainValue::as_array) else { continue };
+        match child(section, key).and_then(Item::as_array_mut) {
+            Some(names) => {
+                for ours in CALLED {
+                    if !names.iter().any(|name| name.as_str() == Some(ours)) {
+                        names.insert(0, ours);
+                    }
+                }
+            }
+            None => {
+                let names = wanted.iter().filter_map(PlainValue::as_str).chain(CALLED);
+                insert(section, key, Item::Value(Array::from_iter(names).into()), style);
+            }
+        }
+    }
+}
+
+/// Takes our runtime out of podman's lists; one that says no more than podman knows goes.
+fn unlist(section: &mut Item) {
+    for (key, own) in LISTS {
+        let Some(names) = child(section, key).and_then(Item::as_array_mut) else { continue };
+        let before = names.len();
+        names.retain(|name| !name.as_str().is_some_and(|name| CALLED.contains(&name)));
+        let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
+        if before != names.len()
+            && names == own
+            && let Some(table) = section.as_table_like_mut()
+        {
+            table.remove(key);
         }
     }
 }
@@ -146,7 +215,7 @@ fn adopt_cgroups(entry: &mut Item, model: &Plain) {
     let Some(options) = child(entry, "options") else { return };
     let Some(true) = wanted else { return };
     let Some(table) = options.as_table_like_mut() else { return };
-    if table.contains_key(KEY) {
+    if spelled(table, KEY).is_some() {
         return;
     }
     let indent = options.as_table().and_then(first_key_indent);
@@ -154,6 +223,24 @@ fn adopt_cgroups(entry: &mut Item, model: &Plain) {
     table.insert(KEY, Item::Value(true.into()));
     if let (Some(indent), Some(mut key)) = (indent, table.key_mut(KEY)) {
         key.leaf_decor_mut().set_prefix(indent);
+    }
+}
+
+/// Has a table one key that means `key`, where it has it in several spellings.
+fn keep_one(table: &mut dyn toml_edit::TableLike, key: &str, value: &str) {
+    let means = |other: &str| other.eq_ignore_ascii_case(key);
+    let keys: Vec<String> = table.iter().map(|(key, _)| key.to_owned()).collect();
+    let keys: Vec<String> = keys.into_iter().filter(|other| means(other)).collect();
+    if keys.len() < 2 {
+        return;
+    }
+    for other in &keys {
+        if other != key {
+            table.remove(other);
+        }
+    }
+    if !table.contains_key(key) {
+        table.insert(key, text(value));
     }
 }
 
@@ -186,7 +273,11 @@ fn not_a_table(path: &[&str]) -> EditError {
 fn below<'a>(top: &'a Plain, path: &[&str]) -> Result<Option<&'a Plain>, EditError> {
     let mut table = top;
     for (depth, key) in path.iter().enumerate() {
-        table = match table.get(*key) {
+        let means = |other: &&String| other.eq_ignore_ascii_case(key);
+        if table.keys().filter(means).count() > 1 {
+            return Err(EditError::Twice { key: path[..=depth].join(".") });
+        }
+        table = match get(table, key) {
             None => return Ok(None),
             Some(PlainValue::Table(inner)) => inner,
             Some(_) => return Err(not_a_table(&path[..=depth])),
@@ -195,19 +286,37 @@ fn below<'a>(top: &'a Plain, path: &[&str]) -> Result<Option<&'a Plain>, EditErr
     Ok(Some(table))
 }
 
+/// What a table has at `key`, however that is spelled there.
+fn get<'a>(table: &'a Plain, key: &str) -> Option<&'a PlainValue> {
+    let other = || table.iter().find(|(other, _)| other.eq_ignore_ascii_case(key));
+    table.get(key).or_else(|| Some(other()?.1))
+}
+
+/// What all of `layouts` say together.
+pub(super) fn read_all(layouts: &[Layout], text: &str) -> Result<Said, EditError> {
+    let mut all = Said::default();
+    for layout in layouts {
+        let said = read(layout, text)?;
+        all.runtime |= said.runtime;
+        all.section |= said.section;
+        all.default = said.default.or(all.default);
+        all.program = said.program.or(all.program);
+    }
+    Ok(all)
+}
+
 pub(super) fn read(layout: &Layout, text: &str) -> Result<Said, EditError> {
     let top = plain(text)?;
     let runtimes = below(&top, &layout.runtimes_path())?;
     let ours = runtimes.and_then(|runtimes| runtimes.get(NAME));
-    if let Some(runtime) = ours {
-        let program = layout.program(runtime).unwrap_or("no program");
-        if !is_ours(program) {
-            return Err(EditError::Taken { program: program.to_owned() });
-        }
+    let program = ours.map(|runtime| layout.program(runtime).unwrap_or("no program").to_owned());
+    if let Some(program) = program.as_ref().filter(|program| !is_ours(program)) {
+        return Err(EditError::Taken { program: program.clone() });
     }
-    let default = below(&top, &layout.section)?.and_then(|section| section.get(layout.default));
+    let default = below(&top, &layout.section)?.and_then(|section| get(section, layout.default));
     Ok(Said {
         runtime: ours.is_some(),
+        program,
         default: default.and_then(PlainValue::as_str).map(str::to_owned),
         section: below(&top, layout.part())?.is_some(),
     })
@@ -231,8 +340,8 @@ pub(super) fn edit(layout: &Layout, text: &str, wish: Wish<'_>) -> Result<String
         document.set_trailing("");
     }
     match wish {
-        Wish::Add { program, default, model } => {
-            add(layout, &mut document, program, default, &plain(model)?)?;
+        Wish::Add { program, default, model, beside } => {
+            add(layout, &mut document, (program, default, beside), &plain(model)?)?;
         }
         Wish::Remove { former } => {
             let former = former.and_then(|text| text.parse().ok()).unwrap_or_default();
@@ -272,8 +381,7 @@ fn leading_comments(text: &str) -> String {
 fn add(
     layout: &Layout,
     document: &mut DocumentMut,
-    program: &str,
-    default: bool,
+    (program, default, beside): (&str, bool, bool),
     model: &Plain,
 ) -> Result<(), EditError> {
     let style = Style::of(layout, document);
@@ -282,7 +390,7 @@ fn add(
     let runtimes = opened(document.as_item_mut(), &path)?;
     // podman's runtimes are values of the table, which then needs its header.
     let values = matches!(layout.format, Format::Podman);
-    match child(runtimes, NAME) {
+    match runtimes.as_table_like_mut().and_then(|table| table.get_mut(NAME)) {
         Some(entry) => {
             layout.repoint(entry, program);
             adopt_cgroups(entry, model);
@@ -290,6 +398,7 @@ fn add(
         None => {
             // containerd 1 forgets its own runc, which is its default, once a runtime is named.
             if matches!(layout.format, Format::Containerd { .. })
+                && !beside
                 && runtimes.as_table_like().is_some_and(|table| table.is_empty())
             {
                 let mut built_in = Table::new();
@@ -307,6 +416,17 @@ fn add(
                 }
             }
         }
+    }
+    if values {
+        let section = opened(document.as_item_mut(), &layout.section)?;
+        if let Some(table) = section.as_table_mut()
+            && table.is_implicit()
+            && LISTS.iter().any(|(key, _)| model.contains_key(*key))
+        {
+            table.set_implicit(false);
+            style.head(table);
+        }
+        list(section, model, &style);
     }
     if default {
         let section = opened(document.as_item_mut(), &layout.section)?;
@@ -333,7 +453,7 @@ fn opened<'a>(top: &'a mut Item, path: &[&str]) -> Result<&'a mut Item, EditErro
     for (depth, key) in path.iter().enumerate() {
         let inline = item.is_inline_table();
         let table = item.as_table_like_mut().ok_or_else(|| not_a_table(&path[..depth]))?;
-        if !table.contains_key(key) {
+        let key = spelled(table, key).unwrap_or_else(|| {
             let mut implicit = Table::new();
             implicit.set_implicit(true);
             let made = match inline {
@@ -341,8 +461,9 @@ fn opened<'a>(top: &'a mut Item, path: &[&str]) -> Result<&'a mut Item, EditErro
                 false => Item::Table(implicit),
             };
             table.insert(key, made);
-        }
-        item = table.get_mut(key).ok_or(EditError::Unsafe)?;
+            (*key).to_owned()
+        });
+        item = table.get_mut(&key).ok_or(EditError::Unsafe)?;
     }
     match item.is_table_like() {
         true => Ok(item),
@@ -379,15 +500,32 @@ fn below_mut<'a>(top: &'a mut Item, path: &[&str]) -> Option<&'a mut Item> {
     path.iter().try_fold(top, |item, key| child(item, key))
 }
 
-/// What a table has at `key`. `Item::get_mut` would make it.
+/// What a table has at `key`, in whichever case. `Item::get_mut` would make it.
 fn child<'a>(item: &'a mut Item, key: &str) -> Option<&'a mut Item> {
-    item.as_table_like_mut()?.get_mut(key)
+    let table = item.as_table_like_mut()?;
+    let key = spelled(table, key)?;
+    table.get_mut(&key)
+}
+
+/// How a table spells `key`, where it has it.
+fn spelled(table: &dyn toml_edit::TableLike, key: &str) -> Option<String> {
+    if table.contains_key(key) {
+        return Some(key.to_owned());
+    }
+    table
+        .iter()
+        .map(|(other, _)| other)
+        .find(|other| other.eq_ignore_ascii_case(key))
+        .map(str::to_owned)
 }
 
 fn remove(layout: &Layout, document: &mut DocumentMut, former: &DocumentMut) {
     let path = layout.runtimes_path();
     if let Some(section) = below_mut(document.as_item_mut(), &layout.section) {
         restore(layout, section, former);
+        if layout.format == Format::Podman {
+            unlist(section);
+        }
     }
     take_headers(&path, document, former);
     if let Some(runtimes) = below_mut(document.as_item_mut(), &path)
@@ -452,15 +590,19 @@ fn is_blank(text: &str) -> bool {
 
 /// Undoes a default runtime that is ours.
 fn restore(layout: &Layout, section: &mut Item, former: &DocumentMut) {
-    let before = layout.section.iter().try_fold(former.as_item(), |item, key| item.get(key));
-    let before = before.and_then(|section| section.get(layout.default)?.as_value());
-    let known =
-        |name: &str| section.get(layout.runtimes).and_then(|runtimes| runtimes.get(name)).is_some();
+    let like =
+        |item: &'_ Item, key: &str| -> Option<String> { spelled(item.as_table_like()?, key) };
+    let before =
+        layout.section.iter().try_fold(former.as_item(), |item, key| item.get(like(item, key)?));
+    let before = before.and_then(|section| section.get(like(section, layout.default)?)?.as_value());
+    let runtimes = like(section, layout.runtimes).and_then(|key| section.get(key));
+    let known = |name: &str| runtimes.and_then(|runtimes| runtimes.get(name)).is_some();
     let before = before.filter(|value| {
         value.as_str().is_some_and(|name| !super::is_ours_by_default(name) && is_known(name, known))
     });
+    let Some(key) = like(section, layout.default) else { return };
     let Some(table) = section.as_table_like_mut() else { return };
-    let Some(value) = table.get_mut(layout.default).and_then(Item::as_value_mut) else { return };
+    let Some(value) = table.get_mut(&key).and_then(Item::as_value_mut) else { return };
     if !value.as_str().is_some_and(super::is_ours_by_default) {
         return;
     }
@@ -470,7 +612,7 @@ fn restore(layout: &Layout, section: &mut Item, former: &DocumentMut) {
             *value = before.clone();
             *value.decor_mut() = decor;
         }
-        None => drop(table.remove(layout.default)),
+        None => drop(table.remove(&key)),
     }
 }
 
@@ -478,11 +620,22 @@ fn restore(layout: &Layout, section: &mut Item, former: &DocumentMut) {
 fn rest(layout: &Layout, mut top: Plain) -> Plain {
     let mut section = Some(&mut top);
     for key in &layout.section {
-        section = section.and_then(|table| table.get_mut(*key)?.as_table_mut());
+        section = section.and_then(|table| get_mut(table, key)?.as_table_mut());
     }
     if let Some(section) = section {
-        section.remove(layout.default);
-        if let Some(runtimes) = section.get_mut(layout.runtimes).and_then(PlainValue::as_table_mut)
+        section.retain(|key, _| !key.eq_ignore_ascii_case(layout.default));
+        if layout.format == Format::Podman {
+            for (key, own) in LISTS {
+                let Some(names) = get_mut(section, key).and_then(PlainValue::as_array_mut) else {
+                    continue;
+                };
+                names.retain(|name| !name.as_str().is_some_and(|name| CALLED.contains(&name)));
+                if names.iter().filter_map(PlainValue::as_str).eq(own.iter().copied()) {
+                    section.retain(|other, _| !other.eq_ignore_ascii_case(key));
+                }
+            }
+        }
+        if let Some(runtimes) = get_mut(section, layout.runtimes).and_then(PlainValue::as_table_mut)
         {
             runtimes.remove(NAME);
             let built_in = runtimes.get(BUILT_IN).and_then(PlainValue::as_table);
@@ -493,6 +646,12 @@ fn rest(layout: &Layout, mut top: Plain) -> Plain {
     }
     prune(&mut top);
     top
+}
+
+fn get_mut<'a>(table: &'a mut Plain, key: &str) -> Option<&'a mut PlainValue> {
+    let other = table.keys().find(|other| other.eq_ignore_ascii_case(key))?.clone();
+    let key = if table.contains_key(key) { key.to_owned() } else { other };
+    table.get_mut(&key)
 }
 
 /// The runtime that containerd knows without being told.

@@ -3,12 +3,12 @@ use proptest::prelude::*;
 use super::*;
 
 const PROGRAM: &str = "/usr/bin/cgpu-runtime";
-const V1: Format = Format::Containerd { version: 1 };
-const V2: Format = Format::Containerd { version: 2 };
-const V3: Format = Format::Containerd { version: 3 };
+const V1: Format = Format::Containerd { version: 1, reading: Reading::One };
+const V2: Format = Format::Containerd { version: 2, reading: Reading::One };
+const V3: Format = Format::Containerd { version: 3, reading: Reading::Two { older: false } };
 
-const ADD: Wish<'_> = Wish::Add { program: PROGRAM, default: false, model: "" };
-const DEFAULT: Wish<'_> = Wish::Add { program: PROGRAM, default: true, model: "" };
+const ADD: Wish<'_> = Wish::Add { program: PROGRAM, default: false, model: "", beside: false };
+const DEFAULT: Wish<'_> = Wish::Add { program: PROGRAM, default: true, model: "", beside: false };
 
 /// As Debian ships it.
 const DEBIAN: &str = r#"version = 2
@@ -166,8 +166,8 @@ fn containerd_gets_the_handler_in_the_table_of_its_version() {
         assert_eq!(remove(format, &new, None), "");
     }
     assert_eq!(
-        edit(Format::Containerd { version: 4 }, "", ADD),
-        Err(EditError::Version { version: 4 })
+        edit(Format::Containerd { version: 5, reading: Reading::Later }, "", ADD),
+        Err(EditError::Version { version: 5 })
     );
 }
 
@@ -187,13 +187,13 @@ fn containerds_handler_is_like_its_model_but_for_the_program() {
         SystemdCgroup = true
         ShimCgroup = "/x"
     "#;
-    let wish = Wish::Add { program: PROGRAM, default: false, model };
+    let wish = Wish::Add { program: PROGRAM, default: false, model, beside: false };
     for format in [V1, V2, V3] {
         let new = add(format, "", wish);
         let top: toml::Table = new.parse().unwrap();
-        let Format::Containerd { version } = format else { unreachable!() };
-        let plugin = crate::engines::dialect::cri(version).unwrap();
-        let ours = top["plugins"][plugin]["containerd"]["runtimes"]["cgpu"].as_table().unwrap();
+        let Format::Containerd { version, reading } = format else { unreachable!() };
+        let [(_, plugin)] = reading.written(version) else { unreachable!() };
+        let ours = top["plugins"][*plugin]["containerd"]["runtimes"]["cgpu"].as_table().unwrap();
         let mut expected: toml::Table = model.parse().unwrap();
         expected.remove("runtime_path");
         expected.remove("container_annotations");
@@ -211,8 +211,104 @@ fn containerds_handler_is_like_its_model_but_for_the_program() {
         assert_eq!(add(format, &own, wish), own, "what somebody wrote stays");
     }
     let all = model.replace("a.io/*", "*");
-    let new = add(V2, "", Wish::Add { program: PROGRAM, default: false, model: &all });
+    let new =
+        add(V2, "", Wish::Add { program: PROGRAM, default: false, model: &all, beside: false });
     assert!(new.contains("pod_annotations = [\"*\"]"), "{new}");
+}
+
+/// As kubespray writes it: keys in lower camel, which containerd takes as well.
+#[test]
+fn keys_are_containerds_in_whichever_case() {
+    let kubespray = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\n\
+        Default_Runtime_Name = \"runc\"\n\
+        [plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n\
+        binaryName = \"/usr/local/bin/runc\"\nsystemdCgroup = true\n";
+    let new = add(V3, kubespray, DEFAULT);
+    assert_eq!(new.matches("BinaryName").count(), 1, "{new}");
+    assert!(new.contains("Default_Runtime_Name = \"cgpu\""), "{new}");
+    assert!(!new.contains("default_runtime_name"), "{new}");
+    assert_eq!(remove(V3, &new, Some(kubespray)), kubespray);
+    // What an earlier setup left: two spellings, of which the last one counted.
+    let ours = "BinaryName = \"/usr/bin/cgpu-runtime\"";
+    let twice = new.replace(ours, &format!("binaryName = \"/usr/local/bin/runc\"\n{ours}"));
+    assert_ne!(twice, new);
+    assert_eq!(add(V3, &twice, DEFAULT), new);
+    let alone = new.replace(ours, "binaryname = \"/opt/cgpu-runtime\"");
+    assert_eq!(
+        add(V3, &alone, DEFAULT),
+        new.replace("BinaryName = \"/usr/bin/cgpu", "binaryname = \"/usr/bin/cgpu")
+    );
+    let two = format!("{kubespray}[plugins.\"io.containerd.cri.v1.runtime\".Containerd]\n");
+    assert!(matches!(edit(V3, &two, ADD), Err(EditError::Twice { .. })));
+}
+
+/// Who reads it isn't known: containerd 1 looks at one part, containerd 2 at another.
+#[test]
+fn a_file_without_a_version_says_it_for_every_release() {
+    let dockers = "disabled_plugins = [\"cri\"]\n#root = \"/x\"\n";
+    for (reading, plugins) in [
+        (Reading::Unknown, &["cri", "\"io.containerd.cri.v1.runtime\""][..]),
+        (Reading::One, &["cri"]),
+        (Reading::Two { older: false }, &["\"io.containerd.cri.v1.runtime\""]),
+    ] {
+        let format = Format::Containerd { version: 1, reading };
+        let new = add(format, dockers, DEFAULT);
+        for plugin in ["cri", "\"io.containerd.cri.v1.runtime\""] {
+            let header = format!("[plugins.{plugin}.containerd.runtimes.cgpu]");
+            assert_eq!(new.contains(&header), plugins.contains(&plugin), "{new}");
+        }
+        assert_eq!(add(format, &new, DEFAULT), new);
+        assert_eq!(remove(format, &new, None), dockers);
+    }
+}
+
+#[test]
+fn crios_handler_is_like_its_model_and_podmans_lists_name_ours() {
+    let model = "runtime_path = \"/usr/libexec/crio/crun\"\nruntime_root = \"/run/crun\"\n\
+                 monitor_path = \"/usr/libexec/crio/conmon\"\nmonitor_env = [\"A=b\"]\n\
+                 allowed_annotations = [\"io.containers.trace-syscall\"]\n\
+                 privileged_without_host_devices = true\n";
+    let wish = Wish::Add { program: PROGRAM, default: false, model, beside: false };
+    let new = add(Format::Crio, "", wish);
+    let top: toml::Table = new.parse().unwrap();
+    let ours = top["crio"]["runtime"]["runtimes"]["cgpu"].as_table().unwrap();
+    let mut expected: toml::Table = model.parse().unwrap();
+    expected["runtime_path"] = PROGRAM.into();
+    expected.insert("runtime_type".into(), "oci".into());
+    assert_eq!(*ours, expected);
+    assert_eq!(remove(Format::Crio, &new, None), "");
+
+    let model =
+        "runtime_supports_json = [\"crun\", \"runc\", \"kata\", \"runsc\", \"youki\", \"krun\"]\n";
+    let wish = Wish::Add { program: PROGRAM, default: false, model, beside: false };
+    for text in [
+        "",
+        "[engine]\nevents_logger = \"file\"\n",
+        "[engine]\nruntime_supports_json = [\"crun\", {append=true}]\n",
+    ] {
+        let new = add(Format::Podman, text, wish);
+        let top: toml::Table = new.parse().unwrap();
+        let names = top["engine"]["runtime_supports_json"].as_array().unwrap();
+        for name in ["cgpu", "cgpu-runtime", "crun"] {
+            assert!(names.contains(&name.into()), "{new}");
+        }
+        assert!(!new.contains("nocgroups"));
+        assert_eq!(add(Format::Podman, &new, wish), new);
+        assert_eq!(remove(Format::Podman, &new, Some(text)), text);
+    }
+}
+
+#[test]
+fn dockers_runtime_may_be_named_by_the_shims_option() {
+    let text = "{\"runtimes\": {\"cgpu\": {\"runtimeType\": \"io.containerd.runc.v2\", \"options\": \
+                {\"BinaryName\": \"/opt/cgpu-runtime\", \"SystemdCgroup\": true}}}}\n";
+    let said = read(Format::Docker, text).unwrap();
+    assert_eq!((said.runtime, said.program.as_deref()), (true, Some("/opt/cgpu-runtime")));
+    let expected = text.replace("/opt/cgpu-runtime", PROGRAM);
+    assert_eq!(add(Format::Docker, text, ADD), expected);
+    let other = text.replace("/opt/cgpu-runtime", "/usr/bin/runc");
+    let taken = EditError::Taken { program: "/usr/bin/runc".into() };
+    assert_eq!(edit(Format::Docker, &other, ADD), Err(taken));
 }
 
 #[test]

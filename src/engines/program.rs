@@ -1,4 +1,4 @@
-//! A runtime's own word on its version, within two seconds.
+//! What a program of the host prints, within bounds: a runtime's version, containerd's dump.
 //!
 //! Owns the child's life; must not know what versions mean. It leads a process group, so
 //! that what it started ends with it, and gets none of our environment but `PATH`.
@@ -21,9 +21,24 @@ const LIMIT: Duration = Duration::from_secs(2);
 const SAID_BYTES_MAX: u64 = 4096;
 
 /// The first line of what `program --version` prints; why there is none.
-pub(super) fn version_of(program: &Path) -> Result<String, String> {
+pub(crate) fn version_of(program: &Path) -> Result<String, String> {
+    let bytes = said(program, &["--version"], SAID_BYTES_MAX, LIMIT)?;
+    match String::from_utf8_lossy(&bytes).lines().next() {
+        Some(line) if !line.trim().is_empty() => Ok(line.trim().to_owned()),
+        _ => Err("it prints no version".to_owned()),
+    }
+}
+
+/// The first `bytes_max` bytes that `program ARGUMENTS` prints within `limit`; why there are none.
+pub(super) fn said(
+    program: &Path,
+    arguments: &[&str],
+    bytes_max: u64,
+    limit: Duration,
+) -> Result<Vec<u8>, String> {
     let mut command = Command::new(program);
-    command.arg("--version").env_clear();
+    // Where services are.
+    command.args(arguments).env_clear().current_dir("/");
     command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
     let mut child = command.spawn().map_err(|error| error.to_string())?;
@@ -32,24 +47,20 @@ pub(super) fn version_of(program: &Path) -> Result<String, String> {
         // What holds the pipe open beyond the group's end holds this thread, and not us.
         thread::spawn(move || {
             let mut bytes = Vec::new();
-            let read = pipe.take(SAID_BYTES_MAX).read_to_end(&mut bytes);
+            let read = pipe.take(bytes_max).read_to_end(&mut bytes);
             // Nobody listens any more where it took too long.
             let _ = said.send(read.map(|_| bytes));
         });
     }
-    let heard = heard.recv_timeout(LIMIT);
+    let heard = heard.recv_timeout(limit);
     // Not reaped yet, so the number is still the child's. It may have ended by itself.
     if let Ok(leader) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
     }
     let _ = child.wait();
     match heard {
-        Ok(Ok(bytes)) => match String::from_utf8_lossy(&bytes).lines().next() {
-            Some(line) if !line.trim().is_empty() => Ok(line.trim().to_owned()),
-            _ => Err("it prints no version".to_owned()),
-        },
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("it takes longer than {} s", LIMIT.as_secs())),
+        Ok(heard) => heard.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("it takes longer than {} s", limit.as_secs())),
     }
 }
 
