@@ -14,7 +14,7 @@ STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 IN_IMAGE := cgpu-node-setup cgpu-scheduler-extender
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages image manifests packages test-packages test-host test-kubernetes prepush
+.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages image manifests packages test-packages test-host test-engines test-kubernetes prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -163,6 +163,11 @@ test-host: packages ## install the .deb in virtual machines of Debian 12 and 13,
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	CGPU_VM_SUITE=bookworm tests/vm --script tests/fresh-host
 	CGPU_VM_SUITE=trixie tests/vm --script tests/fresh-host
+
+test-engines: deps ## test with the engines of Debian 13 and of Debian's next release, in userlands of theirs (root)
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+	tests/engines-of
 
 # Kubernetes is built once, and kept outside this directory (tests/kubernetes/build).
 test-kubernetes: deps ## run pods in a real Kubernetes on this machine, over simulated GPUs (root)
