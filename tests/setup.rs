@@ -335,9 +335,15 @@ fn like_runc(runtime: &toml::Value) -> toml::Value {
     runtime["options"].as_table_mut().unwrap().remove("BinaryName");
     let passed = runtime["pod_annotations"].as_array_mut().unwrap();
     passed.retain(|pattern| ![Some("aliyun.com/*"), Some("cgpu/*")].contains(&pattern.as_str()));
-    // An empty value says nothing, and is not copied.
+    // A value that is the default one says nothing, and is not copied.
     let options = runtime["options"].as_table_mut().unwrap();
-    options.retain(|_, value| value.as_str() != Some(""));
+    options.retain(|_, value| {
+        let says = [value.as_str() != Some(""), value.as_bool() != Some(false)];
+        says == [true; 2] && value.as_integer() != Some(0)
+    });
+    runtime.as_table_mut().unwrap().retain(|key, value| {
+        key != "sandboxer" || ![Some(""), Some("podsandbox")].contains(&value.as_str())
+    });
     runtime
 }
 
