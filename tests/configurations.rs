@@ -233,6 +233,14 @@ impl Host {
         run_with_timeout(&mut command, PATIENCE)
     }
 
+    /// How serious `cgpu doctor` finds what it says of containerd.
+    fn doctor_of_containerd(&self) -> Vec<String> {
+        let json = self.within(&[CGPU, "doctor", "--format", "json"]).json();
+        let findings = json["findings"].as_array().unwrap().iter();
+        let findings = findings.filter(|found| found["name"] == "containerd");
+        findings.map(|found| found["severity"].as_str().unwrap().to_owned()).collect()
+    }
+
     /// All files and links, and what they say.
     fn files(&self) -> Vec<(PathBuf, Vec<u8>)> {
         let mut files = Vec::new();
@@ -338,12 +346,21 @@ fn others_configurations_come_out_as_the_table_says() {
         };
         let containerd = containerd.to_str().unwrap();
         let dump = || host.within(&[containerd, "--config", MAIN, "config", "dump"]);
+        if case.name == "earlier-cgpu" && column == 2 {
+            assert_eq!(host.doctor_of_containerd(), ["error"], "what an earlier setup left");
+        }
         try_out(case, expected, setup, &host);
         if !matches!(expected, Writes(_)) {
             continue;
         }
-        // And containerd says so itself.
+        // And containerd says so itself, and doctor agrees with it.
         setup(case.words).ok();
+        // That one is Docker's, and doctor says so.
+        if case.name != "containerd.io" {
+            let mut found = host.doctor_of_containerd();
+            found.dedup();
+            assert_eq!(found, ["ok"], "{}", case.name);
+        }
         let dumped: toml::Table = dump().ok().stdout.parse().unwrap();
         let plugins = &dumped["plugins"];
         let plugin =

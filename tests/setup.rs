@@ -449,6 +449,10 @@ fn podman_knows_us_by_name_and_by_default() {
     };
     let look = ["sh", "-c", LOOK];
     assert_eq!(run(&["--runtime", "cgpu"], &QUOTA, &look).ok().text(), NODES);
+    // podman knows how ours reports errors.
+    let failed = run(&["--runtime", "cgpu"], &[], &["nosuch"]).fails();
+    assert!(failed.stderr.contains("\"nosuch\": executable file not found"), "{failed}");
+    assert!(!failed.stderr.contains("level=error"), "{failed}");
     host.soon_releases_all();
     setup_file("podman", &file, &[&options[..], &["--default"]].concat()).ok();
     assert_eq!(run(&[], &QUOTA, &look).ok().text(), NODES);

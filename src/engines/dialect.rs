@@ -90,12 +90,11 @@ pub(crate) fn containerd(files: &[File<'_>], reading: Reading) -> Vec<Vec<Named>
         for (section, plugin) in containerd::CRI {
             let found = containerd::section(file.table, plugin).unwrap_or_default();
             let runtimes = below(&found, &["runtimes"]).into_iter().flatten();
-            for (name, runtime) in runtimes {
-                let Some(runtime) = runtime.as_table() else { continue };
-                let program = containerd::program(runtime);
-                let Some(named) = program.and_then(|program| named(name, program)) else {
-                    continue;
-                };
+            for (name, _) in runtimes {
+                // Ours by one spelling of the key is ours, though another may count.
+                let mut programs = programs(file.table, plugin, name);
+                let named = programs.find_map(|program| named(name, program));
+                let Some(named) = named else { continue };
                 let is_read = reading.plugins(version).iter().any(|(_, read)| *read == plugin);
                 let counts = below(&effective, &["runtimes", name]).filter(|_| is_read);
                 let spelled = spelled_twice(file.table, plugin, name);
@@ -128,6 +127,20 @@ fn flaw_of(runtime: &Table, model: &Table) -> Option<Flaw> {
         (true, true, false) => Some(Flaw::NoAnnotations),
         (true, true, true) => None,
     }
+}
+
+/// The programs of a runtime, by all spellings of the key.
+fn programs<'a>(
+    table: &'a Table,
+    plugin: &str,
+    name: &str,
+) -> impl Iterator<Item = &'a str> + use<'a> {
+    let runtimes = ["plugins", plugin, "containerd", "runtimes"];
+    let runtime = below_in_any_case(table, &runtimes).and_then(|all| all.get(name)?.as_table());
+    let options = runtime.and_then(|runtime| below_in_any_case(runtime, &["options"]));
+    let named = options.into_iter().flatten();
+    let named = named.filter(|(key, _)| key.eq_ignore_ascii_case("BinaryName"));
+    named.filter_map(|(_, program)| program.as_str())
 }
 
 /// A key that a runtime's table, or its options, has in two spellings.

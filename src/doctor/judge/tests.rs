@@ -521,6 +521,23 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
     );
     finds(
         "containerd",
+        Error,
+        "isn't cgpu's: as the engine reads its files, it runs /usr/bin/runc -> `cgpu setup containerd --restart`",
+        flawed(Flaw::Overruled { by: "/usr/bin/runc".into() }),
+    );
+    finds(
+        "containerd",
+        Error,
+        "has binaryName in two spellings, of which releases of containerd take different ones -> `cgpu setup",
+        flawed(Flaw::TwoSpellings { key: "binaryName".into() }),
+    );
+    let over = Handler { lower: Some("/usr/bin/crun".into()), ..handler() };
+    let over = self::docker(Ok(vec![over]));
+    finds("docker", Fine, "cgpu is /usr/bin/cgpu-runtime, over /usr/bin/crun (", |facts| {
+        facts.engines = vec![over];
+    });
+    finds(
+        "containerd",
         Note,
         "not all annotations of pods reach it -> pod_annotations",
         flawed(Flaw::NoAnnotations),
