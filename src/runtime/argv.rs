@@ -1,10 +1,10 @@
 //! The command line of runc and crun: what of it concerns us.
 //!
 //! Pure. `create`, `run` and `restore` name a bundle that we may edit, `exec` a container that
-//! we may have isolated; every other command, and everything that can't be parsed, is the
-//! real runtime's alone. Facts: the
+//! we may have isolated, `checkpoint` one that couldn't be restored; every other command, and
+//! everything that can't be parsed, is the real runtime's alone. Facts: the
 //! flags of runc 1.1–1.3 (urfave/cli on Go's `flag`: one or two dashes, `-b=X`, flags
-//! after the id) and of crun 1.8–1.20 (argp on `getopt_long`: `-bX`, bundled short
+//! after the id) and of crun 1.8–1.28 (argp on `getopt_long`: `-bX`, bundled short
 //! flags, unambiguous abbreviations of long ones). Where the two read a word
 //! differently, [`Dialect`] decides.
 
@@ -113,6 +113,8 @@ pub enum Command {
     Create(Create),
     /// A process is started in a container.
     Exec(Exec),
+    /// A container's state is saved.
+    Checkpoint(Checkpoint),
 }
 
 /// `exec`.
@@ -125,6 +127,21 @@ pub struct Exec {
     pub ids: Vec<OsString>,
     /// `--process`, as given: the file that describes the process.
     pub process: Option<PathBuf>,
+    /// `--log`, as given.
+    pub log: Option<PathBuf>,
+    /// Whether `--log-format` is `json`.
+    pub log_json: bool,
+}
+
+/// `checkpoint`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// `--root`, as given.
+    pub root: Option<PathBuf>,
+    /// What may be the container's id.
+    pub ids: Vec<OsString>,
+    /// Whether the container runs on: `--leave-running`, `--pre-dump`.
+    pub leaves_running: bool,
     /// `--log`, as given.
     pub log: Option<PathBuf>,
     /// Whether `--log-format` is `json`.
@@ -258,6 +275,40 @@ const EXEC_SWITCHES: &[&str] =
     &["tty", "detach", "no-new-privs", "ignore-paused", "help", "usage", "version"];
 const EXEC_SHORT_SWITCHES: &[u8] = b"tdh?V";
 
+/// By these flags of `checkpoint` the container runs on.
+const LEAVE_RUNNING: &[&str] = &["leave-running", "pre-dump"];
+
+/// Flags with a value of `checkpoint`.
+const CHECKPOINT_VALUES: &[&str] = &[
+    "image-path",
+    "work-path",
+    "parent-path",
+    "status-fd",
+    "page-server",
+    "manage-cgroups-mode",
+    "empty-ns",
+    "network-lock",
+];
+
+/// crun's flags of `checkpoint` (`src/checkpoint.c`; it may be built without `parent-path` and `pre-dump`): what
+/// an abbreviation stands for.
+const CRUN_CHECKPOINT: &[&str] = &[
+    "image-path",
+    "work-path",
+    "leave-running",
+    "tcp-established",
+    "ext-unix-sk",
+    "shell-job",
+    "file-locks",
+    "network-lock",
+    "parent-path",
+    "pre-dump",
+    "manage-cgroups-mode",
+    "help",
+    "usage",
+    "version",
+];
+
 enum GlobalWord {
     /// Our own flag, with its value if that is in the same word.
     Own(Option<OsString>),
@@ -342,6 +393,13 @@ pub fn parse(args: &[OsString], dialect: Dialect) -> Command {
         let Create { root, log, log_json, .. } = create;
         return Command::Exec(Exec { root, ids, process, log, log_json });
     }
+    if verb == "checkpoint" {
+        let Create { root, log, log_json, .. } = create;
+        let words = checkpoint_words(&rest, dialect);
+        return words.map_or(Command::PassThrough, |(ids, leaves_running)| {
+            Command::Checkpoint(Checkpoint { root, ids, leaves_running, log, log_json })
+        });
+    }
     create.verb = match verb.to_str() {
         Some("create") => Verb::Create,
         Some("run") => Verb::Run,
@@ -398,6 +456,44 @@ fn exec_words(words: &[&OsStr], dialect: Dialect) -> (Vec<OsString>, Option<Path
         }
     }
     (ids, process)
+}
+
+/// What may be the container's id among the words of a `checkpoint`, and whether the container runs on.
+/// `None` if the command only prints its help.
+///
+/// runc takes flags after the id as well; crun stops at the first word that is none (`ARGP_IN_ORDER`).
+fn checkpoint_words(words: &[&OsStr], dialect: Dialect) -> Option<(Vec<OsString>, bool)> {
+    let mut ids = Vec::new();
+    // The last one of a name counts.
+    let mut leaves_running = [false; LEAVE_RUNNING.len()];
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let Some((name, value)) = split_flag(word) else {
+            let ends_flags = *word == "--";
+            ids.extend((!ends_flags).then(|| (*word).to_owned()));
+            if ends_flags || dialect == Dialect::Crun {
+                ids.extend(words.by_ref().map(|word| (*word).to_owned()));
+            }
+            continue;
+        };
+        let name = match (dialect, word.as_bytes()) {
+            (Dialect::Runc, _) => name.as_str(),
+            (Dialect::Crun, [b'-', b'-', ..]) => {
+                only(CRUN_CHECKPOINT.iter().copied(), &name).unwrap_or_default()
+            }
+            (Dialect::Crun, [b'-', b'?' | b'V', ..]) => "help",
+            (Dialect::Crun, _) => "",
+        };
+        if matches!(name, "help" | "h" | "usage" | "version") && !is_off(value.as_deref()) {
+            return None;
+        }
+        if let Some(at) = LEAVE_RUNNING.iter().position(|switch| *switch == name) {
+            leaves_running[at] = !is_off(value.as_deref());
+        } else if CHECKPOINT_VALUES.contains(&name) && value.is_none() {
+            words.next();
+        }
+    }
+    Some((ids, leaves_running.contains(&true)))
 }
 
 /// What a flag does with the next word.
@@ -578,12 +674,16 @@ fn read_getopt(words: &[&OsStr], create: &mut Create) -> Option<Positionals> {
 
 /// The long flag that `name` is, or is the one abbreviation of.
 fn unabbreviated(name: &str) -> Option<&'static str> {
-    let known = || COMMAND_VALUES.iter().chain(COMMAND_SWITCHES).copied();
-    if let Some(exact) = known().find(|long| *long == name) {
-        return Some(exact);
-    }
-    let mut matching = known().filter(|long| long.starts_with(name));
-    matching.next().filter(|_| matching.next().is_none())
+    only(COMMAND_VALUES.iter().chain(COMMAND_SWITCHES).copied(), name)
+}
+
+/// The flag of `known` that `name` is, or is the one abbreviation of.
+fn only(known: impl Iterator<Item = &'static str> + Clone, name: &str) -> Option<&'static str> {
+    let exact = known.clone().find(|long| *long == name);
+    exact.or_else(|| {
+        let mut matching = known.filter(|long| long.starts_with(name));
+        matching.next().filter(|_| matching.next().is_none())
+    })
 }
 
 #[cfg(test)]
@@ -774,6 +874,78 @@ mod tests {
                 assert_eq!(exec.ids, ["id"], "{line}");
             }
         }
+    }
+
+    /// The ids of a checkpoint, and whether its container runs on.
+    fn checkpointed(line: &str, dialect: Dialect) -> (String, bool) {
+        match parse(&words(line), dialect) {
+            Command::Checkpoint(checkpoint) => {
+                let ids = checkpoint.ids.iter().map(|id| id.to_str().unwrap());
+                (ids.collect::<Vec<_>>().join(" "), checkpoint.leaves_running)
+            }
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_ends_its_container_unless_a_flag_leaves_it_running() {
+        use Dialect::{Crun, Runc};
+        for (line, leaves_running, dialects) in [
+            ("checkpoint id", false, &[Runc, Crun][..]),
+            (
+                "checkpoint --image-path /i --work-path=/w --tcp-established id",
+                false,
+                &[Runc, Crun],
+            ),
+            ("checkpoint --image-path --leave-running id", false, &[Runc, Crun]),
+            ("checkpoint --network-lock --pre-dump id", false, &[Crun]),
+            ("checkpoint --leave-running id", true, &[Runc, Crun]),
+            ("checkpoint --image-path /i --leave-running --work-path /w id", true, &[Runc, Crun]),
+            ("checkpoint --parent-path p --pre-dump id", true, &[Runc, Crun]),
+            ("checkpoint --leave-running -- id", true, &[Runc, Crun]),
+            ("checkpoint -leave-running id", true, &[Runc]),
+            ("checkpoint --leave-running=true id", true, &[Runc]),
+            ("checkpoint -pre-dump=1 id", true, &[Runc]),
+            ("checkpoint --leave-running=false id", false, &[Runc]),
+            ("checkpoint --leave-running -leave-running=F id", false, &[Runc]),
+            ("checkpoint --leave-running=0 --leave-running id", true, &[Runc]),
+            ("checkpoint --leave-running=false --pre-dump id", true, &[Runc]),
+            ("checkpoint id --leave-running", true, &[Runc]),
+            ("checkpoint --lea id", false, &[Runc]),
+            // Of one dash crun makes short flags, and has none of these letters.
+            ("checkpoint -leave-running id", false, &[Crun]),
+            ("checkpoint --l id", true, &[Crun]),
+            ("checkpoint --leave --im /i id", true, &[Crun]),
+            ("checkpoint --pr id", true, &[Crun]),
+            ("checkpoint --p id", false, &[Crun]),
+        ] {
+            for dialect in dialects {
+                let expected = ("id".to_owned(), leaves_running);
+                assert_eq!(checkpointed(line, *dialect), expected, "{line} {dialect:?}");
+            }
+        }
+        // crun reads no flag after the id.
+        let after = ("id --leave-running".to_owned(), false);
+        assert_eq!(checkpointed("checkpoint id --leave-running", Crun), after);
+        // A word behind a flag that we don't know may be its value.
+        for dialect in [Runc, Crun] {
+            assert_eq!(checkpointed("checkpoint --new a id", dialect), ("a id".to_owned(), false));
+        }
+        for (line, dialects) in [
+            ("checkpoint --help id", &[Runc, Crun][..]),
+            ("checkpoint -h id", &[Runc]),
+            ("checkpoint -? id", &[Crun]),
+            ("checkpoint -V", &[Crun]),
+            ("checkpoint --usage id", &[Crun]),
+        ] {
+            for dialect in dialects {
+                assert_eq!(parse(&words(line), *dialect), Command::PassThrough, "{line}");
+            }
+        }
+        let line = "--root /r --log /l --log-format json checkpoint id";
+        let Command::Checkpoint(read) = parse(&words(line), Runc) else { panic!("{line}") };
+        assert_eq!(read.root.as_deref(), Some(Path::new("/r")));
+        assert_eq!((read.log.as_deref(), read.log_json), (Some(Path::new("/l")), true));
     }
 
     #[test]

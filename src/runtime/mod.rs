@@ -2,7 +2,8 @@
 //!
 //! Owns the order of one call. `create`, `run` and `restore` of a container that asks
 //! for GPUs get their bundle edited; an `exec` in one that has a quota goes behind its
-//! isolation, or fails; then, and for everything else at once, this process becomes the real runtime.
+//! isolation, or fails; a `checkpoint` that would end a container for good is refused; then, and for
+//! everything else at once, this process becomes the real runtime.
 //! Nothing is printed on success.
 
 pub mod argv;
@@ -16,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use argv::{Command, Create, Dialect};
-use kept::{Joins, KeptError};
+use kept::{Joins, Kept, KeptError};
 use real::{Real, RealRuntimeError};
 use thiserror::Error;
 use tracing::warn;
@@ -88,6 +89,17 @@ pub enum RuntimeError {
          create or run"
     )]
     Restore,
+    /// A checkpoint that would end a container which can't be restored.
+    #[error(
+        "cannot checkpoint container {id}: it has a GPU quota under backend gate, which refuses the \
+         prctl(PR_SET_MM) that criu needs for a restore, so the checkpoint would end it for good; add \
+         --leave-running to save its state and keep it running (docker checkpoint create and podman \
+         container checkpoint have the flag, too)"
+    )]
+    Checkpoint {
+        /// The container.
+        id: String,
+    },
     /// What the runtime keeps of a container.
     #[error(transparent)]
     Kept(#[from] KeptError),
@@ -113,7 +125,9 @@ impl RuntimeError {
             RuntimeError::Admission(error) => error.why(),
             RuntimeError::NoId | RuntimeError::Leftover { .. } => Cause::Request,
             RuntimeError::NoNvidia { .. } => Cause::Driver,
-            RuntimeError::Unregistered { .. } | RuntimeError::Restore => Cause::Isolation,
+            RuntimeError::Unregistered { .. }
+            | RuntimeError::Restore
+            | RuntimeError::Checkpoint { .. } => Cause::Isolation,
             RuntimeError::Config(_)
             | RuntimeError::Real(_)
             | RuntimeError::Kept(_)
@@ -158,6 +172,7 @@ fn error_log(command: &Command) -> ErrorLog {
     let (path, json) = match command {
         Command::Create(create) => (&create.log, create.log_json),
         Command::Exec(exec) => (&exec.log, exec.log_json),
+        Command::Checkpoint(checkpoint) => (&checkpoint.log, checkpoint.log_json),
         Command::PassThrough => return ErrorLog::default(),
     };
     ErrorLog { path: path.clone(), json }
@@ -168,6 +183,7 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
     let prepared = match command {
         Command::PassThrough => Ok(None),
         Command::Exec(exec) => join(real, line, &exec).map(|()| None),
+        Command::Checkpoint(checkpoint) => keep(real, line, &checkpoint).map(|()| None),
         Command::Create(create) => prepare(real, line, &create)
             .inspect_err(|error| tell_of_refusal(real, line, &create, error)),
     };
@@ -208,29 +224,42 @@ fn bundle_file(create: &Create) -> PathBuf {
     create.config_file.as_deref().map_or_else(|| "config.json".into(), config_path)
 }
 
-/// Goes where the container is in which an `exec` starts a process.
-fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), RuntimeError> {
+/// This host for a command in one of the containers `ids`, which exist; `None` if none of them can have a quota.
+///
+/// # Errors
+///
+/// If the configuration can't be read, and one of them may have a quota.
+fn host_of<'a>(
+    line: &argv::CommandLine,
+    mut ids: impl Iterator<Item = &'a str>,
+    kept: impl Fn(&str) -> Result<Option<Kept>, KeptError>,
+) -> Result<Option<Host>, RuntimeError> {
     // Nobody else's containers are registered.
     if host::require_root().is_err() {
-        return Ok(());
+        return Ok(None);
     }
     let variable = std::env::var_os(config::PATH_VARIABLE);
-    let root = key_root(real, exec.root.as_deref());
-    let ids = || exec.ids.iter().filter_map(|id| id.to_str());
-    let kept = |id: &str| kept::find(real, exec.root.as_deref(), Path::new(&root), id);
-    let state_dir = match config::state_dir(line.config.as_deref(), variable.as_deref()) {
-        // Nobody's quota is passed by an exec in a container that has none.
+    match config::state_dir(line.config.as_deref(), variable.as_deref()) {
+        Ok(state_dir) => {
+            let config = config::Config { state_dir, ..config::Config::default() };
+            Ok(Some(Host::new(config, None, Way::Ahead)))
+        }
         Err(error) => {
             let is_ours = |id| kept(id).map(|kept| kept.is_some_and(|kept| kept.has_quota));
-            match ids().map(is_ours).any(|is_ours| is_ours.unwrap_or(true)) {
-                true => return Err(error.into()),
-                false => return Ok(()),
+            match ids.any(|id| is_ours(id).unwrap_or(true)) {
+                true => Err(error.into()),
+                false => Ok(None),
             }
         }
-        Ok(state_dir) => state_dir,
-    };
-    let config = config::Config { state_dir, ..config::Config::default() };
-    let host = Host::new(config, None, Way::Ahead);
+    }
+}
+
+/// Goes where the container is in which an `exec` starts a process.
+fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), RuntimeError> {
+    let ids = || exec.ids.iter().filter_map(|id| id.to_str());
+    let root = key_root(real, exec.root.as_deref());
+    let kept = |id: &str| kept::find(real, exec.root.as_deref(), Path::new(&root), id);
+    let Some(host) = host_of(line, ids(), &kept)? else { return Ok(()) };
     for id in ids() {
         let key = Key { root: root.clone(), id: id.to_owned() };
         // In this order: a record that is made later is of a container that is.
@@ -265,6 +294,32 @@ fn complete(host: &Host, record: &Record, process: &Path) -> Result<(), BundleEr
     let mut variables = inject::variables(&bundle, &env, &host.config.state_dir);
     variables.extend(host.variables(&record.plan, &env));
     process.set_env(&variables)
+}
+
+/// Sees that the container of a `checkpoint` runs on, or that nothing keeps it from being restored.
+fn keep(
+    real: &Real,
+    line: &argv::CommandLine,
+    checkpoint: &argv::Checkpoint,
+) -> Result<(), RuntimeError> {
+    if checkpoint.leaves_running {
+        return Ok(());
+    }
+    let ids = || checkpoint.ids.iter().filter_map(|id| id.to_str());
+    let root = key_root(real, checkpoint.root.as_deref());
+    let kept = |id: &str| kept::find(real, checkpoint.root.as_deref(), Path::new(&root), id);
+    let Some(host) = host_of(line, ids(), &kept)? else { return Ok(()) };
+    for id in ids() {
+        // What isn't there, or can't be read, is the runtime's to refuse.
+        let Ok(Some(kept)) = kept(id) else { continue };
+        let record = host.registered(&Key { root: root.clone(), id: id.to_owned() })?;
+        if let Joins::Behind(record) = kept::joins(record.as_ref(), Some(&kept))
+            && record.plan.backend == Kind::Gate
+        {
+            return Err(RuntimeError::Checkpoint { id: id.to_owned() });
+        }
+    }
+    Ok(())
 }
 
 /// The runtime's `--root`, as keys have it.

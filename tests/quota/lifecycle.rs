@@ -36,24 +36,63 @@ fn checkpoint(gated: &Gated, bare: &Runtime<'_>) {
     }
     let path = path.display().to_string();
     let images = gated.host.scratch.directory("images").display().to_string();
+    let log = gated.host.scratch.path().join("checkpoint.log").display().to_string();
+    let checkpoint = ["--log", &log, "--log-format", "json", "checkpoint", "--image-path", &images];
+    let call = |runtime: &Runtime<'_>, words: &[&str]| {
+        runtime.clone().env("PATH", &path).call(&[&checkpoint[..], words].concat())
+    };
     let try_it = |runtime: &Runtime<'_>, bundle: &Bundle| {
-        let runtime = runtime.clone().env("PATH", &path);
-        runtime.call(&["checkpoint", "--image-path", &images, &bundle.id])
+        call(runtime, &["--leave-running", bundle.id.as_str()])
     };
     let plain = gated.host.bundle("plain", |_| {});
     bare.create(&plain).ok();
     bare.start(&plain).ok();
     let expected = try_it(bare, &plain).fails();
     bare.delete(&plain).ok();
+    // Nor is it ours what becomes of a container without a quota, or of none.
+    let runtime = gated.host.runtime();
+    runtime.create(&plain).ok();
+    runtime.start(&plain).ok();
+    for id in ["plain", "nowhere"] {
+        let told = call(&runtime, &[id]);
+        let of_bare = call(bare, &["nowhere"]);
+        assert!(!told.stderr.contains("cgpu"), "{told}\nbare: {of_bare}");
+        assert_eq!(told.status.code(), Some(1), "{told}");
+    }
+    runtime.delete(&plain).ok();
 
     let bundle = gated.sleeping("app", 1000);
     let monitor = gated.monitor("app_________");
     let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
     gated.soon_uses(300);
-    let runtime = gated.host.runtime();
     let told = try_it(&runtime, &bundle);
     assert_eq!(told.status.code(), expected.status.code(), "{told}\nbare: {expected}");
     assert_eq!(reasons(&told), reasons(&expected), "{told}\nbare: {expected}");
+
+    // One that would end it, and couldn't be undone, doesn't reach the runtime.
+    // crun without criu has no such command, and no log of it.
+    let logged = || std::fs::read_to_string(&log).unwrap_or_default();
+    let before = logged();
+    let refused = call(&runtime, &[&bundle.id]).exits(1);
+    let line = refused.stderr.trim_end();
+    assert!(
+        line.starts_with("cgpu: cannot checkpoint container app: it has a GPU quota"),
+        "{line}"
+    );
+    assert!(line.contains("; add --leave-running to ") && !line.contains('\n'), "{line}");
+    let logged = logged();
+    let added = logged.strip_prefix(&before).expect("lines are appended");
+    let entry: serde_json::Value = serde_json::from_str(added).expect("it is one line of JSON");
+    assert_eq!((&entry["level"], &entry["msg"]), (&json!("error"), &json!(line)));
+    // Nor if cgpu can't be configured: then the real runtime is the first that there is, runc.
+    if bare.program().ends_with("runc") {
+        let broken = gated.host.scratch.path().join("broken.toml");
+        std::fs::write(&broken, "state_dir = 1").expect("a file can be written");
+        let broken = broken.display().to_string();
+        let refused = call(&runtime.clone().env("CGPU_CONFIG", &broken), &[&bundle.id]).exits(1);
+        assert!(refused.stderr.contains("broken.toml"), "{refused}");
+    }
+
     assert_eq!(runtime.status(&bundle), "running");
     assert!(holder.try_wait().is_ok_and(|ended| ended.is_none()), "it holds its memory");
     gated.soon_accounts("app", 300);
@@ -99,7 +138,7 @@ fn crun_ends_where_ends_are_ignored(gated: &Gated) -> bool {
 }
 
 #[test]
-fn a_checkpoint_without_criu_fails_as_the_runtimes_own_and_changes_nothing() {
+fn a_checkpoint_leaves_a_container_with_a_quota_running_or_is_refused() {
     let gated = Gated::new();
     checkpoint(&gated, &gated.host.scratch.runc());
     let mut gated = Gated::new();
