@@ -64,6 +64,24 @@ pub fn state_files(program: &Path, root: &Path, id: &str) -> Vec<PathBuf> {
     }
 }
 
+/// The file of `--log` as `given` to a runtime that reads it from `directory`; `None` if it is none.
+///
+/// crun takes `file:PATH`, `journald:ID` and `syslog:ID` as well, and no other word before a colon
+/// (`get_log_type` in `src/libcrun/error.c`).
+#[must_use]
+pub fn log_file(dialect: Dialect, given: &Path, directory: &Path) -> Option<PathBuf> {
+    let bytes = given.as_os_str().as_bytes();
+    let file = match dialect {
+        Dialect::Runc => given,
+        Dialect::Crun => match bytes.strip_prefix(b"file:") {
+            Some(file) => Path::new(OsStr::from_bytes(file)),
+            None if bytes.contains(&b':') => return None,
+            None => given,
+        },
+    };
+    Some(directory.join(file)).filter(|_| !file.as_os_str().is_empty())
+}
+
 /// Our own flag, taken out before the real runtime sees the command line.
 const OWN_FLAG: &str = "cgpu-config";
 
@@ -708,6 +726,27 @@ mod tests {
         assert_eq!(of("/usr/bin/crun"), Some("/r/a/status".into()));
         for other in ["/opt/runc-wrapper", "/opt/crun.real", "/usr/bin/youki", "/"] {
             assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_log_is_the_file_that_the_runtime_would_write() {
+        for (given, of_runc, of_crun) in [
+            ("/l/log", Some("/l/log"), Some("/l/log")),
+            ("log", Some("/b/log"), Some("/b/log")),
+            ("file:/l/log", Some("/b/file:/l/log"), Some("/l/log")),
+            ("file:log", Some("/b/file:log"), Some("/b/log")),
+            ("file:/l/a:b", Some("/b/file:/l/a:b"), Some("/l/a:b")),
+            ("journald:id", Some("/b/journald:id"), None),
+            ("syslog:", Some("/b/syslog:"), None),
+            ("/l/a:b", Some("/l/a:b"), None),
+            ("file:", Some("/b/file:"), None),
+            ("", None, None),
+        ] {
+            for (dialect, file) in [(Dialect::Runc, of_runc), (Dialect::Crun, of_crun)] {
+                let found = log_file(dialect, Path::new(given), Path::new("/b"));
+                assert_eq!(found.as_deref(), file.map(Path::new), "{given} {dialect:?}");
+            }
         }
     }
 

@@ -155,12 +155,16 @@ pub fn main(called: &OsStr, args: Vec<OsString>) {
     let log;
     let error = match real::find(&candidates, path.as_deref()) {
         Ok(real) => {
-            let command = argv::parse(&line.args, Dialect::of(&real.file));
-            log = error_log(&command);
+            let dialect = Dialect::of(&real.file);
+            let command = argv::parse(&line.args, dialect);
+            log = error_log(&command, dialect);
             call(&real, &line, command)
         }
         Err(error) => {
-            log = error_log(&argv::parse(&line.args, Dialect::Runc));
+            // The engine's words are those of the runtime that it would have had.
+            let dialect =
+                candidates.first().map_or(Dialect::Runc, |name| Dialect::of(name.as_ref()));
+            log = error_log(&argv::parse(&line.args, dialect), dialect);
             error.into()
         }
     };
@@ -168,14 +172,17 @@ pub fn main(called: &OsStr, args: Vec<OsString>) {
 }
 
 /// Where the engine wants to read why `command` failed.
-fn error_log(command: &Command) -> ErrorLog {
-    let (path, json) = match command {
-        Command::Create(create) => (&create.log, create.log_json),
-        Command::Exec(exec) => (&exec.log, exec.log_json),
-        Command::Checkpoint(checkpoint) => (&checkpoint.log, checkpoint.log_json),
+fn error_log(command: &Command, dialect: Dialect) -> ErrorLog {
+    // crun goes into the bundle before it opens its log (`crun_command_create` in `src/create.c`).
+    let (path, json, bundle) = match command {
+        Command::Create(create) => (&create.log, create.log_json, create.bundle.as_deref()),
+        Command::Exec(exec) => (&exec.log, exec.log_json, None),
+        Command::Checkpoint(checkpoint) => (&checkpoint.log, checkpoint.log_json, None),
         Command::PassThrough => return ErrorLog::default(),
     };
-    ErrorLog { path: path.clone(), json }
+    let directory = bundle.filter(|_| dialect == Dialect::Crun).unwrap_or(Path::new(""));
+    let path = path.as_ref().and_then(|path| argv::log_file(dialect, path, directory));
+    ErrorLog { path, json }
 }
 
 /// Makes the call; returns only where that failed.

@@ -135,6 +135,66 @@ fn without_a_log_the_message_goes_to_standard_error_alone() {
     one_line(&outcome);
 }
 
+/// The files below `directory`, by their names from there.
+fn files(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).expect("it can be listed").flatten() {
+        match entry.path() {
+            path if path.is_dir() => {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                found.extend(files(&path).into_iter().map(|file| format!("{name}/{file}")));
+            }
+            _ => found.push(entry.file_name().to_string_lossy().into_owned()),
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_refusal_is_in_the_file_that_cruns_own_error_would_be_in() {
+    let host = Host::new(Engine::Crun);
+    let bundle = host.bundle("id", &[], "env");
+    let config = |asks: bool| {
+        let mut config = bundle.config();
+        let memory = if asks { "x" } else { "0" };
+        config["process"]["env"] = [format!("ALIYUN_COM_GPU_MEM_CONTAINER={memory}")].into();
+        // crun itself refuses this one.
+        config["root"]["path"] = "nowhere".into();
+        bundle.write_config(&config);
+    };
+    for (at, log) in ["file:ABSOLUTE", "ABSOLUTE", "file:log", "log", "journald:id", "syslog:id"]
+        .into_iter()
+        .enumerate()
+    {
+        let written = |asks: bool| {
+            config(asks);
+            let directory = host.scratch.directory(&format!("log-{at}-{asks}"));
+            let copied = host.scratch.directory(&format!("log-{at}-{asks}/bundle"));
+            fs::copy(bundle.directory.join("config.json"), copied.join("config.json"))
+                .expect("a bundle can be copied");
+            let absolute = directory.join("absolute").display().to_string();
+            let mut command = host.command(if asks { host.ours() } else { host.real() });
+            command.current_dir(&directory).arg("--root").arg(host.path("root"));
+            command.args(["--log", &log.replace("ABSOLUTE", &absolute), "--log-format", "json"]);
+            command.args(["create", "--bundle", "bundle", "id"]);
+            let outcome = run_with_timeout(&mut command, PATIENCE).exits(1);
+            let files: Vec<String> = files(&directory);
+            let logged = files.iter().find(|file| *file != "bundle/config.json");
+            let text = logged
+                .map(|file| fs::read_to_string(directory.join(file)).expect("the log can be read"));
+            (outcome, files, text)
+        };
+        let (bare, ours) = (written(false), written(true));
+        assert_eq!(ours.1, bare.1, "{log}: {}\n{}", bare.0, ours.0);
+        let line = one_line(&ours.0);
+        if let Some(text) = ours.2 {
+            let entry: Value = serde_json::from_str(&text).expect("it is one line of JSON");
+            assert_eq!(entry["msg"], line, "{log}");
+        }
+    }
+}
+
 #[test]
 fn a_full_gpu_is_refused_with_its_holders_until_one_of_them_is_gone() {
     for engine in ENGINES {
