@@ -413,8 +413,10 @@ fn this_host_is_looked_at_and_not_changed() {
         _ => 1,
     };
     assert_eq!(code, Some(expected), "{json}");
-    let runc = said(&json.json(), "real", "ok");
-    assert!(runc[0].starts_with("runc version "), "{json}");
+    // Whether its runc has the fixes of its distribution isn't known here.
+    let of = |severity: &&str| said(&json.json(), "real", severity);
+    let runc: Vec<String> = ["ok", "note", "warning"].iter().flat_map(of).collect();
+    assert!(matches!(runc.as_slice(), [one] if one.starts_with("runc version ")), "{json}");
     let text = doctor(&[]).exits(expected);
     is_a_screen(&text.stdout);
     assert_eq!(text.stderr, "");

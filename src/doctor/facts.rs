@@ -164,7 +164,7 @@ pub struct Runtime {
     pub name: String,
     /// Where it is.
     pub path: Option<PathBuf>,
-    /// The first line of its `--version`; why there is none.
+    /// What its `--version` prints; why that is nothing.
     pub version: Result<String, String>,
 }
 

@@ -10,6 +10,15 @@ use crate::plan::Kind;
 /// The oldest versions that the tests know.
 const OLDEST: [(&str, (u32, u32)); 2] = [("runc", (1, 1)), ("crun", (1, 8))];
 
+/// The first releases of runc in each series that close three ways out of a container (November 2025).
+const CLOSED_RUNC: [(u32, u32, u32); 2] = [(1, 2, 8), (1, 3, 3)];
+const WAYS_OUT: &str = "CVE-2025-31133, CVE-2025-52565 and CVE-2025-52881";
+
+/// The first release of crun whose handler for virtual machines writes no file of the host for an image.
+const CLOSED_KRUN: (u32, u32, u32) = (1, 20, 0);
+/// What crun's `--version` lists if it has that handler.
+const KRUN: &str = "+LIBKRUN";
+
 /// The first kernel on which listener and caller take turns on a processor.
 const QUICK_KERNEL: (u32, u32) = (6, 6);
 
@@ -54,6 +63,45 @@ fn leading(text: &str) -> Option<(u32, u32)> {
     let at = text.find(|c: char| c.is_ascii_digit())?;
     let mut numbers = text.get(at..)?.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// A runtime's version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Release<'a> {
+    numbers: (u32, u32, u32),
+    /// What follows these: `-rc.1`, `+ds1`.
+    suffix: &'a str,
+}
+
+impl<'a> Release<'a> {
+    /// The first in a line.
+    fn of(line: &'a str) -> Option<Self> {
+        let word =
+            line.split_whitespace().find(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
+        let end = word.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(word.len());
+        let (numbers, suffix) = word.split_at(end);
+        let mut numbers = numbers.split('.').map(|number| number.parse().unwrap_or(0));
+        let mut next = || numbers.next().unwrap_or(0);
+        Some(Release { numbers: (next(), next(), next()), suffix })
+    }
+
+    /// Whether a distribution has made it of a release: it may have more than that release.
+    fn is_revised(self) -> bool {
+        let of_upstream = |begin: &&str| self.suffix.starts_with(*begin);
+        !self.suffix.is_empty() && !["-rc", "+dev", "-dev"].iter().any(|begin| of_upstream(begin))
+    }
+
+    /// Of runc: the first release that closes the ways out which this one has open.
+    fn closed_by(self) -> Option<&'static str> {
+        let [of_1_2, of_1_3] = CLOSED_RUNC;
+        let early = ["-rc.1", "-rc.2"];
+        match self.numbers {
+            older if older < of_1_2 => Some("1.2.8"),
+            (1, 3, _) if self.numbers < of_1_3 => Some("1.3.3"),
+            (1, 4, 0) if early.iter().any(|rc| self.suffix.starts_with(rc)) => Some("1.4.0-rc.3"),
+            _ => None,
+        }
+    }
 }
 
 fn cgroups(mounted: Cgroups) -> Finding {
@@ -113,19 +161,41 @@ fn runtime((name, bad): (&'static str, Severity), runtime: &Runtime, cgroups: Cg
         Ok(said) => said,
         Err(why) => return row(Note, format!("{path}; its version is unknown: {why}")),
     };
-    let known = OLDEST.iter().find(|(name, _)| said.starts_with(name));
-    let what = format!("{said} ({path})");
-    match (known, leading(said)) {
-        (None, _) => row(Note, format!("{what} is neither runc nor crun")),
-        (Some((program, (major, minor))), Some(version)) if version < (*major, *minor) => {
-            let what = format!("{what} is older than {major}.{minor}, the oldest that is tested");
-            row(bad, what).remedy(format!("update {program}"))
-        }
-        (Some(("crun", _)), _) if cgroups == Cgroups::Hybrid => {
-            row(bad, format!("{what} refuses hybrid cgroups")).remedy("use runc here")
-        }
-        _ => row(Fine, what),
+    let line = said.lines().next().unwrap_or_default();
+    let known = OLDEST.iter().find(|(name, _)| line.starts_with(name));
+    let what = format!("{line} ({path})");
+    let (Some((program, (major, minor))), Some(release)) = (known, Release::of(line)) else {
+        return match known {
+            Some(_) => row(Fine, what),
+            None => row(Note, format!("{what} is neither runc nor crun")),
+        };
+    };
+    if (release.numbers.0, release.numbers.1) < (*major, *minor) {
+        let what = format!("{what} is older than {major}.{minor}, the oldest that is tested");
+        return row(bad, what).remedy(format!("update {program}"));
     }
+    if *program == "crun" {
+        if cgroups == Cgroups::Hybrid {
+            return row(bad, format!("{what} refuses hybrid cgroups")).remedy("use runc here");
+        }
+        if release.numbers < CLOSED_KRUN && said.contains(KRUN) {
+            let what = format!(
+                "{what} is older than 1.20: by its handler krun an image can write files of the host \
+                 (CVE-2025-24965), unless your distribution has brought the fix back"
+            );
+            return row(bad, what).remedy("update crun to 1.20 or later");
+        }
+    } else if let Some(closed) = release.closed_by() {
+        let what = format!(
+            "{what} is older than {closed}: a container can escape ({WAYS_OUT}), unless your \
+             distribution has brought the fixes back"
+        );
+        let severity = if release.is_revised() { Note } else { bad };
+        return row(severity, what).remedy(
+            "update runc to 1.2.8, 1.3.3 or 1.4, or to your distribution's security update",
+        );
+    }
+    row(Fine, what)
 }
 
 pub(super) fn own(facts: &Own) -> Vec<Finding> {

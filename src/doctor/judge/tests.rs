@@ -62,7 +62,7 @@ fn well() -> Facts {
             why: "auto: the vendor's module isn't loaded",
             usable: Ok(()),
         },
-        runtimes: vec![runtime("runc", "runc version 1.1.5+ds1")],
+        runtimes: vec![runtime("runc", "runc version 1.3.6\ncommit: v1.3.6-0-g491b69ba")],
         engines: vec![
             docker(Ok(vec![handler()])),
             engine(EngineKind::Containerd),
@@ -160,7 +160,7 @@ fn a_host_on_which_nothing_is_wrong_is_told_so() {
         "gate (auto: the vendor's module isn't loaded): holds memory and compute, changeable while \
          it runs"
     );
-    assert_eq!(what("real"), "runc version 1.1.5+ds1 (/usr/sbin/runc)");
+    assert_eq!(what("real"), "runc version 1.3.6 (/usr/sbin/runc)");
     assert_eq!(what("docker"), "runtime cgpu is /usr/bin/cgpu-runtime (/etc/docker/daemon.json)");
     assert_eq!(what("state"), "/run/cgpu, mode 0700");
     assert_eq!(what("log"), "/var/log/cgpu.log");
@@ -434,6 +434,74 @@ fn real_runtimes_are_those_that_the_tests_know() {
         facts.isolation.cgroups = Cgroups::Hybrid;
         facts.runtimes = vec![runtime("crun", "crun version 1.14")];
     });
+}
+
+#[test]
+fn a_runtime_that_containers_can_escape_is_named_with_what_closes_it() {
+    let severity_of = |version: &str| {
+        let mut facts = well();
+        facts.runtimes = vec![runtime("runc", &format!("runc version {version}\nspec: 1.2.1"))];
+        let findings = judge(&facts);
+        let found = findings.iter().find(|found| found.name == "real").unwrap();
+        (found.severity, found.what.clone())
+    };
+    for (version, severity, closed) in [
+        ("1.1.0", Warning, "1.2.8"),
+        ("1.1.15", Warning, "1.2.8"),
+        ("1.2.0-rc.3", Warning, "1.2.8"),
+        ("1.2.7", Warning, "1.2.8"),
+        ("1.2.7+dev", Warning, "1.2.8"),
+        ("1.2.8", Fine, ""),
+        ("1.2.9", Fine, ""),
+        ("1.3.0", Warning, "1.3.3"),
+        ("1.3.2", Warning, "1.3.3"),
+        ("1.3.3", Fine, ""),
+        ("1.3.10", Fine, ""),
+        ("1.4.0-rc.2", Warning, "1.4.0-rc.3"),
+        ("1.4.0-rc.3", Fine, ""),
+        ("1.4.0", Fine, ""),
+        ("1.5.0-rc.1", Fine, ""),
+        ("2.0", Fine, ""),
+        // A distribution's, which may have the fixes.
+        ("1.1.5+ds1", Note, "1.2.8"),
+        ("1.1.12-0ubuntu2~22.04.1", Note, "1.2.8"),
+        ("1.3.0~rc1+ds1", Note, "1.3.3"),
+        ("1.3.5+ds1", Fine, ""),
+    ] {
+        let (found, what) = severity_of(version);
+        assert_eq!(found, severity, "{version}: {what}");
+        let closed = format!(
+            " (/usr/sbin/runc) is older than {closed}: a container can escape (CVE-2025-31133, "
+        );
+        assert_eq!(what.contains(&closed), severity != Fine, "{version}: {what}");
+    }
+    let are = |runtimes: Vec<Runtime>| move |facts: &mut Facts| facts.runtimes = runtimes;
+    finds(
+        "real",
+        Warning,
+        "CVE-2025-52565 and CVE-2025-52881), unless your distribution has brought the fixes back -> \
+         update runc to 1.2.8, 1.3.3 or 1.4, or to your distribution's security update",
+        are(vec![runtime("runc", "runc version 1.2.4")]),
+    );
+    // Nobody becomes the second one.
+    finds(
+        "other",
+        Note,
+        "is older than 1.2.8",
+        are(vec![runtime("crun", "crun version 1.28"), runtime("runc", "runc version 1.2.4")]),
+    );
+    let krun = "crun version 1.19.1\ncommit: x\n+SYSTEMD +SELINUX +LIBKRUN +YAJL";
+    finds(
+        "real",
+        Warning,
+        "crun version 1.19.1 (/usr/sbin/crun) is older than 1.20: by its handler krun an image can \
+         write files of the host (CVE-2025-24965), unless",
+        are(vec![runtime("crun", krun)]),
+    );
+    for other in [krun.replace("1.19.1", "1.20"), krun.replace("+LIBKRUN ", "")] {
+        let text = format!("{} (/usr/sbin/crun)", other.lines().next().unwrap());
+        finds("real", Fine, &text, are(vec![runtime("crun", &other)]));
+    }
 }
 
 #[test]
