@@ -258,6 +258,40 @@ fn each_engine_is_read_as_it_is_written() {
     assert_eq!(said(&json, "nvidia", "ok"), ["nvidia-ctk; CDI: /etc/cdi/nvidia.yaml"]);
 }
 
+/// A specification of mounts alone, as people write them for drivers whose nodes are no devices.
+#[test]
+fn a_cdi_file_is_judged_as_a_create_would() {
+    let host = Host::well();
+    let spec = |edits: &str| {
+        format!(
+            "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: \"0\"\n  containerEdits: \
+             {edits}\n- name: GPU-a\n  containerEdits: {edits}\n"
+        )
+    };
+    host.write("etc/cdi/nvidia.yaml", &spec("{deviceNodes: [{path: /dev/nvidia0}]}"));
+    let json = host.findings(0);
+    assert_eq!(
+        said(&json, "files", "ok"),
+        ["cdi (auto): 2 devices; `cgpu cdi list` shows them"],
+        "{json:#}"
+    );
+    let mounts = "{mounts: [{hostPath: /etc/docker, containerPath: /etc/docker}]}";
+    host.write("etc/cdi/nvidia.yaml", &spec(mounts));
+    let json = host.findings(3);
+    let [warning] = &said(&json, "files", "warning")[..] else { panic!("{json:#}") };
+    assert!(
+        warning.starts_with(
+            "native (auto: CDI is of no use): 535.161.08; CDI device nvidia.com/gpu=GPU-a of "
+        ) && warning
+            .contains("/etc/cdi/nvidia.yaml has no node, and GPU 0 (GPU-a) is /dev/nvidia0"),
+        "{warning}"
+    );
+    host.write("etc/cgpu/config.toml", "[driver]\ninject = \"cdi\"\n");
+    let json = host.findings(1);
+    let error = &said(&json, "files", "error")[0];
+    assert!(error.starts_with("inject is cdi, and CDI device nvidia.com/gpu=GPU-a of "), "{error}");
+}
+
 #[test]
 fn a_handler_unlike_runc_and_a_plugin_that_is_off_are_told_of() {
     let host = Host::well();

@@ -14,10 +14,10 @@ use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Seen};
 use super::sentence;
 use crate::config::{Config, Inject, InventorySource};
 use crate::engines::files::Tree;
-use crate::inject::cdi::{HostFacts, Specifications, State};
+use crate::inject::cdi::{HostFacts, Specifications, State, Wanted};
 use crate::inject::find;
 use crate::inject::root::Root;
-use crate::inventory::{self, Fingerprint, FingerprintError, Settings, Source};
+use crate::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Settings, Source};
 use crate::rm::Version;
 
 /// NVIDIA's kernel modules, as `/sys/module` calls them.
@@ -47,11 +47,13 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
     let gpus = match config.inventory.source {
         InventorySource::File => listed(&tree.at(&config.inventory.path)),
         InventorySource::Auto => match Fingerprint::read(&proc) {
-            Ok(state) => Ok(state.gpus().iter().map(|gpu| gpu.minor).collect()),
+            Ok(state) => Ok(of_kernel(&state)),
             Err(FingerprintError::NoDriver { .. }) => Ok(Vec::new()),
             Err(error) => Err(sentence(&error)),
         },
     };
+    let wanted: Vec<Wanted> = gpus.iter().flatten().filter_map(|gpu| gpu.whole.clone()).collect();
+    let gpus = gpus.map(|gpus| gpus.into_iter().map(|gpu| gpu.minor).collect::<Vec<_>>());
     let majors = match tree.read(config.driver.proc_root.join("devices")) {
         Seen::Found(text) => character_majors(&text),
         _ => Vec::new(),
@@ -79,14 +81,41 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
         nodes: nodes(tree, &config.driver.root.join("dev"), &majors, &minors),
         root: config.driver.root.clone(),
         library,
-        files: files(tree, config, kernel),
+        files: files(tree, config, kernel, &wanted),
         gpus_from_file: config.inventory.source == InventorySource::File,
         made_up: config.driver.proc_root != Path::new(KERNELS_OWN),
     }
 }
 
-/// The minor numbers of the GPUs that the inventory file at `path` lists.
-fn listed(path: &Path) -> Result<Vec<Option<u32>>, String> {
+/// A GPU of the host.
+struct Gpu {
+    /// The minor number of its node, if it is known.
+    minor: Option<u32>,
+    /// It, if a container can have it as a whole.
+    whole: Option<Wanted>,
+}
+
+/// The GPUs that the kernel's module has.
+fn of_kernel(state: &Fingerprint) -> Vec<Gpu> {
+    let mut index = 0..;
+    let mut gpu = |gpu: &KernelGpu| {
+        let is_excluded = gpu.excluded == Some(true);
+        // NVML counts no GPU that the module excludes.
+        let index = if is_excluded { None } else { index.next() };
+        let whole = gpu.minor.filter(|minor| !state.has_mig(*minor)).zip(index);
+        let whole = whole.map(|(minor, index)| Wanted {
+            index,
+            uuid: gpu.uuid.clone().unwrap_or_else(|| "UUID not known yet".to_owned()),
+            minor,
+            mig: None,
+        });
+        Gpu { minor: gpu.minor, whole }
+    };
+    state.gpus().iter().map(&mut gpu).collect()
+}
+
+/// The GPUs that the inventory file at `path` lists.
+fn listed(path: &Path) -> Result<Vec<Gpu>, String> {
     // What is no regular file may never end.
     if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
         return Err(format!("the inventory file {} is no regular file", path.display()));
@@ -94,16 +123,31 @@ fn listed(path: &Path) -> Result<Vec<Option<u32>>, String> {
     let source = Source::File(path.to_owned());
     let listed = inventory::cached(&Settings { source, ..Settings::default() });
     let listed = listed.map_err(|error| sentence(&error))?.unwrap_or_default();
-    Ok(listed.gpus().iter().map(|gpu| Some(gpu.minor)).collect())
+    let gpu = |gpu: &crate::gpu::Gpu| Gpu {
+        minor: Some(gpu.minor),
+        whole: (!gpu.mig_enabled).then(|| Wanted {
+            index: gpu.index,
+            uuid: gpu.uuid.clone(),
+            minor: gpu.minor,
+            mig: None,
+        }),
+    };
+    Ok(listed.gpus().iter().map(gpu).collect())
 }
 
-/// By which means the driver's files come into containers.
-fn files(tree: &Tree, config: &Config, kernel: Option<Version>) -> Files {
+/// By which means the driver's files come into containers that get these GPUs.
+fn files(tree: &Tree, config: &Config, kernel: Option<Version>, gpus: &[Wanted]) -> Files {
     let driver = &config.driver;
     let cdi = matches!(driver.inject, Inject::Auto | Inject::Cdi).then(|| {
         let directories: Vec<PathBuf> = driver.cdi_dirs.iter().map(|dir| tree.at(dir)).collect();
         let specifications = Specifications::load(&directories, None);
-        let devices = specifications.devices(&HostFacts { root: tree.at("/"), driver: kernel });
+        let host = HostFacts { root: tree.at("/"), driver: kernel };
+        let devices = specifications.devices(&host);
+        // What a create of each would come to: a device may be well and no GPU's.
+        let found =
+            gpus.iter().map(|gpu| specifications.edits_for(std::slice::from_ref(gpu), &host));
+        let (served, refused): (Vec<_>, Vec<_>) =
+            found.filter_map(Result::transpose).partition(Result::is_ok);
         let unusable = specifications
             .unusable()
             .map(|(file, why)| format!("{} can't be used: {why}", tree.named(file).display()));
@@ -117,6 +161,11 @@ fn files(tree: &Tree, config: &Config, kernel: Option<Version>) -> Files {
         Cdi {
             usable: devices.iter().filter(|device| device.state == State::Ok).count(),
             trouble: trouble.chain(unusable).next(),
+            served: served.len(),
+            refused: refused
+                .iter()
+                .filter_map(|found| Some(found.as_ref().err()?.to_string()))
+                .collect(),
         }
     });
     let nvidia_runtime = (driver.inject == Inject::NvidiaRuntime).then(|| {

@@ -47,6 +47,10 @@ pub struct Cdi {
     pub usable: usize,
     /// Why the first can't that can't, or why a file can't be used.
     pub trouble: Option<String>,
+    /// How many of the host's GPUs a create finds in them.
+    pub served: usize,
+    /// Why it doesn't find the others, each.
+    pub refused: Vec<String>,
 }
 
 /// A library of the driver.

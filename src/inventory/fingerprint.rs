@@ -112,6 +112,13 @@ impl Fingerprint {
     pub fn gpus(&self) -> &[KernelGpu] {
         &self.gpus
     }
+
+    /// Whether the GPU of that node has MIG instances.
+    #[must_use]
+    pub fn has_mig(&self, minor: u32) -> bool {
+        let prefix = format!("gpu{minor}/");
+        self.mig.iter().any(|instance| instance.starts_with(&prefix))
+    }
 }
 
 impl KernelGpu {

@@ -3,7 +3,7 @@
 //! Owns the order in which they explain each other: without a module there is nothing to
 //! say of nodes. Must not know backends.
 
-use super::super::facts::{BusGpu, Driver as Facts, Node, NodeKind, Seen};
+use super::super::facts::{BusGpu, Cdi, Driver as Facts, Node, NodeKind, Seen};
 use super::{Driver, Error, Finding, Fine, Note, Warning, listed};
 use crate::config::Inject;
 use crate::inject::require::cuda_of;
@@ -242,6 +242,18 @@ fn nodes(nodes: &[Node]) -> Vec<Finding> {
     findings
 }
 
+/// What writes a specification.
+const WRITE_CDI: &str = "`cgpu cdi generate --output /etc/cdi/nvidia.yaml`";
+
+/// Why a create finds GPUs in no specification.
+fn refused(cdi: &Cdi) -> String {
+    match cdi.refused.as_slice() {
+        [] => String::new(),
+        [why] => why.clone(),
+        [why, others @ ..] => format!("{why} (and so for {} more)", others.len()),
+    }
+}
+
 /// How the driver's files come into containers.
 fn files(facts: &Facts) -> Finding {
     let row = |severity, what| Finding::new(Driver, "files", severity, what);
@@ -269,9 +281,21 @@ fn files(facts: &Facts) -> Finding {
                 Some(why) => format!("inject is cdi, and no device is usable: {why}"),
                 None => "inject is cdi, and there is no specification of NVIDIA's".to_owned(),
             },
-            "`cgpu cdi generate --output /etc/cdi/nvidia.yaml`",
+            WRITE_CDI,
         ),
-        (Inject::Auto | Inject::Cdi, Some(cdi), _) if cdi.usable > 0 => {
+        (Inject::Cdi, Some(cdi), _) if !cdi.refused.is_empty() => {
+            missing(format!("inject is cdi, and {}", refused(cdi)), WRITE_CDI)
+        }
+        (Inject::Auto, Some(cdi), _) if cdi.served > 0 && !cdi.refused.is_empty() => {
+            let all = cdi.served + cdi.refused.len();
+            let what = format!(
+                "cdi (auto) for {} of {all} GPUs, else native: {}",
+                cdi.served,
+                refused(cdi)
+            );
+            row(Warning, what).remedy(WRITE_CDI)
+        }
+        (Inject::Auto | Inject::Cdi, Some(cdi), _) if cdi.usable > 0 && cdi.refused.is_empty() => {
             let why = if facts.files.inject == Inject::Auto { "auto" } else { "configured" };
             let what = format!("cdi ({why}): {} devices; `cgpu cdi list` shows them", cdi.usable);
             match &cdi.trouble {
@@ -281,7 +305,10 @@ fn files(facts: &Facts) -> Finding {
             }
         }
         (Inject::Auto, cdi, _) => {
-            let trouble = cdi.as_ref().and_then(|cdi| cdi.trouble.as_ref());
+            let trouble = cdi.as_ref().and_then(|cdi| match cdi.refused.is_empty() {
+                true => cdi.trouble.clone(),
+                false => Some(refused(cdi)),
+            });
             match (library, trouble) {
                 (Some(version), None) => {
                     row(Fine, format!("native (auto: no CDI specification): {version}"))

@@ -771,8 +771,13 @@ fn we_are_judged_too() {
 
 #[test]
 fn how_the_driver_s_files_come_is_told_with_why_and_what_to_do() {
-    let cdi =
-        |usable, trouble: Option<&str>| Some(Cdi { usable, trouble: trouble.map(str::to_owned) });
+    let cdi = |usable, trouble: Option<&str>| {
+        Some(Cdi { usable, trouble: trouble.map(str::to_owned), ..Cdi::default() })
+    };
+    let refused = |served, refused: &[&str]| {
+        let refused = refused.iter().map(ToString::to_string).collect();
+        Some(Cdi { usable: 5, trouble: None, served, refused })
+    };
     let runtime = |file: Option<&str>| {
         Some(("nvidia-container-runtime".to_owned(), file.map(std::path::PathBuf::from)))
     };
@@ -803,6 +808,48 @@ fn how_the_driver_s_files_come_is_told_with_why_and_what_to_do() {
             true,
             Severity::Warning,
             "native (auto: CDI is of no use): 535.161.08; it is old".into(),
+        ),
+        (
+            Inject::Auto,
+            refused(2, &[]),
+            None,
+            true,
+            Severity::Ok,
+            "cdi (auto): 5 devices; `cgpu cdi list` shows them".into(),
+        ),
+        // As each create would warn.
+        (
+            Inject::Auto,
+            refused(0, &["GPU 0 has no node", "GPU 1 neither", "nor GPU 2"]),
+            None,
+            true,
+            Severity::Warning,
+            "native (auto: CDI is of no use): 535.161.08; GPU 0 has no node (and so for 2 more)"
+                .into(),
+        ),
+        (
+            Inject::Auto,
+            refused(0, &["GPU 0 has no node"]),
+            None,
+            false,
+            Severity::Warning,
+            format!("neither CDI nor libraries; GPU 0 has no node: {none}"),
+        ),
+        (
+            Inject::Auto,
+            refused(1, &["GPU 1 has no node"]),
+            None,
+            true,
+            Severity::Warning,
+            "cdi (auto) for 1 of 2 GPUs, else native: GPU 1 has no node".into(),
+        ),
+        (
+            Inject::Cdi,
+            refused(1, &["GPU 1 has no node"]),
+            None,
+            true,
+            Severity::Error,
+            "inject is cdi, and GPU 1 has no node".into(),
         ),
         (
             Inject::Auto,
