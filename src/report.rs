@@ -12,6 +12,9 @@ use std::time::SystemTime;
 
 use serde_json::json;
 
+/// What each sentence begins with: an engine shows it among its own.
+const PREFIX: &str = "cgpu: ";
+
 /// Where the engine wants errors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ErrorLog {
@@ -19,13 +22,15 @@ pub struct ErrorLog {
     pub path: Option<PathBuf>,
     /// Whether `--log-format` is `json`.
     pub json: bool,
+    /// Whether the engine puts our name before what it shows.
+    pub is_named: bool,
 }
 
 /// An error in one line: what it says, and of its causes what it doesn't say itself. What
 /// it quotes, an id perhaps, has nothing left in it that moves a terminal's cursor.
 #[must_use]
 pub fn sentence(error: &dyn Error) -> String {
-    let mut text = format!("cgpu: {error}");
+    let mut text = format!("{PREFIX}{error}");
     let mut cause = error.source();
     while let Some(error) = cause {
         let said = error.to_string();
@@ -40,7 +45,10 @@ pub fn sentence(error: &dyn Error) -> String {
 
 /// Tells the engine and standard error.
 pub fn report(error: &dyn Error, log: &ErrorLog) {
-    let text = sentence(error);
+    let mut text = sentence(error);
+    if log.is_named {
+        text = text.replacen(PREFIX, "", 1);
+    }
     if let Some(path) = &log.path {
         // The engine reads standard error where its own file can't be written.
         let _ = append(path, &line(&text, log.json, SystemTime::now()));
@@ -109,8 +117,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.json");
         std::fs::write(&path, "first\n").unwrap();
-        report(&Inner, &ErrorLog { path: Some(path.clone()), json: true });
+        for is_named in [false, true] {
+            report(&Inner, &ErrorLog { path: Some(path.clone()), json: true, is_named });
+        }
         let text = std::fs::read_to_string(path).unwrap();
-        assert!(text.starts_with("first\n{\"level\":\"error\",\"msg\":\"cgpu: inner\""), "{text}");
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("{\"level\":\"error\",\"msg\":\"cgpu: inner\""), "{text}");
+        assert!(lines[2].starts_with("{\"level\":\"error\",\"msg\":\"inner\""), "{text}");
+        assert_eq!((lines[0], lines.len()), ("first", 3));
     }
 }

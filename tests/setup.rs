@@ -454,8 +454,15 @@ fn podman_knows_us_by_name_and_by_default() {
     assert!(failed.stderr.contains("\"nosuch\": executable file not found"), "{failed}");
     assert!(!failed.stderr.contains("level=error"), "{failed}");
     host.soon_releases_all();
+    // podman itself names the runtime before what it says.
+    let is_named_once = |refused: &Outcome| {
+        assert!(refused.stderr.contains(": cgpu: CGPU_MEMORY=x: "), "{refused}");
+        assert_eq!(refused.stderr.matches("cgpu: ").count(), 1, "{refused}");
+    };
+    is_named_once(&run(&["--runtime", "cgpu"], &["CGPU_MEMORY=x"], &look).fails());
     setup_file("podman", &file, &[&options[..], &["--default"]].concat()).ok();
     assert_eq!(run(&[], &QUOTA, &look).ok().text(), NODES);
+    is_named_once(&run(&[], &["CGPU_MEMORY=x"], &look).fails());
     assert_eq!(run(&[], &[], &look).ok().text(), "");
     host.soon_releases_all();
     let again = setup_file("podman", &file, &[&options[..], &["--restart"]].concat()).ok();

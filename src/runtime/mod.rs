@@ -7,6 +7,7 @@
 //! Nothing is printed on success.
 
 pub mod argv;
+mod conmon;
 mod kept;
 pub mod nvidia;
 pub mod real;
@@ -152,7 +153,7 @@ pub fn main(called: &OsStr, args: Vec<OsString>) {
         None => config::candidates(line.config.as_deref(), variable.as_deref()),
     };
     let path = std::env::var_os("PATH");
-    let log;
+    let mut log;
     let error = match real::find(&candidates, path.as_deref()) {
         Ok(real) => {
             let dialect = Dialect::of(&real.file);
@@ -168,6 +169,7 @@ pub fn main(called: &OsStr, args: Vec<OsString>) {
             error.into()
         }
     };
+    log.is_named = conmon::names_us();
     report(&error, &log);
 }
 
@@ -182,7 +184,7 @@ fn error_log(command: &Command, dialect: Dialect) -> ErrorLog {
     };
     let directory = bundle.filter(|_| dialect == Dialect::Crun).unwrap_or(Path::new(""));
     let path = path.as_ref().and_then(|path| argv::log_file(dialect, path, directory));
-    ErrorLog { path, json }
+    ErrorLog { path, json, is_named: false }
 }
 
 /// Makes the call; returns only where that failed.
