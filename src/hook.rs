@@ -434,8 +434,11 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let decision = host.decide(&bundle, None, EntryPoint::PrecreateHook)?;
     host.report_near_misses(&announced(&token()), &bundle, &decision);
     let Some(request) = decision.request() else { return write(bytes) };
-    if host.may_leave_alone(request) {
-        return write(bytes);
+    if host.serves_unregistered(request) {
+        return match host.equip_unregistered(request, &mut bundle)? {
+            true => write(bundle.to_text().as_bytes()),
+            false => write(bytes),
+        };
     }
     host::require_root()?;
     let inventory = host.inventory(request)?;

@@ -5,6 +5,7 @@
 #[cfg(test)]
 mod promise;
 mod reach;
+mod rootless;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -88,7 +89,7 @@ impl Host {
     }
 
     /// Its GPUs for a container of `request`, by the cache; where that is outgrown, `cgpu gpus
-    /// --refresh` is run.
+    /// --refresh` is run, and `cgpu gpus` for a user who can't read the cache.
     ///
     /// # Errors
     ///
@@ -101,7 +102,11 @@ impl Host {
         let limit = Duration::from_secs(self.config.inventory.refresh_timeout_s);
         // Looked for only where it is needed: the cache may do.
         let cgpu = own_program("cgpu").unwrap_or_else(|_| "cgpu".into());
-        let found = inventory::refreshed(&self.inventory_settings(), &cgpu, &config_args, limit);
+        let settings = self.inventory_settings();
+        let found = match require_root() {
+            Ok(()) => inventory::refreshed(&settings, &cgpu, &config_args, limit),
+            Err(_) => inventory::listed(&settings, &cgpu, &config_args, limit),
+        };
         found.map_err(|source| match request.wants_driver_by() {
             Some(setting) => AdmissionError::NoGpus { setting: setting.to_string(), source },
             None => source.into(),
@@ -150,7 +155,7 @@ impl Host {
         Ok(set.unwrap_or_else(|| self.config.admission.default_memory_mib()))
     }
 
-    /// The same, if it was set of the host. Who may not look into the registry gives out nothing.
+    /// The same, if it was set of the host. Who may not look into the registry gives out no more than any user has.
     fn default_memory_set(&self) -> Result<Option<u64>, RegistryError> {
         if Registry::is_host_unset(&self.config.state_dir) {
             return Ok(None);
@@ -327,13 +332,6 @@ impl Host {
         }
         let brought = self.brought(bundle);
         Ok(inject::injection(&self.config, (plan, inventory), (bundle, &brought), purpose)?)
-    }
-
-    /// Whether a container of `request` may be started as if it asked for nothing: a user who isn't root
-    /// can give out nothing, and no rule makes it matter to others.
-    #[must_use]
-    pub fn may_leave_alone(&self, request: &Request) -> bool {
-        !request.has_quota() && !self.config.admission.exclusive && require_root().is_err()
     }
 
     /// Decides by which means the driver's files come into a container: one with a quota

@@ -92,9 +92,9 @@ pub enum AdmissionError {
     },
     /// We are not the host's root.
     #[error(
-        "this container asks for GPUs, and cgpu gives them out as the host's root only; run the \
-         engine as root (rootless engines are not supported), or drop the ALIYUN_COM_GPU_* \
-         variables"
+        "the engine isn't run by the host's root, and only root's containers have quotas, or GPUs of a host \
+         with exclusive = true; run the engine as root, or ask for whole GPUs: drop the quota (CGPU_MEMORY, \
+         ALIYUN_COM_GPU_*, NVIDIA_GPU_MEMORY_LIMIT)"
     )]
     Rootless,
     /// One of our own programs can't be found.

@@ -66,6 +66,8 @@ impl Mode {
 pub enum Purpose {
     /// To make a container.
     Create,
+    /// To make a container of an engine that isn't root's: nothing is kept, and each file is mounted by itself.
+    Unregistered,
     /// To tell what a create would do: nothing is kept or mounted, and no edit can be used.
     Inspect,
 }

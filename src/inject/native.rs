@@ -49,7 +49,7 @@ pub fn edits(
     let known = known::driver(&root, kernel.as_deref(), &config.state_dir, purpose)?;
     let tree = match purpose {
         Purpose::Create => tree::prepare(&config.state_dir, &known, &wanted)?,
-        Purpose::Inspect => None,
+        Purpose::Unregistered | Purpose::Inspect => None,
     };
 
     let sockets = find::sockets(&root);

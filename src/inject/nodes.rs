@@ -222,6 +222,25 @@ pub fn link_by_number(nodes: &Nodes, dev: &Path) {
 }
 
 impl Nodes {
+    /// The same by bind mounts of the nodes below `driver_root`, for who can't make one.
+    ///
+    /// # Errors
+    ///
+    /// If one isn't there, and was presumed by its number.
+    pub fn bound(self, driver_root: &Path) -> Result<Self, NodeError> {
+        let mut binds = self.binds;
+        for device in self.devices {
+            let source = driver_root.join(device.path.trim_start_matches('/'));
+            if !matches!(look(&source)?, Found::Device(..)) {
+                let remedy = "load the driver: `nvidia-modprobe`, or `nvidia-smi` as root";
+                return Err(NodeError::Missing { path: source, remedy });
+            }
+            let source = source.to_string_lossy().into_owned();
+            binds.push(Bind { source, destination: device.path });
+        }
+        Ok(Nodes { devices: Vec::new(), binds, withheld: self.withheld })
+    }
+
     fn add(
         &mut self,
         dev: &Path,
@@ -359,6 +378,31 @@ mod tests {
         found.sort_unstable();
         assert_eq!(found, [("/dev/dri/card1".into(), 1), ("/dev/dri/renderD129".into(), 129)]);
         assert_eq!(graphics(Path::new("/nowhere")), []);
+    }
+
+    #[test]
+    fn who_can_make_no_node_gets_the_hosts_by_bind_mounts() {
+        let root = root(&["nvidia-uvm"]);
+        let dev = root.path().join("dev");
+        let found = || Nodes {
+            devices: vec![DeviceNode::new("/dev/nvidia0".into(), 195, 0)],
+            binds: vec![Bind { source: "/s".into(), destination: "/d".into() }],
+            withheld: Vec::new(),
+        };
+        let error = found().bound(root.path()).unwrap_err().to_string();
+        let missing = format!("{}/nvidia0 is missing; load the driver: ", dev.display());
+        assert!(error.starts_with(&missing), "{error}");
+        mknod(&dev.join("nvidia0"), SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3))
+            .unwrap();
+        let bound = found().bound(root.path()).unwrap();
+        assert_eq!(bound.devices, []);
+        let binds: Vec<_> = bound
+            .binds
+            .iter()
+            .map(|bind| (bind.source.as_str(), bind.destination.as_str()))
+            .collect();
+        let source = dev.join("nvidia0").display().to_string();
+        assert_eq!(binds, [("/s", "/d"), (source.as_str(), "/dev/nvidia0")]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `cgpu gpus --refresh` as a child: how the runtime learns of GPUs without loading
-//! NVML.
+//! `cgpu gpus --refresh` as a child, or `cgpu gpus` for a user who can write no cache: how the runtime
+//! learns of GPUs without loading NVML.
 //!
 //! Owns the child's life: what it inherits, how long it may take, its end. Must not know
 //! what it does. The child leads a process group of its own, so that whatever it has
@@ -7,6 +7,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
@@ -17,9 +18,10 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use rustix::fs::{MemfdFlags, memfd_create};
 use thiserror::Error;
 
-use super::{LoadError, Settings, cached};
+use super::{FileError, LoadError, Settings, cached, file};
 use crate::gpu::Inventory;
 
 /// Most bytes kept of what the child prints on standard error: the last ones.
@@ -95,6 +97,21 @@ pub enum ChildError {
         /// What it printed on standard error.
         said: String,
     },
+    /// It succeeded, and printed no list.
+    #[error(
+        "{} gpus --format json printed no list of GPUs{}; run `cgpu gpus` by hand to see",
+        program.display(),
+        quoted(said)
+    )]
+    NoList {
+        /// The program.
+        program: PathBuf,
+        /// What it printed on standard error.
+        said: String,
+        /// What is wrong with what it printed.
+        #[source]
+        source: FileError,
+    },
     /// It succeeded, and the cache still doesn't hold.
     #[error(
         "{} gpus --refresh left no inventory of the present GPUs in {}{}; run `cgpu gpus \
@@ -129,7 +146,7 @@ pub fn refreshed(
     if let Some(inventory) = cached(settings)? {
         return Ok(inventory);
     }
-    let said = run(cgpu, config_args, limit)?;
+    let said = run(cgpu, config_args, &["gpus", "--refresh"], Stdio::null(), limit)?;
     cached(settings)?.ok_or_else(|| ChildError::InVain {
         program: cgpu.to_owned(),
         state_dir: settings.state_dir.clone(),
@@ -137,14 +154,45 @@ pub fn refreshed(
     })
 }
 
+/// The GPUs, for who can't write the cache: those that are [`cached`], else those that `CGPU [CONFIG_ARGS…]
+/// gpus` prints within `limit`.
+///
+/// # Errors
+///
+/// Those of [`refreshed`].
+pub fn listed(
+    settings: &Settings,
+    cgpu: &Path,
+    config_args: &[OsString],
+    limit: Duration,
+) -> Result<Inventory, ChildError> {
+    if let Some(inventory) = cached(settings)? {
+        return Ok(inventory);
+    }
+    let program = cgpu.to_owned();
+    let start = |source| ChildError::Start { program: program.clone(), source };
+    // A pipe would have to be emptied meanwhile.
+    let printed = memfd_create("gpus", MemfdFlags::CLOEXEC).map_err(|error| start(error.into()))?;
+    let stdout = printed.try_clone().map_err(start)?;
+    let said = run(cgpu, config_args, &["gpus", "--format", "json"], stdout.into(), limit)?;
+    let path = format!("/proc/self/fd/{}", printed.as_raw_fd());
+    file::load(Path::new(&path)).map_err(|source| ChildError::NoList { program, said, source })
+}
+
 /// Runs the child to its end, or to the end of `limit`; what it said.
-fn run(cgpu: &Path, config_args: &[OsString], limit: Duration) -> Result<String, ChildError> {
+fn run(
+    cgpu: &Path,
+    config_args: &[OsString],
+    words: &[&str],
+    stdout: Stdio,
+    limit: Duration,
+) -> Result<String, ChildError> {
     let program = cgpu.to_owned();
     let mut command = Command::new(cgpu);
-    command.args(config_args).args(["gpus", "--refresh"]);
+    command.args(config_args).args(words);
     command.env_clear();
     command.envs(KEPT_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
     command.process_group(0);
     let begun = Instant::now();
     let mut child = match command.spawn() {
@@ -328,6 +376,24 @@ mod tests {
         assert!(host.refreshed(&host.refreshing(), PLENTY).is_ok());
         let inventory = host.refreshed("exit 1", PLENTY).unwrap();
         assert_eq!(inventory.gpus()[0].uuid, "GPU-a");
+    }
+
+    #[test]
+    fn who_can_write_no_cache_reads_what_the_child_prints() {
+        let host = Host::new();
+        let list = |script: &str| {
+            listed(&host.settings, &host.cgpu(script), &["--config".into(), "/c".into()], PLENTY)
+        };
+        let gpu = r#"[{"index":0,"uuid":"GPU-a","memory_mib":16130}]"#;
+        let script = format!("[ \"$*\" = \"--config /c gpus --format json\" ] && echo '{gpu}'");
+        assert_eq!(list(&script).unwrap().gpus()[0].uuid, "GPU-a");
+        assert!(!host.settings.state_dir.exists());
+        let error = sentence(&list("echo x; echo y >&2").unwrap_err());
+        assert!(
+            error.contains("/cgpu gpus --format json printed no list of GPUs, saying \"y\"; run"),
+            "{error}"
+        );
+        assert!(list("exit 3").unwrap_err().to_string().contains("exit status: 3"));
     }
 
     #[test]

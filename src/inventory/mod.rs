@@ -30,7 +30,7 @@ mod fixture;
 use std::path::Path;
 
 pub use cache::CacheError;
-pub use child::{ChildError, refreshed};
+pub use child::{ChildError, listed, refreshed};
 pub use file::FileError;
 pub use fingerprint::{Fingerprint, FingerprintError, KernelGpu};
 pub use nvml::ProbeError;

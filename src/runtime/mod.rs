@@ -436,7 +436,7 @@ fn prepare(
     create: &Create,
 ) -> Result<Option<Reserved>, RuntimeError> {
     let (dir, file) = (bundle_dir(create), bundle_file(create));
-    let bundle = match Bundle::load(&dir, &file) {
+    let mut bundle = match Bundle::load(&dir, &file) {
         // The runtime, which looks in the same place, says so in its own words.
         Err(error) if error.is_absence() && create.certain => return Ok(None),
         loaded => loaded?,
@@ -462,7 +462,10 @@ fn prepare(
             };
         }
     };
-    if host.may_leave_alone(&request) {
+    if host.serves_unregistered(&request) {
+        if host.equip_unregistered(&request, &mut bundle)? {
+            bundle.save()?;
+        }
         return Ok(None);
     }
     let may_be_unregistered = request.may_be_unregistered() && !host.config.admission.exclusive;

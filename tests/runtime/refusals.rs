@@ -253,7 +253,7 @@ fn for_everybody(host: &Host) -> PathBuf {
 }
 
 #[test]
-fn who_is_not_the_hosts_root_gets_no_gpu_and_else_the_real_runtime() {
+fn who_is_not_the_hosts_root_gets_no_quota_and_else_the_real_runtime() {
     let host = Host::new(Engine::Runc);
     let ours = for_everybody(&host);
     host.bundle("asks", &borrowed(&asking("3", "0")), "env");
@@ -271,9 +271,9 @@ fn who_is_not_the_hosts_root_gets_no_gpu_and_else_the_real_runtime() {
         let refused = run(&ours, "asks").exits(1);
         assert_eq!(
             one_line(&refused),
-            "cgpu: this container asks for GPUs, and cgpu gives them out as the host's root only; \
-             run the engine as root (rootless engines are not supported), or drop the \
-             ALIYUN_COM_GPU_* variables"
+            "cgpu: the engine isn't run by the host's root, and only root's containers have quotas, \
+             or GPUs of a host with exclusive = true; run the engine as root, or ask for whole GPUs: \
+             drop the quota (CGPU_MEMORY, ALIYUN_COM_GPU_*, NVIDIA_GPU_MEMORY_LIMIT)"
         );
         assert_same(&run(host.real(), "plain"), &run(&ours, "plain"));
     }

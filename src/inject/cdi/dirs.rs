@@ -193,7 +193,19 @@ fn bytes(file: &Path) -> io::Result<Result<Vec<u8>, &'static str>> {
 /// Whether only root, or who runs us, may write it.
 fn is_roots(meta: &Metadata) -> bool {
     let others = meta.mode() & 0o002 != 0 || (meta.mode() & 0o020 != 0 && meta.gid() != 0);
-    !others && (meta.uid() == 0 || meta.uid() == geteuid().as_raw())
+    let owner = meta.uid();
+    !others && (owner == 0 || owner == geteuid().as_raw() || Some(owner) == unmapped_root())
+}
+
+/// The owner that files of the host's root have in a user namespace which doesn't map it, as a rootless engine's:
+/// hooks run as its user there, and other users' files in these directories are root's doing.
+fn unmapped_root() -> Option<u32> {
+    let map = fs::read_to_string("/proc/self/uid_map").ok()?;
+    // Each line: first id inside, first outside, how many.
+    match map.lines().any(|line| line.split_whitespace().nth(1) == Some("0")) {
+        true => None,
+        false => fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok(),
+    }
 }
 
 #[cfg(test)]
