@@ -71,6 +71,48 @@ fn the_profile_of_the_bundle_stays_as_it_was() {
     gated.soon_is_empty();
 }
 
+/// By these annotations crun loads a filter in the place of the bundle's, or gives its listener away; the gate's
+/// own is another one, which crun has already.
+#[test]
+fn annotations_of_cruns_about_seccomp_take_no_quota_away() {
+    let mut gated = Gated::new();
+    gated.over_crun();
+    let runtime = gated.host.runtime();
+    let annotated = |id: &str, key: &str, value: &str| {
+        gated.bundle_with(id, |config| {
+            ask(config, 1000);
+            config["process"]["args"] = json!(["sleep", "1000"]);
+            config["linux"]["seccomp"] = json!({
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95}],
+            });
+            config["annotations"] = json!({ key: value });
+        })
+    };
+    // All calls are allowed: `ret ALLOW`.
+    let bundle = annotated("data", "run.oci.seccomp_bpf_data", "BgAAAAAA/38=");
+    runtime.create(&bundle).ok();
+    runtime.start(&bundle).ok();
+    let made = runtime.exec(&bundle, &["mkdir", "/made"]);
+    assert!(made.status.success(), "the bundle's own section isn't in force: {made}");
+    let shown = gated.exec(&bundle, &["fill"]).ok();
+    assert_eq!(got_bytes(&shown), 1000 * MIB, "{shown}");
+    runtime.delete(&bundle).ok();
+    gated.soon_is_empty();
+
+    // One listener is all that the kernel lets a process have: crun refuses, or sends none.
+    let socket = gated.host.scratch.path().join("socket");
+    let _listening = std::os::unix::net::UnixListener::bind(&socket).expect("a socket can be made");
+    let socket = socket.display().to_string();
+    let bundle = annotated("receiver", "run.oci.seccomp.receiver", &socket);
+    let _ = runtime.create(&bundle); // looked at below
+    let _ = runtime.start(&bundle);
+    let shown = gated.exec(&bundle, &["fill"]);
+    assert!(!shown.status.success() || got_bytes(&shown) == 1000 * MIB, "{shown}");
+    let _ = runtime.delete(&bundle); // crun may have done it
+    gated.soon_is_empty();
+}
+
 #[test]
 fn a_profile_with_a_listener_is_refused_and_nothing_is_left() {
     let gated = Gated::new();
