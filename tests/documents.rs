@@ -379,6 +379,24 @@ fn the_readme_has_every_variable_and_annotation_and_no_other() {
     assert_eq!(told, ours.chain(nvidias).collect());
 }
 
+/// The services of the compose file ask by variables that there are.
+#[test]
+fn the_compose_file_asks_by_variables_of_the_readme() {
+    let text = read(&root().join("packaging/compose.yaml"));
+    let file: serde_json::Value = serde_saphyr::from_str(&text).expect("it is YAML");
+    let services = file["services"].as_object().expect("it has services");
+    assert!(services.len() > 1);
+    let readme = page("README.md").text;
+    for (name, service) in services {
+        assert_eq!(service["runtime"], "cgpu", "{name}");
+        let environment = service["environment"].as_object().expect("it has variables");
+        for (variable, value) in environment {
+            assert!(readme.contains(&format!("| `{variable}` |")), "{name}: {variable}");
+            assert!(value.is_string(), "{name}: {variable}");
+        }
+    }
+}
+
 /// All of `src` without tests, a string's continued lines joined, in one line.
 fn sources() -> String {
     fn files(path: &Path) -> Vec<PathBuf> {

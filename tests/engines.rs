@@ -43,6 +43,39 @@ const LOOK: &str = "cat /proc/1/environ | grep -a -o 'NVIDIA_VISIBLE_DEVICES=[-0
 const SIX_OF_FIFTEEN: [&str; 3] =
     ["ALIYUN_COM_GPU_MEM_CONTAINER=6", "ALIYUN_COM_GPU_MEM_DEV=15", "NVIDIA_VISIBLE_DEVICES=0"];
 
+/// dockerd answers `--gpus` by NVIDIA's hook, if it finds that in its `PATH`: else no runtime is called. What the
+/// documents name instead works, and what Swarm gives a service's containers is a choice.
+#[test]
+fn docker_without_nvidias_hook_refuses_gpus_and_cgpus_variables_serve() {
+    let host = host();
+    let docker = Docker::builder()
+        .runtime(RUNTIME)
+        .runtime_arg(format!("--cgpu-config={}", config(&host)))
+        .default_runtime()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .start();
+    let run =
+        |options: &[&str]| docker.run(&[&["--rm"], options, &[IMAGE, "sh", "-c", LOOK]].concat());
+    if Path::new("/usr/bin/nvidia-container-runtime-hook").exists() {
+        eprintln!("not looked at: NVIDIA's hook is installed, and docker takes it");
+    } else {
+        let refused = run(&["--gpus", "1"]).fails();
+        let said = "could not select device driver \"\" with capabilities: [[gpu]]";
+        assert!(refused.stderr.contains(said), "{refused}");
+    }
+    // One GPU: the smaller has room, and less of it.
+    let chosen = run(&["-e", "CGPU_GPUS=1"]).ok();
+    assert!(chosen.text().ends_with("\nnvidia1\nnvidiactl"), "{chosen}");
+    // `--generic-resource NVIDIA-GPU=1` of a service.
+    let resource = format!("DOCKER_RESOURCE_NVIDIA-GPU={GPU_1}");
+    let swarms = format!("NVIDIA_VISIBLE_DEVICES={GPU_1}\nnvidia1\nnvidiactl");
+    for more in [&[][..], &["-e", "CGPU_MEMORY=1GiB"], &["-e", "NVIDIA_VISIBLE_DEVICES=all"]] {
+        let given = run(&[&["-e", &resource], more].concat()).ok();
+        assert_eq!(given.text(), swarms, "{more:?}");
+    }
+    host.soon_releases_all();
+}
+
 /// What [`LOOK`] prints with GPU 0.
 fn gpu_0_only() -> String {
     format!("NVIDIA_VISIBLE_DEVICES={GPU_0}\nnvidia0\nnvidiactl")
