@@ -252,6 +252,25 @@ fn a_command_over_its_time_is_killed_with_its_children() {
     assert!(eventually(|| scratch.traces().processes.is_empty()));
 }
 
+/// A child without the scratch's name belongs to it by its parent, and the parent may be killed just after it was made.
+#[test]
+fn processes_known_by_their_parent_alone_are_killed_too() {
+    let seconds = unique_seconds(6);
+    let script = format!(
+        "while :; do (cd /; exec env -i {} sh -c 'exec sleep {seconds}') & sleep 0.002; done",
+        support::program("busybox").display()
+    );
+    for _ in 0..3 {
+        let scratch = Scratch::new();
+        let mut maker = scratch.command("busybox");
+        maker.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut maker = maker.stderr(Stdio::null()).spawn().unwrap();
+        assert!(eventually(|| command_lines_with(&seconds).len() > 20));
+        leaves_nothing(scratch, |scratch| scratch, &seconds);
+        maker.wait().unwrap();
+    }
+}
+
 static SHARED: LazyLock<Containerd> = LazyLock::new(|| Containerd::builder().start());
 
 /// A test binary with an engine in a static, a container, and a daemon that would survive anything:

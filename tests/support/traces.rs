@@ -85,9 +85,9 @@ pub(super) fn clean(directory: &Path) -> Traces {
     let name = name_of(directory);
     let mut sockets = BTreeSet::new();
     cgroup::thaw(&name);
-    // A process may fork between being found and being killed: only an empty pass ends this.
+    // A killed process takes a while to end, and one that is stuck in the kernel a long one.
     wait_until(CLEANING, || {
-        let doomed = processes(&name);
+        let doomed = stopped(&name);
         sockets.extend(shim_sockets(&doomed));
         for &pid in doomed.iter().chain(&cgroup::members(&name)) {
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -183,6 +183,24 @@ fn processes(name: &str) -> Vec<i32> {
     parents.keys().copied().filter(|&pid| !ancestors.contains(&pid) && belongs(pid)).collect()
 }
 
+/// The same, and none of them runs: what ran on would start others while it is killed, and a child may be known by its
+/// parent alone.
+fn stopped(name: &str) -> BTreeSet<i32> {
+    let mut stopped = BTreeSet::new();
+    loop {
+        // Who has been sent the signal forks no more.
+        let new: Vec<i32> =
+            processes(name).into_iter().filter(|pid| !stopped.contains(pid)).collect();
+        if new.is_empty() {
+            return stopped;
+        }
+        for pid in new {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGSTOP);
+            stopped.insert(pid);
+        }
+    }
+}
+
 /// `pid`, its parent, its parent's parent…
 fn lineage(pid: i32, parents: &BTreeMap<i32, i32>) -> impl Iterator<Item = i32> {
     std::iter::successors(Some(pid), |pid| parents.get(pid).copied()).take_while(|&pid| pid > 0)
@@ -247,7 +265,7 @@ fn describe(pid: i32) -> String {
 }
 
 /// The files in [`SHIM_SOCKETS`] that these processes have bound.
-fn shim_sockets(pids: &[i32]) -> BTreeSet<PathBuf> {
+fn shim_sockets(pids: &BTreeSet<i32>) -> BTreeSet<PathBuf> {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let paths: BTreeMap<&str, &str> = table
         .lines()
