@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Bundle, Outcome, PATIENCE, Scratch, run_with_timeout};
+use super::{Bundle, Outcome, PATIENCE, Scratch, run_with_timeout, wait_until};
 
 /// A program that takes runc's arguments.
 #[derive(Debug, Clone)]
@@ -133,11 +133,20 @@ impl<'scratch> Runtime<'scratch> {
         self.call(&["kill", &bundle.id, signal])
     }
 
-    /// Deletes the container, by force where need be.
+    /// Deletes the container, by force where need be. On a busy machine runc 1.3 may give up before the last thread of a
+    /// killed process has left the cgroup; the container is there still, and is deleted by another call.
     #[must_use]
     #[track_caller]
     pub fn delete(&self, bundle: &Bundle) -> Outcome {
-        self.call(&["delete", "--force", &bundle.id])
+        let mut outcome = None;
+        wait_until(PATIENCE, || {
+            let deleted = self.call(&["delete", "--force", &bundle.id]);
+            let busy = "unable to remove container's cgroup: ";
+            let done = deleted.status.success() || !deleted.stderr.contains(busy);
+            outcome = Some(deleted);
+            done
+        });
+        outcome.expect("it was called")
     }
 
     /// The container's status: `created`, `running`, `stopped`.
