@@ -352,6 +352,28 @@ fn the_table_of_requests_is_the_codes_own() {
     assert!(text.contains(&table), "docs/compatibility.md should have this table:\n{table}");
 }
 
+/// `tests/engines-of` prints the rows of the table.
+#[test]
+fn the_readme_names_the_engines_of_the_table() {
+    let compatibility = page("docs/compatibility.md").text;
+    let rows = section(&compatibility, "Versions tested").lines();
+    let cells = |row: &str| row.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+    let mut rows = rows.filter(|row| row.starts_with('|')).map(cells);
+    let heads = rows.next().expect("a table has a head");
+    let suites: Vec<_> = rows.skip(1).collect();
+    assert!(suites.len() >= 3, "{suites:?}");
+    let readme = page("README.md").text;
+    for (column, engine) in heads.iter().enumerate().take(5).skip(2) {
+        let versions: Vec<String> = suites
+            .iter()
+            .map(|row| row[column].splitn(3, '.').take(2).collect::<Vec<_>>().join("."))
+            .collect();
+        let (last, others) = versions.split_last().expect("a suite has one");
+        let sentence = format!("{engine} {} and {last}", others.join(", "));
+        assert!(readme.contains(&sentence), "README.md should say: {sentence}");
+    }
+}
+
 #[test]
 fn the_readme_is_short_and_leads_to_every_page() {
     let readme = page("README.md");
