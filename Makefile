@@ -123,6 +123,7 @@ pages:
 
 install: build pages ## install into DESTDIR/PREFIX
 	packaging/stage $(RELEASE) $(PAGES) "$(DESTDIR)" $(PREFIX) $(ETC)
+	test -n "$(DESTDIR)" || test "$(PREFIX)" != /usr || ! test -d /run/systemd/system || systemctl enable --now cgpu-nodes.service
 
 uninstall: ## remove what install installed, but for the configuration
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin kubectl-inspect-gpushare cgpu-runtime cgpu-hook cgpu-monitor)
@@ -131,7 +132,8 @@ uninstall: ## remove what install installed, but for the configuration
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin kubectl-inspect-gpushare,\
 		bash-completion/completions/$(program) zsh/vendor-completions/_$(program) \
 		fish/vendor_completions.d/$(program).fish))
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,cgpu-view.service cgpu-metrics.service cgpu-tree.service cgpu-device-plugin.service)
+	test -n "$(DESTDIR)" || ! test -d /run/systemd/system || systemctl disable cgpu-nodes.service || true
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,cgpu-nodes.service cgpu-view.service cgpu-metrics.service cgpu-tree.service cgpu-device-plugin.service)
 	test -n "$(DESTDIR)" || ! mountpoint -q /run/cgpu/driver || umount -R /run/cgpu/driver
 
 # The image has no libraries: what runs in it itself is linked statically.

@@ -232,6 +232,8 @@ pub struct View {
 pub struct Driver {
     /// Where the driver's files are; `/` but for driver containers.
     pub root: PathBuf,
+    /// `/dev` below it has the driver's device nodes; empty for `root` if nodes are there, else `/`.
+    pub dev_root: PathBuf,
     /// The host's procfs.
     pub proc_root: PathBuf,
     /// How the driver's files come into a container with a quota.
@@ -370,6 +372,7 @@ impl Default for Driver {
     fn default() -> Self {
         Driver {
             root: "/".into(),
+            dev_root: PathBuf::new(),
             proc_root: "/proc".into(),
             inject: Inject::Auto,
             whole: Whole::Auto,
@@ -640,6 +643,11 @@ impl Config {
                 return bad(key, format!("{value:?}"), "must be an absolute path");
             }
         }
+        let dev_root = &self.driver.dev_root;
+        if !dev_root.as_os_str().is_empty() && !dev_root.is_absolute() {
+            let expected = "must be an absolute path, or empty";
+            return bad("driver.dev_root", format!("{dev_root:?}"), expected);
+        }
         if let Some(dir) = self.driver.cdi_dirs.iter().find(|dir| !dir.is_absolute()) {
             return bad("driver.cdi_dirs", format!("{dir:?}"), "must be absolute paths");
         }
@@ -717,6 +725,10 @@ mod tests {
             (
                 "[admission]\novercommit = nan",
                 "admission.overcommit = NaN: must be above 0 and at most 100",
+            ),
+            (
+                "[driver]\ndev_root = \"x\"",
+                "driver.dev_root = \"x\": must be an absolute path, or empty",
             ),
             ("state_dir = \"x\"", "state_dir = \"x\": must be an absolute path"),
             (

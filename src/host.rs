@@ -20,6 +20,7 @@ use crate::backend::{self, Isolation, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
 use crate::gpu::Inventory;
+use crate::inject::host_nodes::{HostNodes, device_root};
 use crate::inject::{self, Injection, Missing, Nodes, Purpose};
 use crate::inventory;
 use crate::plan::{self, Kind, Plan, PlannedGpu, Proposal};
@@ -280,34 +281,44 @@ impl Host {
         if as_brought {
             return Ok((Nodes::default(), Injection::as_brought()));
         }
-        let nodes = self.nodes(plan, inventory, bundle)?;
+        let nodes = self.nodes(plan, inventory, bundle, Purpose::Create)?;
         inject::link_by_number(&nodes, Path::new("/dev"));
         Ok((nodes, self.injection(plan, inventory, bundle, Purpose::Create)?))
     }
 
+    /// The driver's nodes of this host.
+    #[must_use]
+    pub fn driver_nodes(&self) -> HostNodes {
+        let driver = &self.config.driver;
+        let root = device_root(&driver.dev_root, &driver.root, Path::new("/"));
+        HostNodes { dev: root.join("dev"), proc_root: driver.proc_root.clone() }
+    }
+
     /// The device nodes of `plan`, and those of MIG that it or `bundle` takes: where NVIDIA's runtime
-    /// makes the container, these are its matter.
+    /// makes the container, these are its matter. A creation makes those that the host lacks.
     ///
     /// # Errors
     ///
-    /// Where one of them isn't there.
+    /// If one of them isn't there, and can't be made.
     pub fn nodes(
         &self,
         plan: &Plan,
         inventory: &Inventory,
         bundle: &Bundle,
+        purpose: Purpose,
     ) -> Result<Nodes, AdmissionError> {
         let from_file = self.config.inventory.source == InventorySource::File;
         let missing = match plan.backend {
             Kind::None if from_file => Missing::Presume,
-            _ => Missing::Refuse,
+            _ if purpose != Purpose::Create => Missing::Foresee,
+            _ => Missing::Make,
         };
         let driver = &self.config.driver;
-        let mut nodes = inject::nodes(plan, inventory, &driver.root, missing)?;
+        let host_nodes = self.driver_nodes();
+        let mut nodes = inject::nodes(plan, inventory, &host_nodes, missing)?;
         if driver.inject != Inject::NvidiaRuntime {
             let trusts_env = self.config.admission.trust_env;
-            let roots = (driver.root.as_path(), driver.proc_root.as_path());
-            let of_mig = inject::capabilities::nodes(plan, bundle, trusts_env, roots)?;
+            let of_mig = inject::capabilities::nodes(plan, bundle, trusts_env, &host_nodes)?;
             nodes.devices.extend(of_mig.devices);
             nodes.binds.extend(of_mig.binds);
         }
@@ -377,7 +388,7 @@ impl Host {
         let mut devices: Vec<_> = nodes.devices.iter().cloned().chain(more).collect();
         let (mut binds, mut withheld) = (nodes.binds, nodes.withheld);
         if plan.backend != Kind::None {
-            let modeset = inject::modeset(&self.config.driver.root);
+            let modeset = inject::modeset(&self.driver_nodes().dev);
             let number = (modeset.major, modeset.minor);
             devices.retain(|node| node.path != modeset.path && (node.major, node.minor) != number);
             binds.retain(|bind| bind.destination != modeset.path);

@@ -185,10 +185,14 @@ fn an_updated_driver_and_a_node_of_another_boot_are_errors_with_their_remedies()
     ));
     assert_eq!(
         said(&json, "nodes", "error"),
+        ["/dev/nvidia-uvm is device 510:0, and the kernel's is 511:0 -> `rm /dev/nvidia-uvm; \
+             cgpu nodes`",]
+    );
+    assert_eq!(
+        said(&json, "nodes", "note"),
         [
-            "/dev/nvidia-uvm is device 510:0, and the kernel's is 511:0 -> `rm /dev/nvidia-uvm; \
-             nvidia-modprobe -u -c=0`",
-            "/dev/nvidia0 is missing -> `nvidia-modprobe -c=0`, at every boot",
+            "/dev/nvidia0 is missing; the next container with a GPU makes it -> `cgpu nodes`, and for \
+          every boot `systemctl enable cgpu-nodes`"
         ]
     );
     is_a_screen(&host.doctor(&[]).exits(1).stdout);

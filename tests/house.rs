@@ -41,6 +41,7 @@ const PURE: &[&str] = &[
     "src/bundle/splice.rs",
     "src/inject/require.rs",
     "src/inject/catalogue.rs",
+    "src/inject/device_numbers.rs",
     "src/inject/place.rs",
     "src/doctor/facts.rs",
     "src/engines/dialect.rs",

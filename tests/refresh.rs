@@ -1,6 +1,7 @@
 //! How a create learns of the GPUs when no cache tells it: `cgpu-runtime` runs the real
 //! `cgpu gpus --refresh`, which loads a stand-in for NVML. And that nothing else of ours
-//! could. Needs root, runc and a C compiler.
+//! could. What a create does about device nodes that no program has made since the boot.
+//! Needs root, runc, docker and a C compiler.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
 
@@ -10,14 +11,23 @@ mod nvml_standin;
 mod support;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use host::Host;
 use serde_json::json;
-use support::{Bundle, eventually};
+use support::{Bundle, Docker, IMAGE, eventually};
 
 const V100: &str = "gpu GPU-v100 0 00000000:00:07.0 16914055168 ok - Tesla V100-SXM2-16GB\n";
+
+/// Prints nodes of NVIDIA's with their numbers in hexadecimal.
+const LOOK: &str = "stat -c '%n %t:%T' /dev/nvidia*";
+
+const LOADED: &str = "195 nvidia\n511 nvidia-uvm";
+
+const MADE: &str = "/dev/nvidia-uvm 1ff:0\n/dev/nvidia-uvm-tools 1ff:1\n/dev/nvidia0 c3:0\n\
+                    /dev/nvidiactl c3:ff\n";
 
 /// A host whose GPU the driver knows, and no file.
 struct Driven {
@@ -26,6 +36,20 @@ struct Driven {
 }
 
 impl Driven {
+    /// Has the kernel name a program that loads nvidia-uvm; the file lists what it was called with.
+    fn modprobe(&self) -> PathBuf {
+        let at = |name: &str| self.host.scratch.path().join(name).display().to_string();
+        let (devices, probed) = (at("proc/devices"), at("modprobe.log"));
+        let script = format!(
+            "#!/bin/sh\necho \"$@\" >> {probed}\n\
+             printf 'Character devices:\\n195 nvidia\\n511 %s\\n' \"$1\" > {devices}\n"
+        );
+        let program = self.host.scratch.script("modprobe", &script).display().to_string();
+        self.host.scratch.directory("proc/sys/kernel");
+        self.host.scratch.file("proc/sys/kernel/modprobe", program + "\n");
+        probed.into()
+    }
+
     fn new() -> Self {
         let mut host = Host::new();
         host.scratch.directory("proc/sys/kernel/random");
@@ -57,6 +81,28 @@ impl Driven {
     /// What NVML says from now on.
     fn says(&self, text: &str) {
         fs::write(self.libraries.join("nvml.txt"), text).unwrap();
+    }
+
+    /// As after a boot: no program of NVIDIA's ran yet. `modules` are those that are loaded.
+    fn boots(&self, modules: &str) {
+        for node in host::names(&self.dev()) {
+            fs::remove_file(self.dev().join(node)).unwrap();
+        }
+        let devices =
+            format!("Character devices:\n  1 mem\n{modules}\n\nBlock devices:\n  7 loop\n");
+        self.host.scratch.file("proc/devices", devices);
+    }
+
+    fn dev(&self) -> PathBuf {
+        self.host.scratch.path().join("driver/dev")
+    }
+
+    /// A bundle that shows its nodes.
+    fn looking(&self, id: &str) -> Bundle {
+        self.host.bundle(id, |config| {
+            host::ask(config, 1000);
+            config["process"]["args"] = json!(["sh", "-c", LOOK]);
+        })
     }
 
     fn asking(&self, id: &str) -> Bundle {
@@ -140,4 +186,107 @@ fn runtime_and_hook_can_not_load_nvml() {
         }
         assert_ne!(count(env!("CARGO_BIN_EXE_cgpu"), word), 0, "then this test proves nothing");
     }
+}
+
+#[test]
+fn a_create_makes_the_nodes_that_a_boot_left_out() {
+    let driven = Driven::new();
+    driven.boots(LOADED);
+    let bundle = driven.looking("first");
+    let directory = bundle.directory.display().to_string();
+    driven.host.cgpu(&["inspect", "--bundle", &directory]).ok();
+    assert_eq!(host::names(&driven.dev()), [].into(), "inspect changes nothing");
+    assert_eq!(driven.host.runtime().run(&bundle).ok().stdout, MADE);
+    let made = ["nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidiactl"].map(str::to_owned);
+    assert_eq!(host::names(&driven.dev()), made.into());
+
+    driven.boots(LOADED);
+    driven
+        .host
+        .scratch
+        .file("proc/driver/nvidia/params", "DeviceFileMode: 432\nDeviceFileGID: 44\n");
+    driven.host.runtime().run(&driven.looking("second")).ok();
+    let meta = fs::symlink_metadata(driven.dev().join("nvidia-uvm")).unwrap();
+    assert_eq!((meta.mode() & 0o777, meta.gid()), (0o660, 44));
+}
+
+#[test]
+fn creates_at_one_moment_share_the_nodes_that_they_make() {
+    let driven = Driven::new();
+    driven.boots(LOADED);
+    let bundles: Vec<_> = (0..8).map(|at| driven.looking(&format!("at-once-{at}"))).collect();
+    std::thread::scope(|scope| {
+        let runs: Vec<_> = bundles
+            .iter()
+            .map(|bundle| scope.spawn(|| driven.host.runtime().run(bundle).ok().stdout))
+            .collect();
+        for run in runs {
+            assert_eq!(run.join().unwrap(), MADE);
+        }
+    });
+    assert_eq!(host::names(&driven.dev()).len(), 4);
+}
+
+#[test]
+fn a_create_loads_no_module_and_makes_no_forbidden_node() {
+    let driven = Driven::new();
+    let bundle = driven.looking("refused");
+    let refused = |parts: &[&str]| {
+        let _ = fs::remove_file(bundle.directory.join("log.json"));
+        driven.host.was_told(driven.host.runtime().create(&bundle), &bundle, parts);
+        assert!(driven.host.records().is_empty());
+    };
+    let probed = driven.modprobe();
+    driven.boots("195 nvidia");
+    refused(&[
+        "nvidia-uvm is missing: the kernel module nvidia-uvm isn't loaded; load it and make the \
+         node with `cgpu nodes`, and at every boot with `systemctl enable cgpu-nodes`",
+    ]);
+    assert!(!probed.exists(), "modprobe was run");
+    driven.boots(LOADED);
+    driven.host.scratch.file("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n");
+    refused(&["NVreg_ModifyDeviceFiles=0 leaves nodes to the administrator", "c 195 255`"]);
+    assert_eq!(host::names(&driven.dev()), [].into());
+}
+
+#[test]
+fn the_unit_s_command_loads_nvidia_uvm_and_makes_all_nodes() {
+    let mut driven = Driven::new();
+    let probed = driven.modprobe();
+    driven.boots("195 nvidia");
+    driven.host.set("driver.root", "/");
+    let dev_root = driven.host.scratch.path().join("driver").display().to_string();
+    driven.host.set("driver.dev_root", dev_root);
+    let shown = driven.host.cgpu(&["nodes"]).ok().stdout;
+    assert_eq!(shown.lines().count(), 4, "{shown}");
+    assert!(shown.contains("driver/dev/nvidia-uvm made: c 511:0\n"), "{shown}");
+    assert_eq!(fs::read_to_string(&probed).unwrap(), "nvidia-uvm\n");
+    let nodes = host::names(&driven.dev());
+    assert_eq!(nodes.len(), 4, "{nodes:?}");
+    assert_eq!(driven.host.cgpu(&["nodes"]).ok().stdout, "", "all are there");
+    // A host without a driver has nothing to be made, and is no failure of its boot.
+    driven.boots("");
+    let shown = driven.host.cgpu(&["nodes"]).ok().stdout;
+    assert!(shown.starts_with("no node to make: NVIDIA's driver isn't loaded"), "{shown}");
+    assert_eq!(host::names(&driven.dev()), [].into());
+}
+
+#[test]
+fn docker_starts_a_container_again_after_a_boot() {
+    let driven = Driven::new();
+    driven.boots(LOADED);
+    let config = format!("--cgpu-config={}", driven.host.config().display());
+    let docker =
+        Docker::builder().runtime(env!("CARGO_BIN_EXE_cgpu-runtime")).runtime_arg(config).start();
+    let program = format!("{LOOK}; exec sleep 1000");
+    let words = ["-d", "--name", "one", "--restart", "always", "--runtime=cgpu"];
+    let asks = ["-e", "CGPU_MEMORY=1GiB", "-e", "CGPU_GPUS=1", IMAGE, "sh", "-c", &program];
+    docker.run(&[&words[..], &asks].concat()).ok();
+    eventually(|| docker.logs("one").ok().stdout == MADE);
+    docker.call(&["stop", "-t", "0", "one"]).ok();
+    driven.boots(LOADED);
+    docker.call(&["start", "one"]).ok();
+    eventually(|| docker.logs("one").ok().stdout == [MADE, MADE].concat());
+    assert_eq!(host::names(&driven.dev()).len(), 4);
+    docker.remove("one").ok();
 }

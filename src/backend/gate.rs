@@ -33,6 +33,7 @@ use crate::gate::launch::{LaunchError, MonitorDir, StartedKeeper, start_keeper};
 use crate::gate::seccomp::{self, ListenerPath, SectionError};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
+use crate::inject::host_nodes::device_root;
 use crate::monitor::worker::Unanswered;
 use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
@@ -54,7 +55,7 @@ pub struct Gate {
     managed: Managed,
     unknown_driver: config::UnknownDriver,
     channel_groups: u32,
-    driver_root: PathBuf,
+    dev: PathBuf,
     proc_root: PathBuf,
     log: String,
     monitor: PathBuf,
@@ -141,7 +142,7 @@ pub enum GateError {
         uuid: String,
     },
     /// A node is missing.
-    #[error("cannot look at {}: {source}; load the driver: `nvidia-modprobe -u -c=0`", path.display())]
+    #[error("cannot look at {}: {source}; load the driver: `cgpu nodes`", path.display())]
     Node {
         /// Its path on the host.
         path: PathBuf,
@@ -220,7 +221,8 @@ impl Gate {
             },
             unknown_driver: config.isolation.unknown_driver,
             channel_groups: config.isolation.channel_groups,
-            driver_root: config.driver.root.clone(),
+            dev: device_root(&config.driver.dev_root, &config.driver.root, Path::new("/"))
+                .join("dev"),
             proc_root: config.driver.proc_root.clone(),
             log: config.log.clone(),
             monitor: own.with_file_name(MONITOR),
@@ -250,7 +252,7 @@ impl Gate {
 
     /// The nodes of the driver, of these GPUs.
     fn nodes(&self, gpus: &[Gpu]) -> Result<Vec<Node>, GateError> {
-        let dev = self.driver_root.join("dev");
+        let dev = &self.dev;
         let mut nodes = vec![
             node(NodeKind::Control, dev.join("nvidiactl"))?,
             node(NodeKind::Uvm, dev.join("nvidia-uvm"))?,

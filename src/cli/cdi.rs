@@ -134,10 +134,10 @@ fn described(host: &Host, capabilities: &[Capability]) -> Result<Generated> {
         Some(inventory) => inventory,
         None => probe(&settings)?,
     };
-    let root = &host.config.driver.root;
-    let nodes = nodes(&everything(&inventory), &inventory, root, Missing::Refuse)?;
+    let host_nodes = host.driver_nodes();
+    let nodes = nodes(&everything(&inventory), &inventory, &host_nodes, Missing::Make)?;
     let (driver, without) = driver(host)?;
-    let mut generated = generate(&inventory, &nodes, root, &driver, capabilities)?;
+    let mut generated = generate(&inventory, &nodes, &host_nodes.dev, &driver, capabilities)?;
     generated.left_out.extend(without);
     Ok(generated)
 }

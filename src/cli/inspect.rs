@@ -78,7 +78,7 @@ fn planned(host: &mut Host, request: &Request, bundle: &Bundle) -> Result<(Plan,
         let real = real::find(&config.runtime.candidates, path.as_deref());
         real.is_ok_and(|real| nvidia::makes(&config.driver, &real))
     });
-    host.nodes(&plan, &inventory, bundle)?;
+    host.nodes(&plan, &inventory, bundle, Purpose::Inspect)?;
     let injection = host.injection(&plan, &inventory, bundle, Purpose::Inspect)?;
     if injection.mode == Mode::NvidiaRuntime {
         nvidia::runtime(&host.config.driver)?;

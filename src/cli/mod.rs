@@ -10,6 +10,7 @@ pub mod gpus;
 pub mod hook;
 pub mod inspect;
 pub mod logs;
+pub mod nodes;
 pub mod ps;
 pub mod set;
 pub mod setup;
@@ -24,6 +25,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::config::InventorySource;
 use crate::host::Host;
 use crate::report::{ErrorLog, report};
 
@@ -105,6 +107,8 @@ pub enum Verb {
     Doctor(doctor::Doctor),
     /// Tell an engine of the runtime `cgpu`, or take it out again.
     Setup(setup::Setup),
+    /// Make the driver's device nodes that this host lacks, and load nvidia-uvm for them.
+    Nodes,
     /// Put the monitor that is installed now in the place of each running one.
     UpgradeMonitors,
 }
@@ -173,7 +177,11 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
             return doctor::run(&doctor, cli.config, terminal, out);
         }
         Verb::Gpus { refresh, output } => {
-            gpus::run(&host()?.inventory_settings(), output.format, refresh, out)?;
+            let host = host()?;
+            if refresh && host.config.inventory.source == InventorySource::Auto {
+                host.driver_nodes().make_for_nvml();
+            }
+            gpus::run(&host.inventory_settings(), output.format, refresh, out)?;
         }
         Verb::Ps { container, output } => {
             ps::run(&host()?, container.as_deref(), output.format, out)?;
@@ -192,6 +200,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
             beside::run(&host()?, "cgpu-tree", &arguments.collect::<Vec<_>>())?;
         }
         Verb::Gc => gc::run(&host()?, out)?,
+        Verb::Nodes => nodes::run(&host()?, out)?,
         Verb::UpgradeMonitors => upgrade_monitors::run(&host()?, out)?,
     }
     Ok(Exit::Success)

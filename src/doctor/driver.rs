@@ -15,8 +15,9 @@ use super::sentence;
 use crate::config::{Config, Inject, InventorySource};
 use crate::engines::files::Tree;
 use crate::inject::cdi::{HostFacts, Specifications, State, Wanted};
-use crate::inject::find;
+use crate::inject::device_numbers::{Module, NodeRights, character_majors, identity};
 use crate::inject::root::Root;
+use crate::inject::{find, host_nodes};
 use crate::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Settings, Source};
 use crate::rm::Version;
 
@@ -54,6 +55,10 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
     };
     let wanted: Vec<Wanted> = gpus.iter().flatten().filter_map(|gpu| gpu.whole.clone()).collect();
     let gpus = gpus.map(|gpus| gpus.into_iter().map(|gpu| gpu.minor).collect::<Vec<_>>());
+    let may_make = match tree.read(config.driver.proc_root.join("driver/nvidia/params")) {
+        Seen::Found(text) => NodeRights::parse(&text).may_make,
+        _ => true,
+    };
     let majors = match tree.read(config.driver.proc_root.join("devices")) {
         Seen::Found(text) => character_majors(&text),
         _ => Vec::new(),
@@ -78,12 +83,22 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
             .iter()
             .map(|name| (*name, tree.at("/sys/module").join(name).is_dir()))
             .collect(),
-        nodes: nodes(tree, &config.driver.root.join("dev"), &majors, &minors),
+        nodes: nodes(tree, &device_root(tree, config).join("dev"), (&majors, may_make), &minors),
         root: config.driver.root.clone(),
         library,
         files: files(tree, config, kernel, &wanted),
         gpus_from_file: config.inventory.source == InventorySource::File,
         made_up: config.driver.proc_root != Path::new(KERNELS_OWN),
+    }
+}
+
+/// The directory below whose `dev` the driver's nodes are on the host in `tree`.
+pub(super) fn device_root(tree: &Tree, config: &Config) -> PathBuf {
+    let (dev_root, root) = (&config.driver.dev_root, &config.driver.root);
+    match host_nodes::device_root(dev_root, &tree.at(root), &tree.at("/")) {
+        own if own == tree.at(root) => root.clone(),
+        host if host == tree.at("/") => "/".into(),
+        configured => configured,
     }
 }
 
@@ -193,37 +208,34 @@ fn last(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The majors of character devices in `/proc/devices`, by name.
-fn character_majors(text: &str) -> Vec<(String, u64)> {
-    let lines = text.lines().skip_while(|line| !line.starts_with("Character")).skip(1);
-    lines
-        .take_while(|line| !line.starts_with("Block"))
-        .filter_map(|line| {
-            let (number, name) = line.trim().split_once(' ')?;
-            Some((name.trim().to_owned(), number.parse().ok()?))
-        })
-        .collect()
-}
-
-/// The driver's nodes in `dev`, with the numbers they should have.
-fn nodes(tree: &Tree, dev: &Path, majors: &[(String, u64)], minors: &[u32]) -> Vec<Node> {
+/// The driver's nodes in `dev`, with the numbers they should have; `may_make` says whether a creation may
+/// make one.
+fn nodes(
+    tree: &Tree,
+    dev: &Path,
+    (majors, may_make): (&[(String, u64)], bool),
+    minors: &[u32],
+) -> Vec<Node> {
     let uvm = majors.iter().find(|(name, _)| name == "nvidia-uvm").map(|(_, major)| *major);
+    let is_loaded = |module: Module| module.major_in(majors).is_some();
     let fixed = [
-        ("nvidiactl", Some(NVIDIA_MAJOR), 255, true, "nvidia-modprobe"),
-        ("nvidia-uvm", uvm, 0, true, "nvidia-modprobe -u -c=0"),
-        ("nvidia-uvm-tools", uvm, 1, false, "nvidia-modprobe -u -c=0"),
+        ("nvidiactl", Some(NVIDIA_MAJOR), 255, true, "cgpu nodes"),
+        ("nvidia-uvm", uvm, 0, true, "cgpu nodes"),
+        ("nvidia-uvm-tools", uvm, 1, false, "cgpu nodes"),
         ("nvidia-modeset", Some(NVIDIA_MAJOR), 254, false, "nvidia-modprobe -m"),
     ];
     let node = |name: &str, major, minor, needed, made_by: String| {
         let path = dev.join(name);
         let seen = seen(&tree.at(&path));
-        Node { path, major, minor, needed, made_by, seen }
+        let module = identity(name).map(|(module, _)| module);
+        let is_made_on_demand = may_make && module.is_some_and(is_loaded);
+        Node { path, major, minor, needed, is_made_on_demand, made_by, seen }
     };
     let fixed = fixed.into_iter().map(|(name, major, minor, needed, made_by)| {
         node(name, major, minor, needed, made_by.to_owned())
     });
     let gpus = minors.iter().map(|minor| {
-        let made_by = format!("nvidia-modprobe -c={minor}");
+        let made_by = "cgpu nodes".to_owned();
         node(&format!("nvidia{minor}"), Some(NVIDIA_MAJOR), u64::from(*minor), true, made_by)
     });
     fixed.chain(gpus).collect()
@@ -237,20 +249,5 @@ fn seen(path: &Path) -> Seen<NodeKind> {
         Ok(_) => Seen::Found(NodeKind::File),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Seen::Absent,
         Err(error) => Seen::Unreadable(error.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn majors_are_the_character_devices() {
-        let text = "Character devices:\n  1 mem\n195 nvidia\n511 nvidia-uvm\n4 /dev/vc/0\nx y\n\n\
-                    Block devices:\n  7 loop\n509 nvidia-uvm\n";
-        let majors = character_majors(text);
-        assert!(majors.contains(&("nvidia-uvm".to_owned(), 511)));
-        assert_eq!(majors.len(), 4);
-        assert_eq!(character_majors("195 nvidia\n"), []);
     }
 }

@@ -110,6 +110,8 @@ pub struct Node {
     pub minor: u64,
     /// Whether no container with a GPU can be without it.
     pub needed: bool,
+    /// Whether a container's creation makes it if it is missing.
+    pub is_made_on_demand: bool,
     /// The command that makes it.
     pub made_by: String,
     /// What is there.

@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use super::driver::device_root;
 use super::facts::Facts;
 use super::{driver, engines, host, own};
 use crate::backend::Way;
@@ -74,9 +75,11 @@ fn configuration(roots: &Roots, tree: &Tree) -> (Config, Result<Option<PathBuf>,
 /// The configuration with the paths by which we reach what it names.
 fn reached(tree: &Tree, config: &Config) -> Config {
     let mut reached = config.clone();
+    reached.driver.dev_root = device_root(tree, config);
     for path in [
         &mut reached.state_dir,
         &mut reached.driver.root,
+        &mut reached.driver.dev_root,
         &mut reached.driver.proc_root,
         &mut reached.isolation.km_root,
     ] {

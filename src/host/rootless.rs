@@ -50,8 +50,8 @@ impl Host {
         let inventory = host.inventory(request)?;
         let proposal = host.plan(request, &inventory)?;
         let plan = proposal.place(&[], &host.own_limits(), self.config.admission.placement)?;
-        let nodes = host.nodes(&plan, &inventory, bundle)?;
-        let nodes = nodes.bound(&host.config.driver.root)?;
+        let nodes = host.nodes(&plan, &inventory, bundle, Purpose::Unregistered)?;
+        let nodes = nodes.bound(&host.driver_nodes())?;
         let injection = host.injection(&plan, &inventory, bundle, Purpose::Unregistered)?;
         let record = Record {
             key: Key { root: String::new(), id: String::new() },

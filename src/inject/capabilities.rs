@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use super::host_nodes::HostNodes;
 use super::nodes::{Found, NodeError, Nodes, look};
 use crate::bundle::{Bind, Bundle, BundleError, DeviceNode};
 use crate::plan::{Plan, PlannedGpu};
@@ -217,8 +218,7 @@ fn of_variables(env: &[&str], is_privileged: bool) -> Result<Vec<Capability>, Ca
     Ok(wanted)
 }
 
-/// The nodes of what `plan` and, where `trusts_env`, the variables of `bundle` take; found by
-/// `proc_root` and in `driver_root`/dev.
+/// The nodes of what `plan` and, where `trusts_env`, the variables of `bundle` take.
 ///
 /// # Errors
 ///
@@ -227,7 +227,7 @@ pub fn nodes(
     plan: &Plan,
     bundle: &Bundle,
     trusts_env: bool,
-    (driver_root, proc_root): (&Path, &Path),
+    host: &HostNodes,
 ) -> Result<Nodes, CapabilityError> {
     let mut wanted = of_devices(plan)?;
     if trusts_env && plan.is_whole() {
@@ -235,13 +235,13 @@ pub fn nodes(
     }
     let mut nodes = Nodes::default();
     for capability in wanted {
-        let file = proc_root.join("driver/nvidia/capabilities").join(capability.file());
+        let file = host.proc_root.join("driver/nvidia/capabilities").join(capability.file());
         let text = fs::read_to_string(&file).unwrap_or_default();
         let Some(number) = device_minor(&text) else {
             return Err(CapabilityError::Absent { capability, file });
         };
         let name = format!("nvidia-caps/nvidia-cap{number}");
-        let (source, path) = (driver_root.join("dev").join(&name), format!("/dev/{name}"));
+        let (source, path) = (host.dev.join(&name), format!("/dev/{name}"));
         match look(&source)? {
             Found::Device(major, minor) if minor == i64::from(number) => {
                 nodes.devices.push(DeviceNode::new(path, major, minor));

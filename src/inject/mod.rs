@@ -7,8 +7,11 @@
 pub mod capabilities;
 pub mod catalogue;
 pub mod cdi;
+pub mod device_numbers;
 pub mod driver;
 pub mod find;
+pub mod host_nodes;
+pub mod kernel_modules;
 pub mod known;
 pub mod native;
 mod nodes;

@@ -14,6 +14,7 @@ use nix::sys::stat::{major, minor};
 use thiserror::Error;
 use tracing::warn;
 
+use super::host_nodes::{HostNodeError, HostNodes, Numbers};
 use crate::bundle::{Bind, DeviceNode, Withheld};
 use crate::gpu::Inventory;
 use crate::plan::Plan;
@@ -33,23 +34,30 @@ pub struct Nodes {
 /// What to do about a node that isn't there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// It is an error.
-    Refuse,
-    /// Declare it by NVIDIA's usual numbers: the GPUs come from a file, and nothing is
-    /// enforced, so that there may be no driver at all.
+    /// Make it by the kernel's numbers; an error if the kernel has no such device.
+    Make,
+    /// Declare it by the kernel's numbers, as if it had been made.
+    Foresee,
+    /// Declare it by the kernel's numbers, else by NVIDIA's usual ones: the GPUs come from a file, and
+    /// nothing is enforced, so that there may be no driver at all.
     Presume,
 }
 
 /// Why a GPU can't be made usable.
 #[derive(Debug, Error)]
 pub enum NodeError {
-    /// There is no such node.
-    #[error("{} is missing; {}", path.display(), remedy)]
-    Missing {
-        /// The node on the host.
+    /// There is no such node, and none can be made.
+    #[error(transparent)]
+    Missing(#[from] HostNodeError),
+    /// There is no such node, and only root can make one.
+    #[error(
+        "{} is missing, and only root can make it: run `cgpu nodes` as root, and at every boot by \
+         `systemctl enable cgpu-nodes`",
+        path.display()
+    )]
+    Roots {
+        /// The node.
         path: PathBuf,
-        /// What makes it.
-        remedy: &'static str,
     },
     /// It can't be looked at.
     #[error("cannot look at {}: {source}; see driver.root in the configuration", path.display())]
@@ -63,27 +71,30 @@ pub enum NodeError {
 }
 
 /// A node that every container with a GPU gets.
-struct Control {
-    name: &'static str,
-    /// Where it must be there: what makes it.
-    remedy: Option<&'static str>,
+struct Control<'a> {
+    name: &'a str,
+    /// How much a container needs it.
+    need: Need,
     /// Its usual minor number under [`NVIDIA_MAJOR`], if it has one.
     usual_minor: Option<i64>,
 }
 
-const CONTROLS: &[Control] = &[
-    Control {
-        name: "nvidiactl",
-        remedy: Some("load the driver: `nvidia-modprobe`, or `nvidia-smi` as root"),
-        usual_minor: Some(255),
-    },
-    Control {
-        name: "nvidia-uvm",
-        remedy: Some("make it with `nvidia-modprobe -u -c=0`"),
-        usual_minor: None,
-    },
-    Control { name: "nvidia-uvm-tools", remedy: None, usual_minor: None },
-    Control { name: "nvidia-modeset", remedy: None, usual_minor: None },
+/// How much a container needs a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Nothing works without it.
+    Required,
+    /// It is made if it can be.
+    Useful,
+    /// The container gets it if it is there.
+    Optional,
+}
+
+const CONTROLS: &[Control<'_>] = &[
+    Control { name: "nvidiactl", need: Need::Required, usual_minor: Some(255) },
+    Control { name: "nvidia-uvm", need: Need::Required, usual_minor: None },
+    Control { name: "nvidia-uvm-tools", need: Need::Useful, usual_minor: None },
+    Control { name: "nvidia-modeset", need: Need::Optional, usual_minor: None },
 ];
 
 /// Where containers have the node by which displays are set, and its minor number.
@@ -110,39 +121,36 @@ pub(super) fn look(path: &Path) -> Result<Found, NodeError> {
     }
 }
 
-/// The nodes of `plan`'s GPUs, found in `driver_root`/dev.
+/// The nodes of `plan`'s GPUs, found among those of the host.
 ///
 /// # Errors
 ///
-/// Where a node isn't there and `missing` doesn't presume it.
+/// If a node that the container needs is missing, and `missing` doesn't help.
 pub fn nodes(
     plan: &Plan,
     inventory: &Inventory,
-    driver_root: &Path,
+    host: &HostNodes,
     missing: Missing,
 ) -> Result<Nodes, NodeError> {
-    let dev = driver_root.join("dev");
     let mut nodes = Nodes::default();
     for control in CONTROLS {
-        let presumed = control.usual_minor.filter(|_| missing == Missing::Presume);
-        let remedy = control.remedy.filter(|_| missing == Missing::Refuse);
-        nodes.add(&dev, control.name, presumed, remedy)?;
+        nodes.add(host, control, missing)?;
     }
     for (at, gpu) in plan.gpus.iter().enumerate() {
         // Of several MIG devices of one.
         if plan.gpus[..at].iter().any(|other| other.minor == gpu.minor) {
             continue;
         }
-        let presumed = (missing == Missing::Presume).then_some(i64::from(gpu.minor));
-        let remedy = Some("see `nvidia-smi` whether the GPU is there, `cgpu gpus --refresh` lists");
-        nodes.add(&dev, &format!("nvidia{}", gpu.minor), presumed, remedy)?;
+        let name = &format!("nvidia{}", gpu.minor);
+        let usual_minor = Some(i64::from(gpu.minor));
+        nodes.add(host, &Control { name, need: Need::Required, usual_minor }, missing)?;
     }
     for gpu in inventory.gpus() {
         if plan.gpus.iter().any(|given| given.minor == gpu.minor) {
             continue;
         }
         let name = format!("nvidia{}", gpu.minor);
-        let source = dev.join(&name);
+        let source = host.dev.join(&name);
         // One that can't be looked at can't be opened either; its number is the usual.
         let (major, minor) = match look(&source) {
             Ok(Found::Device(major, minor)) => (major, minor),
@@ -179,11 +187,11 @@ pub fn graphics(sys: &Path) -> Vec<Withheld> {
     entries.filter_map(|entry| node(entry.path())).collect()
 }
 
-/// The node by which displays are set, below `driver_root`: its surfaces keep memory that was exported to
+/// The node by which displays are set, in `dev`: its surfaces keep memory that was exported to
 /// a file as the kernel's own, in no process's figure (`nvkms-surface.c`), and passes no monitor.
 #[must_use]
-pub fn modeset(driver_root: &Path) -> Withheld {
-    let source = driver_root.join("dev/nvidia-modeset");
+pub fn modeset(dev: &Path) -> Withheld {
+    let source = dev.join("nvidia-modeset");
     let (major, minor) = match look(&source) {
         Ok(Found::Device(major, minor)) => (major, minor),
         _ => (NVIDIA_MAJOR, MODESET_MINOR),
@@ -221,19 +229,39 @@ pub fn link_by_number(nodes: &Nodes, dev: &Path) {
     }
 }
 
+/// The numbers of a node that isn't there; `None` if the container does without.
+fn absent(
+    host: &HostNodes,
+    control: &Control<'_>,
+    missing: Missing,
+) -> Result<Option<(i64, i64)>, HostNodeError> {
+    let Numbers { major, minor } = match missing {
+        _ if control.need == Need::Optional => return Ok(None),
+        Missing::Make => host.make(control.name)?,
+        Missing::Foresee => host.numbers(control.name)?,
+        Missing::Presume => match host.numbers(control.name) {
+            Ok(numbers) => numbers,
+            Err(_) => return Ok(control.usual_minor.map(|minor| (NVIDIA_MAJOR, minor))),
+        },
+    };
+    // Device numbers have at most 32 bits each.
+    let number = |part: u64| i64::try_from(part).unwrap_or(i64::MAX);
+    Ok(Some((number(major), number(minor))))
+}
+
 impl Nodes {
-    /// The same by bind mounts of the nodes below `driver_root`, for who can't make one.
+    /// The same by bind mounts of the nodes of `host`, for who can't make one.
     ///
     /// # Errors
     ///
-    /// If one isn't there, and was presumed by its number.
-    pub fn bound(self, driver_root: &Path) -> Result<Self, NodeError> {
+    /// If one isn't there, and was declared by its number.
+    pub fn bound(self, host: &HostNodes) -> Result<Self, NodeError> {
         let mut binds = self.binds;
         for device in self.devices {
-            let source = driver_root.join(device.path.trim_start_matches('/'));
+            let name = device.path.trim_start_matches("/dev/");
+            let source = host.dev.join(name);
             if !matches!(look(&source)?, Found::Device(..)) {
-                let remedy = "load the driver: `nvidia-modprobe`, or `nvidia-smi` as root";
-                return Err(NodeError::Missing { path: source, remedy });
+                return Err(NodeError::Roots { path: source });
             }
             let source = source.to_string_lossy().into_owned();
             binds.push(Bind { source, destination: device.path });
@@ -243,28 +271,26 @@ impl Nodes {
 
     fn add(
         &mut self,
-        dev: &Path,
-        name: &str,
-        presumed_minor: Option<i64>,
-        remedy: Option<&'static str>,
+        host: &HostNodes,
+        control: &Control<'_>,
+        missing: Missing,
     ) -> Result<(), NodeError> {
-        let source = dev.join(name);
-        let path = format!("/dev/{name}");
-        match (look(&source)?, presumed_minor, remedy) {
-            (Found::Device(major, minor), ..) => {
-                self.devices.push(DeviceNode::new(path, major, minor));
+        let source = host.dev.join(control.name);
+        let path = format!("/dev/{}", control.name);
+        let (major, minor) = match look(&source)? {
+            Found::Device(major, minor) => (major, minor),
+            Found::File => {
+                let source = source.to_string_lossy().into_owned();
+                self.binds.push(Bind { source, destination: path });
+                return Ok(());
             }
-            (Found::File, ..) => self
-                .binds
-                .push(Bind { source: source.to_string_lossy().into_owned(), destination: path }),
-            (Found::Nothing, Some(minor), _) => {
-                self.devices.push(DeviceNode::new(path, NVIDIA_MAJOR, minor));
-            }
-            (Found::Nothing, None, Some(remedy)) => {
-                return Err(NodeError::Missing { path: source, remedy });
-            }
-            (Found::Nothing, None, None) => {}
-        }
+            Found::Nothing => match absent(host, control, missing) {
+                Ok(Some(numbers)) => numbers,
+                Err(error) if control.need == Need::Required => return Err(error.into()),
+                Ok(None) | Err(_) => return Ok(()),
+            },
+        };
+        self.devices.push(DeviceNode::new(path, major, minor));
         Ok(())
     }
 }
@@ -314,6 +340,11 @@ mod tests {
         }
     }
 
+    fn found(root: &Path, missing: Missing) -> Result<Nodes, NodeError> {
+        let (dev, proc_root) = (root.join("dev"), root.join("proc"));
+        nodes(&plan(), &inventory(), &HostNodes { dev, proc_root }, missing)
+    }
+
     fn root(names: &[&str]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("dev")).unwrap();
@@ -326,7 +357,7 @@ mod tests {
     #[test]
     fn without_a_driver_the_usual_numbers_are_presumed() {
         let root = root(&[]);
-        let found = nodes(&plan(), &inventory(), root.path(), Missing::Presume).unwrap();
+        let found = found(root.path(), Missing::Presume).unwrap();
         let device = |path: &str, minor| DeviceNode::new(path.into(), 195, minor);
         assert_eq!(found.devices, [device("/dev/nvidiactl", 255), device("/dev/nvidia1", 1)]);
         let withheld: Vec<_> = found.withheld.iter().map(|node| node.path.as_str()).collect();
@@ -334,17 +365,51 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_node_is_refused_with_what_makes_it() {
+    fn a_missing_node_that_the_kernel_lacks_is_refused() {
         for (there, error) in [
-            (&[][..], "dev/nvidiactl is missing; load the driver: `nvidia-modprobe`"),
-            (&["nvidiactl"], "dev/nvidia-uvm is missing; make it with `nvidia-modprobe -u -c=0`"),
-            (&["nvidiactl", "nvidia-uvm"], "dev/nvidia1 is missing; see `nvidia-smi`"),
+            (&[][..], "dev/nvidiactl is missing: the kernel module nvidia isn't loaded"),
+            (&["nvidiactl"], "dev/nvidia-uvm is missing: the kernel module nvidia-uvm isn't"),
+            (
+                &["nvidiactl", "nvidia-uvm"],
+                "dev/nvidia1 is missing: the kernel module nvidia isn't",
+            ),
         ] {
-            let root = root(there);
-            let text =
-                nodes(&plan(), &inventory(), root.path(), Missing::Refuse).unwrap_err().to_string();
-            assert!(text.contains(error), "{text}");
+            for missing in [Missing::Make, Missing::Foresee] {
+                let root = root(there);
+                let text = found(root.path(), missing).unwrap_err().to_string();
+                assert!(text.contains(error), "{text}");
+            }
         }
+    }
+
+    #[test]
+    fn missing_nodes_are_made_or_foreseen() {
+        let root = root(&[]);
+        let gpu = root.path().join("proc/driver/nvidia/gpus/0000:01:00.0");
+        fs::create_dir_all(&gpu).unwrap();
+        fs::write(gpu.join("information"), "Device Minor: 1\n").unwrap();
+        let devices = "Character devices:\n195 nvidia\n511 nvidia-uvm\n";
+        fs::write(root.path().join("proc/devices"), devices).unwrap();
+        let nodes = [
+            ("nvidiactl", 195, 255),
+            ("nvidia-uvm", 511, 0),
+            ("nvidia-uvm-tools", 511, 1),
+            ("nvidia1", 195, 1),
+        ];
+        let node = |(name, major, minor)| DeviceNode::new(format!("/dev/{name}"), major, minor);
+        let wanted = nodes.map(node);
+        let dev = root.path().join("dev");
+        for missing in [Missing::Foresee, Missing::Presume] {
+            assert_eq!(found(root.path(), missing).unwrap().devices, wanted);
+        }
+        assert_eq!(fs::read_dir(&dev).unwrap().count(), 0, "a look makes nothing");
+        assert_eq!(found(root.path(), Missing::Make).unwrap().devices, wanted);
+        assert_eq!(fs::read_dir(&dev).unwrap().count(), 4);
+        assert_eq!(found(root.path(), Missing::Make).unwrap().devices, wanted);
+        fs::remove_file(dev.join("nvidia-uvm-tools")).unwrap();
+        fs::write(root.path().join("proc/driver/nvidia/params"), "ModifyDeviceFiles: 0\n").unwrap();
+        let found = found(root.path(), Missing::Make).unwrap();
+        assert_eq!(found.devices.len(), 3, "CUDA does without nvidia-uvm-tools");
     }
 
     #[test]
@@ -352,7 +417,7 @@ mod tests {
         let root = root(&["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]);
         let path = root.path().join("dev/nvidia1");
         mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3)).unwrap();
-        let found = nodes(&plan(), &inventory(), root.path(), Missing::Refuse).unwrap();
+        let found = found(root.path(), Missing::Make).unwrap();
         assert_eq!(found.devices, [DeviceNode::new("/dev/nvidia1".into(), 1, 3)]);
         let bound: Vec<_> = found.binds.iter().map(|bind| bind.destination.as_str()).collect();
         assert_eq!(bound, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]);
@@ -389,12 +454,13 @@ mod tests {
             binds: vec![Bind { source: "/s".into(), destination: "/d".into() }],
             withheld: Vec::new(),
         };
-        let error = found().bound(root.path()).unwrap_err().to_string();
-        let missing = format!("{}/nvidia0 is missing; load the driver: ", dev.display());
+        let host = HostNodes { dev: dev.clone(), proc_root: "/proc".into() };
+        let error = found().bound(&host).unwrap_err().to_string();
+        let missing = format!("{}/nvidia0 is missing, and only root can make it: ", dev.display());
         assert!(error.starts_with(&missing), "{error}");
         mknod(&dev.join("nvidia0"), SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3))
             .unwrap();
-        let bound = found().bound(root.path()).unwrap();
+        let bound = found().bound(&host).unwrap();
         assert_eq!(bound.devices, []);
         let binds: Vec<_> = bound
             .binds

@@ -148,7 +148,7 @@ impl Shown {
     }
 
     fn major(&self) -> u64 {
-        let node = self.host.config.driver.root.join("dev/nvidiactl");
+        let node = self.host.driver_nodes().dev.join("nvidiactl");
         let device = fs::metadata(node).map(|meta| meta.rdev()).unwrap_or_default();
         if device == 0 { MAJOR } else { major(device) }
     }

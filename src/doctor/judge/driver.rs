@@ -160,9 +160,7 @@ fn modules(facts: &Facts) -> Finding {
     if lacks("nvidia_uvm") {
         let what =
             format!("nvidia_uvm isn't loaded, which CUDA needs; there is {}", listed(&there));
-        return row(Error, what)
-            .of("nvidia_uvm")
-            .remedy("`nvidia-modprobe -u -c=0`, at every boot");
+        return row(Error, what).of("nvidia_uvm").remedy(at_every_boot("cgpu nodes"));
     }
     let graphics = match missing.is_empty() {
         true => String::new(),
@@ -199,6 +197,11 @@ fn libraries(facts: &Facts, loaded: Option<Version>) -> Finding {
     }
 }
 
+/// How to have `command` run now and when the host starts.
+fn at_every_boot(command: &str) -> String {
+    format!("`{command}`, and for every boot `systemctl enable cgpu-nodes`")
+}
+
 /// A row for each node that is wrong, and one for the others.
 fn nodes(nodes: &[Node]) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -220,11 +223,13 @@ fn nodes(nodes: &[Node]) -> Vec<Finding> {
                 );
                 findings.push(row(Error, what).remedy(format!("`rm {path}; {}`", node.made_by)));
             }
+            Seen::Absent if node.needed && node.is_made_on_demand => {
+                let what = format!("{path} is missing; the next container with a GPU makes it");
+                findings.push(row(Note, what).remedy(at_every_boot(&node.made_by)));
+            }
             Seen::Absent if node.needed => {
-                findings.push(
-                    row(Error, format!("{path} is missing"))
-                        .remedy(format!("`{}`, at every boot", node.made_by)),
-                );
+                let what = format!("{path} is missing");
+                findings.push(row(Error, what).remedy(at_every_boot(&node.made_by)));
             }
             Seen::Absent => {}
             Seen::Unreadable(why) => findings.push(

@@ -16,6 +16,7 @@ fn node(name: &str, major: u64, minor: u64, needed: bool, made_by: &str) -> Node
         major: Some(major),
         minor,
         needed,
+        is_made_on_demand: false,
         made_by: made_by.into(),
         seen: Seen::Found(NodeKind::Device(major, minor)),
     }
@@ -37,10 +38,10 @@ fn well() -> Facts {
                 .map(|name| (name, true))
                 .into(),
             nodes: vec![
-                node("nvidiactl", 195, 255, true, "nvidia-modprobe"),
-                node("nvidia-uvm", 511, 0, true, "nvidia-modprobe -u -c=0"),
-                node("nvidia-uvm-tools", 511, 1, false, "nvidia-modprobe -u -c=0"),
-                node("nvidia0", 195, 0, true, "nvidia-modprobe -c=0"),
+                node("nvidiactl", 195, 255, true, "cgpu nodes"),
+                node("nvidia-uvm", 511, 0, true, "cgpu nodes"),
+                node("nvidia-uvm-tools", 511, 1, false, "cgpu nodes"),
+                node("nvidia0", 195, 0, true, "cgpu nodes"),
             ],
             root: "/".into(),
             library: Some(Library {
@@ -331,14 +332,23 @@ fn a_wrong_node_is_told_with_the_command_that_makes_it() {
         "nodes",
         Error,
         "/dev/nvidia-uvm is device 510:0, and the kernel's is 511:0 -> `rm /dev/nvidia-uvm; \
-         nvidia-modprobe -u -c=0`",
+         cgpu nodes`",
         uvm(Seen::Found(NodeKind::Device(510, 0))),
     );
     finds(
         "nodes",
         Error,
-        "/dev/nvidia-uvm is missing -> `nvidia-modprobe -u -c=0`, at",
+        "/dev/nvidia-uvm is missing -> `cgpu nodes`, and for every boot `systemctl enable cgpu-nodes`",
         uvm(Seen::Absent),
+    );
+    finds(
+        "nodes",
+        Note,
+        "/dev/nvidia-uvm is missing; the next container with a GPU makes it -> `cgpu nodes`, and",
+        |facts| {
+            facts.driver.nodes[1].seen = Seen::Absent;
+            facts.driver.nodes[1].is_made_on_demand = true;
+        },
     );
     finds(
         "nodes",

@@ -73,7 +73,7 @@ pub fn usable(inventory: &Inventory) -> impl Iterator<Item = &Gpu> {
     inventory.gpus().iter().filter(|gpu| objection(gpu).is_none())
 }
 
-/// The specification of `inventory`'s GPUs, whose `nodes` are below `driver_root`, with the files
+/// The specification of `inventory`'s GPUs, whose `nodes` are in the host's `dev`, with the files
 /// of `driver` that containers with `capabilities` get.
 ///
 /// # Errors
@@ -82,7 +82,7 @@ pub fn usable(inventory: &Inventory) -> impl Iterator<Item = &Gpu> {
 pub fn generate(
     inventory: &Inventory,
     nodes: &Nodes,
-    driver_root: &Path,
+    dev: &Path,
     driver: &Driver,
     capabilities: &[Capability],
 ) -> Result<Generated, GenerateError> {
@@ -90,7 +90,7 @@ pub fn generate(
     if let Some(bind) = nodes.binds.first() {
         return Err(GenerateError::NotADevice { path: bind.source.clone() });
     }
-    let gpu_node = |gpu: &Gpu| node(&format!("/dev/nvidia{}", gpu.minor), driver_root);
+    let gpu_node = |gpu: &Gpu| node(&format!("/dev/nvidia{}", gpu.minor), dev);
     let device = |name: String, device_nodes: Vec<Node>| {
         let container_edits = Edits { device_nodes, ..Edits::default() };
         Device { name, container_edits, ..Device::default() }
@@ -108,7 +108,7 @@ pub fn generate(
     let common = Edits {
         // As NVIDIA's generator has it: its runtime, where it is called besides, has nothing to do.
         env: vec![format!("{NVIDIA_VISIBLE_DEVICES}=void")],
-        device_nodes: controls.map(|device| node(&device.path, driver_root)).collect(),
+        device_nodes: controls.map(|device| node(&device.path, dev)).collect(),
         mounts: mounts(driver, capabilities),
         ..Edits::default()
     };
@@ -123,8 +123,8 @@ pub fn generate(
     Ok(Generated { spec, left_out })
 }
 
-fn node(path: &str, driver_root: &Path) -> Node {
-    let source = driver_root.join(path.trim_start_matches('/'));
+fn node(path: &str, dev: &Path) -> Node {
+    let source = dev.join(path.trim_start_matches("/dev/"));
     let host_path = if source == Path::new(path) {
         String::new()
     } else {
@@ -227,7 +227,8 @@ mod tests {
     const NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia1", "nvidia0"];
 
     fn generated(root: &str, capabilities: &[Capability]) -> Generated {
-        generate(&two(), &nodes(&NODES), Path::new(root), &driver(), capabilities).unwrap()
+        generate(&two(), &nodes(&NODES), &Path::new(root).join("dev"), &driver(), capabilities)
+            .unwrap()
     }
 
     #[test]
@@ -336,7 +337,7 @@ containerEdits:
     fn what_no_engine_could_use_is_not_written() {
         let lost = inventory(r#"[{"index":0,"uuid":"GPU-a","memory_mib":0,"state":"lost"}]"#);
         let generate = |inventory: &Inventory, nodes: &Nodes| {
-            generate(inventory, nodes, Path::new("/"), &driver(), Capability::ALL)
+            generate(inventory, nodes, Path::new("/dev"), &driver(), Capability::ALL)
                 .map(|_| ())
                 .map_err(|error| error.to_string())
         };
