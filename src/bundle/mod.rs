@@ -49,6 +49,19 @@ pub struct Bundle {
     utf8: bool,
 }
 
+/// A mount of a bundle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mounted<'a> {
+    /// Where in the container.
+    pub destination: &'a str,
+    /// What; a path on the host if it is a bind mount.
+    pub source: &'a str,
+    /// Whether it is a bind mount.
+    pub is_bind: bool,
+    /// Whether it is read-only by its options.
+    pub is_read_only: bool,
+}
+
 /// Which pid namespace a container is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PidNamespace<'a> {
@@ -246,6 +259,19 @@ impl Bundle {
         let mounts = self.value.get("mounts").and_then(Value::as_array);
         mounts.into_iter().flatten().filter_map(|mount| {
             Some((mount["destination"].as_str()?, mount["source"].as_str().unwrap_or_default()))
+        })
+    }
+
+    /// The mounts, in their order.
+    pub fn mounts(&self) -> impl Iterator<Item = Mounted<'_>> {
+        let mounts = self.value.get("mounts").and_then(Value::as_array).into_iter().flatten();
+        mounts.filter_map(|mount| {
+            Some(Mounted {
+                destination: mount["destination"].as_str()?,
+                source: mount["source"].as_str().unwrap_or_default(),
+                is_bind: shape::is_bind(mount),
+                is_read_only: shape::is_read_only(mount),
+            })
         })
     }
 

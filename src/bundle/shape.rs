@@ -59,6 +59,14 @@ pub(super) fn is_bind(mount: &Value) -> bool {
     text(mount, "type") == "bind" || options.is_some_and(|all| all.iter().any(is_option))
 }
 
+/// Whether a mount is read-only by its options: the last of several counts.
+pub(super) fn is_read_only(mount: &Value) -> bool {
+    let options = mount.get("options").and_then(Value::as_array).into_iter().flatten();
+    let mut options = options.filter_map(Value::as_str).rev();
+    let last = options.find(|option| matches!(*option, "ro" | "rro" | "rw" | "rrw"));
+    last.is_some_and(|option| matches!(option, "ro" | "rro"))
+}
+
 /// `path` without `//`, `/./` and `/../`. Links are the host's business.
 #[must_use]
 pub fn plain(path: &str) -> Cow<'_, str> {

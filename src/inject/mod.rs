@@ -13,6 +13,7 @@ pub mod find;
 pub mod host_nodes;
 pub mod kernel_modules;
 pub mod known;
+pub mod layers;
 pub mod native;
 mod nodes;
 pub mod place;
@@ -104,6 +105,9 @@ pub enum InjectError {
     /// There is no driver.
     #[error("{0}; or set inject = \"off\" under [driver]")]
     Find(#[from] find::FindError),
+    /// Something is in their way in the container.
+    #[error(transparent)]
+    Place(#[from] place::PlaceError),
     /// Its files can't be mounted.
     #[error(transparent)]
     Tree(#[from] tree::TreeError),
@@ -248,10 +252,9 @@ fn by_cdi(
 #[must_use]
 pub fn variables(bundle: &Bundle, env: &[&str], state_dir: &Path) -> Vec<(String, String)> {
     let home = tree::home(state_dir);
-    let ours = |(path, source): (&str, &str)| {
-        path == tree::IN_CONTAINER && Path::new(source).starts_with(&home)
-    };
-    if bundle.mounted().any(ours) { place::variables(env) } else { Vec::new() }
+    let mut mounted = bundle.mounted().filter(|(_, source)| Path::new(source).starts_with(&home));
+    let place = mounted.find_map(|(path, _)| tree::PLACES.iter().find(|place| **place == path));
+    place.map_or_else(Vec::new, |place| place::variables(env, place))
 }
 
 /// What a bundle asks NVIDIA's runtime and hook for beside its GPUs; any of it may bring devices

@@ -2,8 +2,11 @@
 //!
 //! Owns the order: what the container asks for, what the host has, what the image looks for.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+
+use tracing::warn;
 
 use crate::bundle::{Bundle, Edits};
 use crate::config::Config;
@@ -13,6 +16,8 @@ use crate::rm::Version;
 
 use super::driver::DriverFile;
 use super::find::{self, FindError};
+use super::layers::Layers;
+use super::place::{MountPoint, Obstacle};
 use super::root::Root;
 use super::{InjectError, Purpose, catalogue, known, place, tree, userland};
 
@@ -49,7 +54,9 @@ pub fn edits(
     let known = known::driver(&root, kernel.as_deref(), &config.state_dir, purpose)?;
     let tree = match purpose {
         Purpose::Create => tree::prepare(&config.state_dir, &known, &wanted)?,
-        Purpose::Unregistered | Purpose::Inspect => None,
+        Purpose::Unregistered => None,
+        // As if it were there: what can be mounted where is the same.
+        Purpose::Inspect => Some(tree::home(&config.state_dir)),
     };
 
     let sockets = find::sockets(&root);
@@ -59,15 +66,31 @@ pub fn edits(
     // Of an image that can't be looked at nothing is known but its variables.
     let image = bundle.rootfs().and_then(|path| Root::open(&path).ok());
     let linkers = image.as_ref().map(userland::linkers).unwrap_or_default();
+    let layers =
+        image.map(|image| Layers::new(image, bundle.mounts(), &tree::home(&config.state_dir)));
+    let obstacle = |path: &str, point: MountPoint<'_>| layers.as_ref()?.obstacle(path, point);
+    let placed = place::mounts(tree.as_deref(), &files, &linkers, obstacle)?;
+    if purpose != Purpose::Inspect {
+        warn_of(&placed.left_out);
+    }
     Ok(Edits {
-        env: match tree {
-            Some(_) => place::variables(&env),
-            None => Vec::new(),
-        },
-        mounts: place::mounts(tree.as_deref(), &files, &linkers),
+        env: placed.directory.map_or_else(Vec::new, |place| place::variables(&env, place)),
+        mounts: placed.mounts,
         masked: others(&config.driver.proc_root, plan, inventory),
         ..Edits::default()
     })
+}
+
+/// Reports what of the driver a container does without, once for each cause.
+fn warn_of(left_out: &[(Obstacle, String)]) {
+    let mut by_cause: BTreeMap<&Obstacle, Vec<&str>> = BTreeMap::new();
+    for (obstacle, path) in left_out {
+        by_cause.entry(obstacle).or_default().push(path);
+    }
+    for (obstacle, paths) in by_cause {
+        let (paths, remedy) = (paths.join(" "), obstacle.remedy());
+        warn!(paths, "files of the driver are left out: {obstacle}; {remedy}");
+    }
 }
 
 /// What the kernel tells of GPUs that the container doesn't have, by paths of its own `/proc`.

@@ -9,12 +9,15 @@
 //! directory would stay as an empty one in what is committed of the container.
 //! `LD_LIBRARY_PATH` and `PATH` name it, too, for images without such a linker.
 
+use std::fmt;
 use std::path::Path;
+
+use thiserror::Error;
 
 use crate::bundle::Mount;
 
 use super::driver::{DriverFile, Use};
-use super::tree::{self, IN_CONTAINER};
+use super::tree;
 use super::userland::{Linker, Shelf};
 
 /// The variables that name the directory, and what of it; one that isn't there is made where a
@@ -32,26 +35,170 @@ const DATA: &[&str] = &["rbind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 // A read-only socket can be connected to all the same, and its owner and mode are the host's.
 const SOCKET: &[&str] = &["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"];
 
+/// What a mount point is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MountPoint<'a> {
+    /// A directory.
+    Directory,
+    /// What this path on the host is: a file or a directory.
+    Like(&'a str),
+}
+
+/// Why nothing can be mounted at a path of a container.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// There is no mount point, and none can be made: `source` is mounted read-only at `at`; the image's
+    /// own root, if that is `/`.
+    ReadOnly {
+        /// Where in the container.
+        at: String,
+        /// What is mounted there.
+        source: String,
+    },
+    /// A directory is there, or a file where a directory must be.
+    OtherKind {
+        /// Where in the container.
+        path: String,
+        /// What is there.
+        found: &'static str,
+    },
+    /// Links lead in a circle.
+    LinkLoop {
+        /// Where they begin.
+        path: String,
+    },
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::ReadOnly { at, source } if at == "/" => {
+                write!(f, "the image's root {source} is on a read-only file system")
+            }
+            Obstacle::ReadOnly { at, source } => {
+                write!(f, "{source} is mounted read-only at {at} and has no mount point for it")
+            }
+            Obstacle::OtherKind { path, found } => write!(f, "the container has {found} at {path}"),
+            Obstacle::LinkLoop { path } => {
+                write!(f, "links of the container lead in a circle at {path}")
+            }
+        }
+    }
+}
+
+impl Obstacle {
+    /// What to do about it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Obstacle::ReadOnly { at, .. } if at == "/" => {
+                "have the image's root on a file system that can be written"
+            }
+            Obstacle::ReadOnly { .. } => {
+                "mount it without ro, or below that directory, or make the mount point in it"
+            }
+            Obstacle::OtherKind { .. } | Obstacle::LinkLoop { .. } => {
+                "remove that from the image or from what is mounted there"
+            }
+        }
+    }
+}
+
+/// Why a container can't have the driver's files.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PlaceError {
+    /// The directory fits nowhere.
+    #[error(
+        "the driver's libraries can't be mounted in the container: not at {} ({first}) and not at {} \
+         ({second}); {}",
+        tree::PLACES[0], tree::PLACES[1], second.remedy()
+    )]
+    NoDirectory {
+        /// What is in the way at the first place.
+        first: Obstacle,
+        /// What is in the way at the second.
+        second: Obstacle,
+    },
+    /// A library can't be mounted by its name.
+    #[error(
+        "the driver's library {path} can't be mounted in the container: {obstacle}; {}",
+        obstacle.remedy()
+    )]
+    NoLibrary {
+        /// Where in the container.
+        path: String,
+        /// What is in the way.
+        obstacle: Obstacle,
+    },
+}
+
+/// Where the driver's files go in a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Placed {
+    /// The mounts.
+    pub mounts: Vec<Mount>,
+    /// Where the directory of the host is.
+    pub directory: Option<&'static str>,
+    /// Paths that the container does without, each with what is in the way.
+    pub left_out: Vec<(Obstacle, String)>,
+}
+
 /// The mounts that give a container `files`, whose libraries and programs are in the directory
-/// `tree` of the host, if there is one, in an image with these linkers.
-#[must_use]
-pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) -> Vec<Mount> {
-    let mut mounts = Vec::new();
+/// `tree` of the host, if there is one, in an image with these linkers. `obstacle` says what is in the
+/// way of a mount at a path.
+///
+/// With the directory, a container can do without the rest: variables name it. So it goes elsewhere if
+/// something is in its way, and the others are left out.
+///
+/// # Errors
+///
+/// If the libraries can't be mounted.
+pub fn mounts(
+    tree: Option<&Path>,
+    files: &[&DriverFile],
+    linkers: &[Linker],
+    obstacle: impl Fn(&str, MountPoint<'_>) -> Option<Obstacle>,
+) -> Result<Placed, PlaceError> {
+    let mut placed = Placed::default();
     if let Some(tree) = tree {
-        mounts.push(mount(&tree::shared(tree).to_string_lossy(), IN_CONTAINER, TREE));
+        let place = directory(|place| obstacle(place, MountPoint::Directory))?;
+        placed.directory = Some(place);
+        placed.mounts.push(mount(&tree::shared(tree).to_string_lossy(), place, TREE));
     }
     for linker in linkers {
         let of_width = |file: &&&DriverFile| matches!(&file.used_as, Use::Library { width, .. } if *width == linker.width);
         let mut libraries = files.iter().filter(of_width).peekable();
-        match (&linker.shelf, tree) {
-            _ if libraries.peek().is_none() => {}
+        if libraries.peek().is_none() {
+            continue;
+        }
+        let system = match (&linker.shelf, tree) {
             (Shelf::Directory { system, below }, Some(tree)) => {
                 let source = tree::shelf(tree, linker.width);
                 let path = format!("{system}/{below}");
-                mounts.push(mount(&source.to_string_lossy(), &path, TREE));
+                match obstacle(&path, MountPoint::Directory) {
+                    None => {
+                        placed.mounts.push(mount(&source.to_string_lossy(), &path, TREE));
+                        continue;
+                    }
+                    // What keeps a directory from being made keeps files from it, too.
+                    Some(obstacle @ Obstacle::ReadOnly { .. }) => {
+                        placed.left_out.push((obstacle, path));
+                        continue;
+                    }
+                    Some(_) => system,
+                }
             }
-            (Shelf::Directory { system, .. } | Shelf::Files(system), _) => {
-                mounts.extend(libraries.flat_map(|file| by_names(file, system)));
+            (Shelf::Directory { system, .. } | Shelf::Files(system), _) => system,
+        };
+        for mount in libraries.flat_map(|file| by_names(file, system)) {
+            match obstacle(&mount.destination, MountPoint::Like(&mount.source)) {
+                None => placed.mounts.push(mount),
+                Some(obstacle) if tree.is_some() => {
+                    placed.left_out.push((obstacle, mount.destination));
+                }
+                Some(obstacle) => {
+                    return Err(PlaceError::NoLibrary { path: mount.destination, obstacle });
+                }
             }
         }
     }
@@ -63,12 +210,24 @@ pub fn mounts(tree: Option<&Path>, files: &[&DriverFile], linkers: &[Linker]) ->
             Use::Data => DATA,
             Use::Socket => SOCKET,
         };
-        mounts.push(match tree.and_then(|tree| tree::place_of(tree, file)) {
+        if let Some(obstacle) = obstacle(&file.path, MountPoint::Like(&file.source)) {
+            placed.left_out.push((obstacle, file.path.clone()));
+            continue;
+        }
+        placed.mounts.push(match tree.and_then(|tree| tree::place_of(tree, file)) {
             Some(source) => mount(&source.to_string_lossy(), &file.path, TREE),
             None => mount(&file.source, &file.path, options),
         });
     }
-    mounts
+    Ok(placed)
+}
+
+/// Where the directory of the host goes: at the first place where nothing is in its way.
+fn directory(obstacle: impl Fn(&str) -> Option<Obstacle>) -> Result<&'static str, PlaceError> {
+    let [first, second] = tree::PLACES;
+    let Some(at_first) = obstacle(first) else { return Ok(first) };
+    let Some(at_second) = obstacle(second) else { return Ok(second) };
+    Err(PlaceError::NoDirectory { first: at_first, second: at_second })
 }
 
 /// A library by each of its names in a directory.
@@ -89,16 +248,16 @@ fn mount(source: &str, destination: &str, options: &[&str]) -> Mount {
 }
 
 /// What becomes of the variables of a process (`NAME=value`; of a name given twice the last
-/// counts) in a container that has the directory: those that change.
+/// counts) in a container that has the directory at `place`: those that change.
 #[must_use]
-pub fn variables(env: &[impl AsRef<str>]) -> Vec<(String, String)> {
+pub fn variables(env: &[impl AsRef<str>], place: &str) -> Vec<(String, String)> {
     let value = |name: &str| {
         let mut items = env.iter().rev().filter_map(|item| item.as_ref().split_once('='));
         items.find(|(there, _)| *there == name).map(|(_, value)| value)
     };
     let mut changed = Vec::new();
     for (name, directory, is_made) in VARIABLES {
-        let directory = format!("{IN_CONTAINER}/{directory}");
+        let directory = format!("{place}/{directory}");
         let value = match value(name).filter(|value| !value.is_empty()) {
             Some(value) if value.split(':').any(|part| part.trim_end_matches('/') == directory) => {
                 continue;
@@ -145,7 +304,9 @@ mod tests {
             Linker { width: Width::Native, shelf },
             Linker { width: Width::Compat32, shelf: Shelf::Files("/usr/lib32") },
         ];
-        mounts(tree.map(Path::new), &files, &linkers)
+        mounts(tree.map(Path::new), &files, &linkers, |_, _| None)
+            .unwrap()
+            .mounts
             .into_iter()
             .map(|mount| (mount.source, mount.destination))
             .collect()
@@ -189,7 +350,7 @@ mod tests {
             [file(CALLED_BY_PATH, Use::Program), file("/b", Use::Data), file("/c", Use::Socket)];
         let files: Vec<_> = files.iter().collect();
         for tree in [None, Some(Path::new("/t"))] {
-            for mount in mounts(tree, &files, &[]) {
+            for mount in mounts(tree, &files, &[], |_, _| None).unwrap().mounts {
                 let has = |option: &str| mount.options.iter().any(|there| there == option);
                 let here = has("ro") && has("nosuid") && has("nodev");
                 assert_ne!(here, mount.source.starts_with("/t/"), "{mount:?}");
@@ -211,7 +372,82 @@ mod tests {
             ),
             (&["PATH=/usr/local/nvidia/bin/:/bin", "LD_LIBRARY_PATH=/usr/local/nvidia/lib64"], &[]),
         ] {
-            assert_eq!(variables(env), pairs(wanted), "{env:?}");
+            assert_eq!(variables(env, tree::PLACES[0]), pairs(wanted), "{env:?}");
         }
+    }
+
+    fn read_only(at: &str) -> Obstacle {
+        Obstacle::ReadOnly { at: at.into(), source: "/srv/x".into() }
+    }
+
+    /// Where the files go if nothing can be mounted below one of `blocked`.
+    fn placed_around(
+        tree: Option<&str>,
+        shelf: Shelf,
+        blocked: &[&str],
+    ) -> Result<(Vec<String>, Vec<String>), String> {
+        let files = [
+            library("/usr/lib64/libcuda.so.535.1", &[], Width::Native),
+            file(CALLED_BY_PATH, Use::Program),
+            file("/etc/OpenCL/vendors/nvidia.icd", Use::Data),
+        ];
+        let files: Vec<_> = files.iter().collect();
+        let obstacle = |path: &str, _: MountPoint<'_>| {
+            let at = blocked.iter().find(|at| Path::new(path).starts_with(at))?;
+            Some(read_only(at))
+        };
+        let linkers = [Linker { width: Width::Native, shelf }];
+        let placed = mounts(tree.map(Path::new), &files, &linkers, obstacle)
+            .map_err(|error| error.to_string())?;
+        let mounts = placed.mounts.into_iter().map(|mount| mount.destination).collect();
+        Ok((mounts, placed.left_out.into_iter().map(|(_, path)| path).collect()))
+    }
+
+    #[test]
+    fn files_go_elsewhere_or_are_left_out_of_read_only_mounts() {
+        let shelf = || Shelf::Directory { system: "/usr/lib64", below: "tls" };
+        let (smi, icd) = (CALLED_BY_PATH, "/etc/OpenCL/vendors/nvidia.icd");
+        let (usual, other, tls) = ("/usr/local/nvidia", "/nvidia-driver", "/usr/lib64/tls");
+        for (blocked, mounted, left_out) in [
+            (&["/srv"][..], &[usual, tls, smi, icd][..], &[][..]),
+            (&["/usr/local"], &[other, tls, smi, icd], &[]),
+            (&["/usr"], &[other, icd], &[tls, smi]),
+            (&["/usr/lib64"], &[usual, smi, icd], &[tls]),
+            (&["/usr/bin"], &[usual, tls, icd], &[smi]),
+            (&["/etc"], &[usual, tls, smi], &[icd]),
+        ] {
+            let texts = |texts: &[&str]| texts.iter().map(|&text| text.into()).collect::<Vec<_>>();
+            let expected = Ok((texts(mounted), texts(left_out)));
+            assert_eq!(placed_around(Some("/t"), shelf(), blocked), expected, "{blocked:?}");
+        }
+        let refused = placed_around(Some("/t"), shelf(), &["/usr", "/nvidia-driver"]).unwrap_err();
+        assert_eq!(
+            refused,
+            "the driver's libraries can't be mounted in the container: not at /usr/local/nvidia \
+             (/srv/x is mounted read-only at /usr and has no mount point for it) and not at \
+             /nvidia-driver (/srv/x is mounted read-only at /nvidia-driver and has no mount point for \
+             it); mount it without ro, or below that directory, or make the mount point in it"
+        );
+        let refused = placed_around(None, shelf(), &["/usr"]).unwrap_err();
+        assert_eq!(
+            refused,
+            "the driver's library /usr/lib64/libcuda.so.535.1 can't be mounted in the container: \
+             /srv/x is mounted read-only at /usr and has no mount point for it; mount it without ro, \
+             or below that directory, or make the mount point in it"
+        );
+    }
+
+    #[test]
+    fn libraries_come_by_their_names_if_their_directory_can_t() {
+        let library = library("/usr/lib64/libcuda.so.535.1", &[], Width::Native);
+        let shelf = Shelf::Directory { system: "/usr/lib64", below: "tls" };
+        let circle = |path: &str, _: MountPoint<'_>| {
+            let path = path.to_owned();
+            path.ends_with("/tls").then_some(Obstacle::LinkLoop { path })
+        };
+        let linkers = [Linker { width: Width::Native, shelf }];
+        let placed = mounts(Some(Path::new("/t")), &[&library], &linkers, circle).unwrap();
+        assert_eq!(placed.mounts[1].destination, "/usr/lib64/libcuda.so.535.1");
+        assert_eq!(placed.left_out, []);
     }
 }

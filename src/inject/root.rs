@@ -207,6 +207,23 @@ impl Root {
         })
     }
 
+    /// What is at `path` itself, whose way has no links, and where it leads if it is one; `None` where
+    /// nothing is that can be reached so.
+    #[must_use]
+    pub fn entry(&self, path: &Path) -> Option<(FileType, Option<PathBuf>)> {
+        use std::os::unix::ffi::OsStringExt;
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let file = self.find(path, LOOK | OFlags::NOFOLLOW, how).ok()?;
+        let stat = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
+        let kind = FileType::from_raw_mode(stat.stx_mode.into());
+        let target = match kind {
+            FileType::Symlink => rustix::fs::readlinkat(&file, "", Vec::new()).ok(),
+            _ => None,
+        };
+        let target = target.map(|target| OsString::from_vec(target.into_bytes()).into());
+        Some((kind, target))
+    }
+
     /// Where a file is below the root, without links; `None` where it no longer is.
     #[must_use]
     pub fn place_of(&self, found: &Found) -> Option<PathBuf> {

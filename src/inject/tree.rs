@@ -26,8 +26,9 @@ use thiserror::Error;
 use super::driver::{Capability, DriverFile, Use, Width};
 use super::known::Known;
 
-/// Where the directory goes in a container: where images of NVIDIA's and of Google's look.
-pub const IN_CONTAINER: &str = "/usr/local/nvidia";
+/// Where the directory goes in a container: where images of NVIDIA's and of Google's look; else below no
+/// directory over which something can be mounted.
+pub const PLACES: [&str; 2] = ["/usr/local/nvidia", "/nvidia-driver"];
 /// Its libraries.
 pub const LIBRARIES: &str = "lib64";
 /// Its libraries of 32 bits.
@@ -37,7 +38,7 @@ pub const PROGRAMS: &str = "bin";
 /// What the host's directory is called in the state directory.
 const NAME: &str = "driver";
 
-/// What of the directory containers get as [`IN_CONTAINER`].
+/// What of the directory containers get as [`PLACES`].
 const OWN: &str = "nvidia";
 /// What of it has places of its own.
 const DATA: &str = "data";
@@ -75,7 +76,7 @@ struct Leaf<'a> {
     links: Vec<PathBuf>,
 }
 
-/// What is mounted at [`IN_CONTAINER`].
+/// What is mounted at [`PLACES`].
 #[must_use]
 pub fn shared(dir: &Path) -> PathBuf {
     dir.join(OWN)

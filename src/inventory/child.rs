@@ -110,7 +110,7 @@ pub enum ChildError {
         said: String,
         /// What is wrong with what it printed.
         #[source]
-        source: FileError,
+        source: Box<FileError>,
     },
     /// It succeeded, and the cache still doesn't hold.
     #[error(
@@ -176,7 +176,8 @@ pub fn listed(
     let stdout = printed.try_clone().map_err(start)?;
     let said = run(cgpu, config_args, &["gpus", "--format", "json"], stdout.into(), limit)?;
     let path = format!("/proc/self/fd/{}", printed.as_raw_fd());
-    file::load(Path::new(&path)).map_err(|source| ChildError::NoList { program, said, source })
+    let not_listed = |source| ChildError::NoList { program, said, source: Box::new(source) };
+    file::load(Path::new(&path)).map_err(not_listed)
 }
 
 /// Runs the child to its end, or to the end of `limit`; what it said.

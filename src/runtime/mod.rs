@@ -268,7 +268,7 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
     let ids = || exec.ids.iter().filter_map(|id| id.to_str());
     let root = key_root(real, exec.root.as_deref());
     let kept = |id: &str| kept::find(real, exec.root.as_deref(), Path::new(&root), id);
-    let Some(host) = host_of(line, ids(), &kept)? else { return Ok(()) };
+    let Some(host) = host_of(line, ids(), kept)? else { return Ok(()) };
     for id in ids() {
         let key = Key { root: root.clone(), id: id.to_owned() };
         // In this order: a record that is made later is of a container that is.
@@ -317,7 +317,7 @@ fn keep(
     let ids = || checkpoint.ids.iter().filter_map(|id| id.to_str());
     let root = key_root(real, checkpoint.root.as_deref());
     let kept = |id: &str| kept::find(real, checkpoint.root.as_deref(), Path::new(&root), id);
-    let Some(host) = host_of(line, ids(), &kept)? else { return Ok(()) };
+    let Some(host) = host_of(line, ids(), kept)? else { return Ok(()) };
     for id in ids() {
         // What isn't there, or can't be read, is the runtime's to refuse.
         let Ok(Some(kept)) = kept(id) else { continue };

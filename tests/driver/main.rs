@@ -15,6 +15,7 @@ mod engines;
 mod found;
 mod hostile;
 mod modes;
+mod obstacles;
 mod updates;
 
 use std::path::{Path, PathBuf};

@@ -87,8 +87,8 @@ impl<'a> Release<'a> {
 
     /// Whether a distribution has made it of a release: it may have more than that release.
     fn is_revised(self) -> bool {
-        let of_upstream = |begin: &&str| self.suffix.starts_with(*begin);
-        !self.suffix.is_empty() && !["-rc", "+dev", "-dev"].iter().any(|begin| of_upstream(begin))
+        let is_upstreams = |begin: &&str| self.suffix.starts_with(*begin);
+        !self.suffix.is_empty() && !["-rc", "+dev", "-dev"].iter().any(is_upstreams)
     }
 
     /// Of runc: the first release that closes the ways out which this one has open.
