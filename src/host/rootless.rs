@@ -39,7 +39,7 @@ impl Host {
             return Ok(false);
         }
         let mut host = self.clone();
-        // NVIDIA's runtime has to be told by its own configuration that cgroups aren't the user's.
+        // NVIDIA's runtime fails for a user unless its own configuration has no-cgroups = true.
         if host.config.driver.whole == Whole::NvidiaRuntime {
             host.config.driver.whole = Whole::Auto;
         }
@@ -65,7 +65,7 @@ impl Host {
         Ok(bundle.apply(&without_numbers(edits))?)
     }
 
-    /// What goes for containers of which nobody else's is counted.
+    /// The limits for containers that no other container counts against.
     fn own_limits(&self) -> Limits {
         let admission = &self.config.admission;
         Limits {

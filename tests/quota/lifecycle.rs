@@ -54,10 +54,10 @@ fn checkpoint(gated: &Gated, bare: &Runtime<'_>) {
     runtime.create(&plain).ok();
     runtime.start(&plain).ok();
     for id in ["plain", "nowhere"] {
-        let told = call(&runtime, &[id]);
+        let said = call(&runtime, &[id]);
         let of_bare = call(bare, &["nowhere"]);
-        assert!(!told.stderr.contains("cgpu"), "{told}\nbare: {of_bare}");
-        assert_eq!(told.status.code(), Some(1), "{told}");
+        assert!(!said.stderr.contains("cgpu"), "{said}\nbare: {of_bare}");
+        assert_eq!(said.status.code(), Some(1), "{said}");
     }
     runtime.delete(&plain).ok();
 

@@ -43,7 +43,7 @@ impl Rootless {
                 .expect("we are root");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("it is ours");
         }
-        // A driver's files: what they hold matters to nobody here.
+        // A driver's files, whose contents are never used here.
         let libraries = host.scratch.directory("driver/usr/lib64");
         let library = libraries.join("libcuda.so.535.161.08");
         fs::copy("/proc/self/exe", &library).expect("a file can be copied");

@@ -493,7 +493,7 @@ fn a_runtime_that_containers_can_escape_is_named_with_what_closes_it() {
          update runc to 1.2.8, 1.3.3 or 1.4, or to your distribution's security update",
         are(vec![runtime("runc", "runc version 1.2.4")]),
     );
-    // Nobody becomes the second one.
+    // The second one is never used.
     finds(
         "other",
         Note,
