@@ -322,6 +322,9 @@ impl Host {
             nodes.devices.extend(of_mig.devices);
             nodes.binds.extend(of_mig.binds);
         }
+        if bundle.has_user_namespace() {
+            nodes.bind_devices(&host_nodes.dev);
+        }
         Ok(nodes)
     }
 
@@ -386,12 +389,13 @@ impl Host {
                 && nodes.binds.iter().all(|bind| bind.destination != more.path)
         });
         let mut devices: Vec<_> = nodes.devices.iter().cloned().chain(more).collect();
-        let (mut binds, mut withheld) = (nodes.binds, nodes.withheld);
+        let (mut binds, mut allowed, mut withheld) = (nodes.binds, nodes.allowed, nodes.withheld);
         if plan.backend != Kind::None {
             let modeset = inject::modeset(&self.driver_nodes().dev);
             let number = (modeset.major, modeset.minor);
             devices.retain(|node| node.path != modeset.path && (node.major, node.minor) != number);
             binds.retain(|bind| bind.destination != modeset.path);
+            allowed.retain(|node| node.path != modeset.path);
             withheld.push(modeset);
             withheld.extend(inject::graphics(Path::new("/sys")));
         }
@@ -400,6 +404,7 @@ impl Host {
             env: env.chain(self.variables(plan, &bundle.env()?)).collect(),
             devices,
             binds,
+            allowed,
             withheld,
             // What else the engine or its user gives it is theirs to give, and not what an earlier
             // create of ours gave.

@@ -31,7 +31,7 @@ fn is_gpu_path(path: &str) -> bool {
 /// Takes the nodes of other GPUs out: declared devices, device rules and bind mounts.
 pub(super) fn withhold(config: &mut Value, edits: &Edits) -> Result<(), Misshapen> {
     let ours = |path: &str, major, minor| {
-        edits.devices.iter().any(|node| {
+        edits.devices.iter().chain(&edits.allowed).any(|node| {
             node.path == path || (Some(node.major) == major && Some(node.minor) == minor)
         }) || edits.binds.iter().any(|bind| bind.destination == path)
     };

@@ -29,6 +29,9 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, 
         declare(config, node)?;
         allow(config, node)?;
     }
+    for node in &edits.allowed {
+        allow(config, node)?;
+    }
     for bind in &edits.binds {
         mount_node(config, bind)?;
     }

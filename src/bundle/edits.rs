@@ -14,8 +14,11 @@ pub struct Edits {
     pub renamed_env: Vec<(&'static str, &'static str)>,
     /// Character devices to make in the container and to allow.
     pub devices: Vec<DeviceNode>,
-    /// Files to bind-mount, of hosts whose nodes are no character devices.
+    /// Files to bind-mount: of hosts whose nodes are no character devices, or devices that can't be made in
+    /// the container.
     pub binds: Vec<Bind>,
+    /// Devices to allow that are among the files.
+    pub allowed: Vec<DeviceNode>,
     /// Nodes that the container must not have.
     pub withheld: Vec<Withheld>,
     /// Whether nodes of GPUs that the bundle has and these edits don't give stay where they are.

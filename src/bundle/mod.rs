@@ -285,6 +285,13 @@ impl Bundle {
         })
     }
 
+    /// Whether the container is in a user namespace that isn't the runtime's.
+    #[must_use]
+    pub fn has_user_namespace(&self) -> bool {
+        let namespaces = self.value.pointer("/linux/namespaces").and_then(Value::as_array);
+        namespaces.into_iter().flatten().any(|namespace| namespace["type"] == "user")
+    }
+
     /// The hooks, as they are in the file.
     #[must_use]
     pub fn hooks(&self) -> Option<&Value> {

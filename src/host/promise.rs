@@ -279,7 +279,7 @@ fn nodes(plan: &Plan) -> Nodes {
     let withheld = (0..GPUS).filter(|minor| !is_given(minor));
     let withheld =
         withheld.map(|m| Withheld { path: path(m), source: path(m), major: 195, minor: m.into() });
-    Nodes { devices: devices.collect(), binds: Vec::new(), withheld: withheld.collect() }
+    Nodes { devices: devices.collect(), withheld: withheld.collect(), ..Nodes::default() }
 }
 
 /// Whether anything asks for a quota, whatever lifts it.

@@ -27,6 +27,8 @@ pub struct Nodes {
     pub devices: Vec<DeviceNode>,
     /// Files to bind-mount.
     pub binds: Vec<Bind>,
+    /// Devices to allow that are among the files.
+    pub allowed: Vec<DeviceNode>,
     /// Nodes of other GPUs.
     pub withheld: Vec<Withheld>,
 }
@@ -266,7 +268,29 @@ impl Nodes {
             let source = source.to_string_lossy().into_owned();
             binds.push(Bind { source, destination: device.path });
         }
-        Ok(Nodes { devices: Vec::new(), binds, withheld: self.withheld })
+        Ok(Nodes { devices: Vec::new(), binds, ..self })
+    }
+
+    /// Has the devices bind-mounted from the host's `dev`, for a container in a user namespace. No device can
+    /// be made there, and runtimes bind-mount it from the same path of the host as in the container (runc,
+    /// `bindMountDeviceNode`): from `/dev`, where a driver container's nodes aren't.
+    pub fn bind_devices(&mut self, dev: &Path) {
+        if dev == Path::new("/dev") {
+            return;
+        }
+        let source = |device: &DeviceNode| {
+            let source = dev.join(device.path.strip_prefix("/dev/")?);
+            source.exists().then(|| source.to_string_lossy().into_owned())
+        };
+        for device in std::mem::take(&mut self.devices) {
+            match source(&device) {
+                Some(source) => {
+                    self.binds.push(Bind { source, destination: device.path.clone() });
+                    self.allowed.push(device);
+                }
+                None => self.devices.push(device),
+            }
+        }
     }
 
     fn add(
@@ -421,6 +445,27 @@ mod tests {
         assert_eq!(found.devices, [DeviceNode::new("/dev/nvidia1".into(), 1, 3)]);
         let bound: Vec<_> = found.binds.iter().map(|bind| bind.destination.as_str()).collect();
         assert_eq!(bound, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]);
+    }
+
+    #[test]
+    fn devices_of_another_root_are_bound_into_a_user_namespace() {
+        let root = root(&["nvidiactl", "nvidia-uvm"]);
+        let path = root.path().join("dev/nvidia1");
+        mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(195, 1)).unwrap();
+        let declared = found(root.path(), Missing::Make).unwrap();
+        let mut bound = declared.clone();
+        bound.bind_devices(Path::new("/dev"));
+        assert_eq!(bound, declared, "the runtime finds these");
+        bound.bind_devices(&root.path().join("dev"));
+        assert_eq!(bound.devices, []);
+        assert_eq!(bound.allowed, declared.devices);
+        let source = path.to_string_lossy().into_owned();
+        assert_eq!(bound.binds[2], Bind { source, destination: "/dev/nvidia1".into() });
+        // One that the host lacks is declared as before.
+        std::fs::remove_file(path).unwrap();
+        let mut absent = declared.clone();
+        absent.bind_devices(&root.path().join("dev"));
+        assert_eq!(absent, declared);
     }
 
     #[test]

@@ -270,6 +270,51 @@ fn a_container_in_a_user_namespace_of_its_own_finds_it() {
     assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
 }
 
+/// A driver container has nodes of its own, and the host's `/dev` has none: runc bind-mounts devices of a
+/// container in a user namespace from the host's.
+#[test]
+fn a_user_namespace_gets_the_nodes_of_another_root() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = support::Scratch::new();
+    let installed = Layout::Ubuntu.install(&scratch, "driver");
+    std::fs::create_dir_all(installed.root().join("dev")).unwrap();
+    // Devices of the kernel's that can be opened: null, zero, full and urandom.
+    for (name, minor) in [("nvidiactl", 3), ("nvidia-uvm", 5), ("nvidia0", 7), ("nvidia1", 9)] {
+        let mode = nix::sys::stat::Mode::from_bits_truncate(0o666);
+        let device = nix::sys::stat::makedev(1, minor);
+        let path = installed.root().join("dev").join(name);
+        nix::sys::stat::mknod(&path, nix::sys::stat::SFlag::S_IFCHR, mode, device).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    let mut host = DriverHost::with(installed.root());
+    for scratch in [host.host.scratch.path(), scratch.path()] {
+        std::fs::set_permissions(scratch, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let seen =
+        "cd /dev; stat -c '%n %t:%T' nvidia*; head -c 3 nvidia-uvm | od -An -tx1; cat nvidiactl";
+    for real in [support::program("runc"), host.host.scratch.crun_program()] {
+        host.host.wrap(&real);
+        let image = host.image(Userland::Debian12, Search::Usual);
+        let mut chown = host.host.scratch.command("chown");
+        let chown = chown.args(["-R", "100000:100000"]).arg(&image.path);
+        support::run_with_timeout(chown, support::PATIENCE).ok();
+        let bundle = host.bundle_with(&image, &["sh", "-c", seen], |config| {
+            let mapping = json!([{"containerID": 0, "hostID": 100_000, "size": 65536}]);
+            config["linux"]["uidMappings"] = mapping.clone();
+            config["linux"]["gidMappings"] = mapping;
+            let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
+            namespaces.push(json!({"type": "user"}));
+        });
+        let expected = "nvidia-uvm 1:5\nnvidia0 1:7\nnvidiactl 1:3\n 00 00 00\n";
+        assert_eq!(host.host.runtime().run(&bundle).ok().stdout, expected, "{}", real.display());
+        // A second create of the same bundle changes nothing of it.
+        let before = bundle.config();
+        host.host.runtime().run(&bundle).ok();
+        assert_eq!(bundle.config()["mounts"], before["mounts"]);
+        assert_eq!(bundle.config()["linux"]["resources"], before["linux"]["resources"]);
+    }
+}
+
 /// As an image has it whose distribution builds libraries for newer processors, too; and as it is
 /// everywhere on a processor whose linker has no such directory.
 #[test]
