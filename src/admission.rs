@@ -11,6 +11,7 @@ pub mod error;
 mod gpus;
 mod lost;
 pub mod marks;
+mod past;
 
 use std::error::Error;
 use std::path::Path;

@@ -540,3 +540,43 @@ fn as_containerds_default_handler_it_serves_every_kind_side_by_side() {
         cri.remove_pod(id).ok();
     }
 }
+
+/// The GPU of a stopped container is replaced: it has another UUID after the boot.
+#[test]
+fn a_container_whose_gpu_was_replaced_is_refused_with_what_to_do() {
+    let (old, new) =
+        ("GPU-c09d11f5-0000-4000-8000-000000000001", "GPU-c09d11f5-0000-4000-8000-000000000002");
+    let host = host();
+    let has = |uuid: &str| {
+        let gpus = json!([{"index": 0, "uuid": uuid, "memory_mib": 16_000}]);
+        host.scratch.file("gpus.json", gpus.to_string());
+    };
+    has(old);
+    let asks = format!("NVIDIA_VISIBLE_DEVICES={old}");
+    let bundles = ["first", "other"].map(|id| bundle(&host, id, &[&asks], &[]));
+    host.runtime().run(&bundles[0]).ok();
+
+    let config = format!("--cgpu-config={}", host.config().display());
+    let docker = Docker::builder().runtime(RUNTIME).runtime_arg(config).start();
+    let words = ["-d", "--name", "one", "--runtime=cgpu", "-e", &asks, IMAGE, "sleep", "1000"];
+    docker.run(&words).ok();
+    docker.call(&["stop", "-t", "0", "one"]).ok();
+
+    has(new);
+    let had = format!(
+        "{asks}: this container had GPU {old} before, which this host no longer has: it was \
+         replaced or removed; it has GPU 0 ({new}) (cgpu gpus shows them); create the container \
+         again with the UUID or the index of one of them"
+    );
+    let never = format!("{asks}: this host has no GPU {old}: it was replaced or removed, or is");
+    for (bundle, expected) in bundles.iter().zip([&had, &never]) {
+        // As its engine writes it anew.
+        let anew = self::bundle(&host, &bundle.id, &[&asks], &[]);
+        let _ = fs::remove_file(anew.directory.join("log.json"));
+        host.was_told(host.runtime().create(&anew), &anew, &[expected]);
+    }
+    let started = docker.call(&["start", "one"]);
+    assert!(!started.status.success() && started.stderr.contains(&had), "{started}");
+    docker.remove("one").ok();
+    docker.run(&["--rm", "--runtime=cgpu", "-e", "NVIDIA_VISIBLE_DEVICES=0", IMAGE, "true"]).ok();
+}

@@ -884,6 +884,42 @@ mod tests {
     }
 
     #[test]
+    fn a_uuid_that_no_gpu_has_was_replaced() {
+        let uuid = "GPU-c09d11f5-0000-4000-8000-00000000abcd";
+        let expected = |what: &str| {
+            format!(
+                "NVIDIA_VISIBLE_DEVICES={uuid}: {what}; it has GPU 0 (GPU-a0) (cgpu gpus shows them); \
+                 create the container again with the UUID or the index of one of them"
+            )
+        };
+        assert_eq!(
+            refused(&["mem=3", &format!("nvidia={uuid}")], &host(&[1000])),
+            expected(&format!(
+                "this host has no GPU {uuid}: it was replaced or removed, or is another host's"
+            ))
+        );
+        let had = ResolveError::GoneGpu {
+            said: format!("NVIDIA_VISIBLE_DEVICES={uuid}"),
+            item: uuid.to_owned(),
+            known: vec!["GPU 0 (GPU-a0)".to_owned()],
+            had_before: true,
+        };
+        assert_eq!(
+            had.to_string(),
+            expected(&format!(
+                "this container had GPU {uuid} before, which this host no longer has: it was replaced \
+                 or removed"
+            ))
+        );
+        for other in
+            ["GPU-c09d11f5-0000-4000-8000-00000000abc", "GPU-x09d11f5-0000-4000-8000-00000000abcd"]
+        {
+            let told = refused(&["mem=3", &format!("nvidia={other}")], &host(&[1000]));
+            assert!(told.ends_with("(cgpu gpus shows them)"), "{told}");
+        }
+    }
+
+    #[test]
     fn a_prefix_names_a_gpu_where_it_names_one() {
         let eight = host(&[15000; 8]);
         let index = |name: &str| planned(&["mem=3", &format!("nvidia={name}")], &eight)[0].0;

@@ -500,7 +500,10 @@ fn register(
     crate::log::init(&host.config.log);
 
     let inventory = host.inventory(request)?;
-    let proposal = host.plan(request, &inventory)?;
+    let name = names::of_bundle(&key.id, &bundle);
+    let proposal = host
+        .plan(request, &inventory)
+        .map_err(|error| host.with_past(error, &key, name.as_deref()))?;
     let as_brought = request.is_as_brought();
     if as_brought && proposal.is_empty() {
         return Ok(None);
@@ -530,7 +533,6 @@ fn register(
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         host.release_unmade(&hook::announced(token))?;
     }
-    let name = names::of_bundle(&key.id, &bundle);
     let record = host.reserve(key.clone(), bundle.dir(), &proposal, holder)?;
     let mut reserved = Reserved { host, key, name, nvidia: None, is_told: false };
     let equipped = reserved.driver(&record, &inventory, &bundle, as_brought).and_then(|driver| {

@@ -341,11 +341,14 @@ impl<'a> Host<'a, '_> {
             }
         };
         match gpu {
-            None => Err(ResolveError::UnknownGpu {
-                said: said.to_owned(),
-                item: name.as_str().to_owned(),
-                known: self.inventory.gpus().iter().map(label).collect(),
-            }),
+            None => {
+                let (said, item) = (said.to_owned(), name.as_str().to_owned());
+                let known = self.inventory.gpus().iter().map(label).collect();
+                Err(match is_full_uuid(&item) {
+                    true => ResolveError::GoneGpu { said, item, known, had_before: false },
+                    false => ResolveError::UnknownGpu { said, item, known },
+                })
+            }
             Some(gpu) => self.usable(said, gpu),
         }
     }
@@ -482,4 +485,12 @@ fn add<'a>(chosen: &mut Vec<Chosen<'a>>, found: Vec<Chosen<'a>>) {
 fn nothing_and_something(nothing: &Selection, naming: &Selection) -> ResolveError {
     let (nothing, naming) = (nothing.setting.clone(), naming.setting.clone());
     ResolveError::from(RequestError::NothingAndSomething { nothing, naming })
+}
+
+/// Whether a text is a GPU's whole UUID as NVML writes it, and not its beginning.
+fn is_full_uuid(text: &str) -> bool {
+    let lengths = text.split('-').map(str::len);
+    text.get(..4).is_some_and(|kind| kind.eq_ignore_ascii_case("GPU-"))
+        && lengths.eq([3, 8, 4, 4, 4, 12])
+        && text[4..].bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
 }

@@ -44,6 +44,23 @@ pub enum ResolveError {
         /// The GPUs there are.
         known: Vec<String>,
     },
+    /// The UUID of no GPU of this host.
+    #[error(
+        "{said}: {}; it has {} (cgpu gpus shows them); create the container again with the UUID or \
+         the index of one of them",
+        gone(.item, *.had_before),
+        listed(.known)
+    )]
+    GoneGpu {
+        /// What names it, or how it came.
+        said: String,
+        /// The UUID.
+        item: String,
+        /// The GPUs there are.
+        known: Vec<String>,
+        /// Whether the container is known to have had it.
+        had_before: bool,
+    },
     /// The beginning of more than one UUID.
     #[error(
         "{said}: {} can mean {}; write more of the UUID",
@@ -312,6 +329,19 @@ fn mig_listed(items: &[String]) -> String {
                 .to_owned()
         }
         false => format!("{} (cgpu gpus shows them)", items.join(", ")),
+    }
+}
+
+fn gone(item: &str, had_before: bool) -> String {
+    let item = Quoted(item);
+    match had_before {
+        true => format!(
+            "this container had GPU {item} before, which this host no longer has: it was replaced or \
+             removed"
+        ),
+        false => {
+            format!("this host has no GPU {item}: it was replaced or removed, or is another host's")
+        }
     }
 }
 
