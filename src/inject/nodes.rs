@@ -497,7 +497,7 @@ mod tests {
         let found = || Nodes {
             devices: vec![DeviceNode::new("/dev/nvidia0".into(), 195, 0)],
             binds: vec![Bind { source: "/s".into(), destination: "/d".into() }],
-            withheld: Vec::new(),
+            ..Nodes::default()
         };
         let host = HostNodes { dev: dev.clone(), proc_root: "/proc".into() };
         let error = found().bound(&host).unwrap_err().to_string();
