@@ -57,10 +57,10 @@ in_userland() {
         mount -t proc proc "$root/proc"
         mount --rbind /sys "$root/sys"
         mount -t tmpfs none "$root/run"
-        mount -t tmpfs none "$root/dev"
+        mount -t tmpfs -o mode=755 none "$root/dev"
+        # Nodes of its own: what happens to one there, a chown say, does not reach this machine.
         for node in null zero full random urandom tty fuse; do
-            touch "$root/dev/$node"
-            mount --bind "/dev/$node" "$root/dev/$node"
+            cp --archive --no-preserve=ownership "/dev/$node" "$root/dev/"
         done
         mkdir "$root/dev/pts" "$root/dev/shm"
         mount -t tmpfs -o mode=1777 none "$root/dev/shm"
