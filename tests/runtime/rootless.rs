@@ -164,7 +164,9 @@ fn what_a_user_cant_have_is_refused_with_its_reason() {
     fs::write(&config, text).expect("it is ours");
     fs::remove_file(world.host.path("driver/dev/nvidia1")).expect("it is there");
     let missing = refused(Engines::Plain, "missing", &["NVIDIA_VISIBLE_DEVICES=1"]);
-    assert!(missing.contains("/driver/dev/nvidia1 is missing; load the driver: "), "{missing}");
+    let words =
+        "/driver/dev/nvidia1 is missing, and only root can make it: run `cgpu nodes` as root";
+    assert!(missing.contains(words), "{missing}");
     assert!(!world.host.has_state());
 }
 
