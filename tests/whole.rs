@@ -229,9 +229,9 @@ fn a_whole_gpu_that_can_not_be_given_is_refused_in_words() {
     assert_eq!(host.records(), [].into());
 }
 
-/// Who isn't the host's root gives out nothing; images that say `all` start as ever.
+/// Who isn't the host's root gives out whole GPUs (`runtime rootless::`), and none where they are counted.
 #[test]
-fn an_engine_without_privileges_starts_them_as_if_they_named_no_gpu() {
+fn an_engine_without_privileges_gives_whole_gpus_and_none_that_must_be_counted() {
     let mut host = host();
     let script = host.scratch.script("real", "#!/bin/sh\necho \"made by $0\"\n");
     host.wrap(&script);
@@ -240,7 +240,7 @@ fn an_engine_without_privileges_starts_them_as_if_they_named_no_gpu() {
     assert!(made.stdout.starts_with("made by "), "{made}");
     host.set("admission.exclusive", true);
     let refused = host.runtime().run_by(&["unshare", "--user", "--map-root-user"], &whole).exits(1);
-    assert!(refused.stderr.contains("as the host's root only"), "{refused}");
+    assert!(refused.stderr.contains("exclusive = true; run the engine as root"), "{refused}");
 }
 
 /// Nothing holds it to anything, so nothing is lost with its record.
