@@ -220,6 +220,12 @@ fn canonical(table: &Table) -> Table {
     spelled
 }
 
+/// What a table has at `key`, however that is spelled there.
+pub(crate) fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    let other = || table.iter().find(|(other, _)| other.eq_ignore_ascii_case(key));
+    table.get(key).or_else(|| Some(other()?.1))
+}
+
 /// A key that a table has in two spellings.
 pub(crate) fn spelled_twice(table: &Table) -> Option<&str> {
     table.keys().map(String::as_str).find(|key| {

@@ -92,15 +92,16 @@ pub(crate) fn containerd(files: &[File<'_>], reading: Reading) -> Vec<Vec<Named>
             let runtimes = below(&found, &["runtimes"]).into_iter().flatten();
             for (name, _) in runtimes {
                 // Ours by one spelling of the key is ours, though another may count.
-                let mut programs = programs(file.table, plugin, name);
-                let named = programs.find_map(|program| named(name, program));
+                let (spelled, options) = spelled(file.table, plugin, name);
+                let named = programs(options).find_map(|program| named(name, program));
                 let Some(named) = named else { continue };
                 let is_read = reading.plugins(version).iter().any(|(_, read)| *read == plugin);
                 let counts = below(&effective, &["runtimes", name]).filter(|_| is_read);
-                let spelled = spelled_twice(file.table, plugin, name);
-                let flaw = match (counts, spelled) {
+                let twice = [spelled, options].into_iter().flatten();
+                let twice = { twice }.find_map(containerd::spelled_twice);
+                let flaw = match (counts, twice) {
                     (None, _) => Some(Flaw::OtherVersion { file: version, section }),
-                    (_, Some(key)) => Some(Flaw::TwoSpellings { key }),
+                    (_, Some(key)) => Some(Flaw::TwoSpellings { key: key.to_owned() }),
                     (Some(counts), None) => flaw_of(counts, &model),
                 };
                 // A file may say it once for each kind of containerd.
@@ -129,35 +130,26 @@ fn flaw_of(runtime: &Table, model: &Table) -> Option<Flaw> {
     }
 }
 
-/// The programs of a runtime, by all spellings of the key.
-fn programs<'a>(
+/// A runtime's table and its options, as they are spelled.
+fn spelled<'a>(
     table: &'a Table,
     plugin: &str,
     name: &str,
-) -> impl Iterator<Item = &'a str> + use<'a> {
-    let runtimes = ["plugins", plugin, "containerd", "runtimes"];
-    let runtime = below_in_any_case(table, &runtimes).and_then(|all| all.get(name)?.as_table());
-    let options = runtime.and_then(|runtime| below_in_any_case(runtime, &["options"]));
+) -> (Option<&'a Table>, Option<&'a Table>) {
+    let runtimes = below_in_any_case(table, &["plugins", plugin, "containerd", "runtimes"]);
+    let runtime = runtimes.and_then(|all| all.get(name)?.as_table());
+    (runtime, runtime.and_then(|runtime| below_in_any_case(runtime, &["options"])))
+}
+
+/// The programs of a runtime with these options, by all spellings of the key.
+fn programs(options: Option<&Table>) -> impl Iterator<Item = &str> {
     let named = options.into_iter().flatten();
     let named = named.filter(|(key, _)| key.eq_ignore_ascii_case("BinaryName"));
     named.filter_map(|(_, program)| program.as_str())
 }
 
-/// A key that a runtime's table, or its options, has in two spellings.
-fn spelled_twice(table: &Table, plugin: &str, name: &str) -> Option<String> {
-    let runtimes = ["plugins", plugin, "containerd", "runtimes"];
-    let runtime = below_in_any_case(table, &runtimes)?.get(name)?.as_table()?;
-    let options = below_in_any_case(runtime, &["options"]);
-    let twice = containerd::spelled_twice(runtime);
-    twice.or_else(|| containerd::spelled_twice(options?)).map(str::to_owned)
-}
-
 fn below_in_any_case<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
-    path.iter().try_fold(table, |table, key| {
-        let exact = table.get(*key);
-        let other = || table.iter().find(|(other, _)| other.eq_ignore_ascii_case(key));
-        exact.or_else(|| Some(other()?.1))?.as_table()
-    })
+    path.iter().try_fold(table, |table, key| containerd::get(table, key)?.as_table())
 }
 
 /// What a file of containerd says, as a table; why that can't be read.

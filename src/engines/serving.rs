@@ -69,12 +69,6 @@ pub fn elsewhere(root: &Path) -> Option<Elsewhere> {
     decide(&look(&Tree::new(root, None)))
 }
 
-/// The distributions of Kubernetes that a host has.
-#[must_use]
-pub fn installed(root: &Path) -> Vec<Kind> {
-    look(&Tree::new(root, None)).installed
-}
-
 fn decide(facts: &Facts) -> Option<Elsewhere> {
     let by = *facts.running.first().or(facts.installed.first())?;
     let why = match &facts.disabled_by {

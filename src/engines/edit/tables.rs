@@ -7,7 +7,7 @@ use toml::{Table as Plain, Value as PlainValue};
 use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, Value};
 
 use super::{EditError, Format, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
-use crate::engines::containerd::{ANNOTATIONS, CRI, NEWEST, passes};
+use crate::engines::containerd::{ANNOTATIONS, CRI, NEWEST, get, passes};
 use crate::engines::dialect::LISTS;
 use crate::engines::names::RUNTIME;
 
@@ -284,12 +284,6 @@ fn below<'a>(top: &'a Plain, path: &[&str]) -> Result<Option<&'a Plain>, EditErr
         };
     }
     Ok(Some(table))
-}
-
-/// What a table has at `key`, however that is spelled there.
-fn get<'a>(table: &'a Plain, key: &str) -> Option<&'a PlainValue> {
-    let other = || table.iter().find(|(other, _)| other.eq_ignore_ascii_case(key));
-    table.get(key).or_else(|| Some(other()?.1))
 }
 
 /// What all of `layouts` say together.
