@@ -2,6 +2,7 @@
 
 from .driver import MIB
 from .place import CHARGING, NONE
+from .record import EXPANDABLE
 
 # CUDA_ERROR_OUT_OF_MEMORY, and CUDA_ERROR_UNKNOWN: what it says of a mapping that fails, whyever.
 OUT_OF_MEMORY, UNKNOWN = 2, 999
@@ -225,12 +226,20 @@ def outside(run):
 
 
 def torch(run):
-    number, question = "1.10", "PyTorch gets OutOfMemoryError at the quota"
+    torch_alloc(run, "1.10", "PyTorch gets OutOfMemoryError at the quota", "torch", None)
+
+
+def torch_expandable(run):
+    torch_alloc(run, "1.15", "the same, with PyTorch's expandable segments", "torch-expandable", EXPANDABLE)
+
+
+def torch_alloc(run, number, question, name, more):
     if run.torch:
         return run.table.not_asked(number, question, run.torch)
     expected = "OutOfMemoryError within 1 GiB of the quota (context and cuBLAS), and it goes on"
     script = run.program("torch_alloc.py")
-    outcome = run.ask("torch", ["python3", script, run.quota_mib + BEYOND_MIB], 90)
+    running = run.start(name, ["python3", script, run.quota_mib + BEYOND_MIB], run.quota_mib, more)
+    outcome = run.finish(running, 90)
     answer = outcome.answer()
     if not answer or "got_mib" not in answer:
         return run.table.answer(number, question, expected, outcome.why(), False, run.evidence)
@@ -279,4 +288,4 @@ def jax(run):
     run.table.answer(number, question, expected, seen, holds, run.evidence)
 
 
-ALL = [shown, shown_by_smi, paths, processes, managed, charged, host, killed, outside, torch, torch_ipc, jax]
+ALL = [shown, shown_by_smi, paths, processes, managed, charged, host, killed, outside, torch, torch_expandable, torch_ipc, jax]

@@ -8,6 +8,9 @@ from .command import run
 # What a file of the corpus may have at most.
 MOST_BYTES = 2 << 20
 
+# PyTorch's segments that grow: address space is reserved once, and memory is mapped into it piece by piece.
+EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
 PATHS = ["info", "plain", "pitched", "vmm", "mapped", "exported", "async", "array", "graph", "managed"]
 
 
@@ -21,6 +24,7 @@ def programs(run_):
         ("4.2", "cuda", [os.path.join(share, "alloc"), "--cap-mib", "512", *PATHS], None),
         ("4.3", "torch-training", train, run_.torch),
         ("4.4", "jax-training", ["python3", os.path.join(share, "jax_train.py"), "1"], run_.jax),
+        ("4.7", "torch-expandable", train, run_.torch),
         ("4.5", "torch-ipc", ["python3", os.path.join(share, "torch_ipc.py"), "64"], run_.torch),
     ]
 
@@ -28,7 +32,10 @@ def programs(run_):
 def record(run_):
     """Each program once, on the host without the gate, under the recorder."""
     recorder = os.path.join(run_.programs, "cgpu-record")
+    chosen = run_.arguments.recordings
     for number, name, words, missing in programs(run_):
+        if chosen and name not in chosen.split(","):
+            continue
         question = f"driver calls of {name} are recorded"
         if not os.access(recorder, os.X_OK):
             missing = missing or f"{recorder} is missing: make gpu-programs"
@@ -42,6 +49,8 @@ def record(run_):
         path = os.path.join(directory, file)
         # It takes three quarters of the GPU otherwise, whatever it needs.
         env = dict(os.environ, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+        if name == "torch-expandable":
+            env.update(EXPANDABLE)
         if run_.driver.simulated:
             env.update(run_.place.standin_env())
         dev = os.path.join(run_.driver.settings()["root"], "dev")

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 mod alarm;
+mod ask;
 mod attack;
 mod passing;
 mod processes;
@@ -102,6 +103,12 @@ enum Task {
     },
     /// Times of calls that no monitor decides on in nanoseconds, as JSON.
     Untrapped,
+    /// Ask the driver what a monitor builds on; the answer is JSON.
+    Ask {
+        /// What.
+        #[command(subcommand)]
+        question: ask::Question,
+    },
     /// Play a hostile program; without a name, list them.
     Attack {
         /// Which.
@@ -130,6 +137,7 @@ fn run(arguments: Arguments) -> anyhow::Result<bool> {
         Task::Bench { rounds, only: None } => work::bench(&place, rounds),
         Task::Bench { rounds, only: Some(call) } => work::bench_one(&place, rounds, call),
         Task::Untrapped => untrapped::bench(),
+        Task::Ask { question } => ask::run(&place, &question),
         Task::Attack { name, arguments } => attack::run(&place, name.as_deref(), &arguments),
     }
 }

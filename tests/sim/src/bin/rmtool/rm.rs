@@ -250,6 +250,11 @@ impl Rm {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Handles are given out from that number on.
+    pub(crate) fn skip_to(&self, handle: u32) {
+        self.next.store(handle, Ordering::Relaxed);
+    }
+
     /// An NVOS64 of this release.
     pub(crate) fn nvos64(
         &self,
