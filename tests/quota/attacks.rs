@@ -67,7 +67,7 @@ fn watched<T>(gated: &Gated, limit_bytes: u64, act: impl FnOnce() -> T) -> (T, u
         let done = act();
         over.store(true, Ordering::Relaxed);
         let longest = watcher.join().expect("the watcher ends");
-        (done, gated.sim.state().gpus[0].peak_bytes, longest)
+        (done, gated.sim.peak_bytes(0), longest)
     })
 }
 

@@ -638,7 +638,7 @@ fn exports_without_end_stay_within_the_quota() {
         let words: Vec<&str> =
             [RMTOOL, "attack", "export-free", how].into_iter().filter(|w| !w.is_empty()).collect();
         let told = gated.run(&format!("a{how}"), 500, &words);
-        let peak = gated.sim.state().gpus[0].peak_bytes;
+        let peak = gated.sim.peak_bytes(0);
         assert!(peak <= 500 * MIB, "{how}: {peak}: {told}");
         assert!(peak >= 448 * MIB, "{how}: nothing was exported: {told}");
         gated.soon_is_empty();

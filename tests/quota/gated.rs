@@ -152,7 +152,7 @@ impl Gated {
 
     /// Bytes in use of the GPU `index`, by the driver.
     pub(crate) fn used_bytes(&self, index: usize) -> u64 {
-        self.sim.state().gpus[index].used_bytes
+        self.sim.used_bytes(index)
     }
 
     /// Bytes in use of the container's only GPU, by its monitor: once that answers in time, which it

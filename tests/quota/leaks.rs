@@ -145,7 +145,7 @@ fn who_holds_a_descriptor_until_the_containers_end_and_allocates_then_gets_nothi
         let ended = holder.end(PATIENCE).ok();
         assert!(ended.has_line("got_bytes=0"), "{ended}");
         giver.unset("go.tried");
-        assert_eq!(gated.sim.state().gpus[0].peak_bytes, 0, "{ended}\n{}", gated.host.log());
+        assert_eq!(gated.sim.peak_bytes(0), 0, "{ended}\n{}", gated.host.log());
         gated.soon_is_empty();
         let leaked = events(&gated, "leaked");
         assert_eq!(leaked.len(), 1 + usize::from(over_crun), "{leaked:#?}");

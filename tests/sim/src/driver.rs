@@ -613,7 +613,8 @@ impl Driver {
     pub(crate) fn process_bytes(&self, gpu: usize, namespace: u64, number: u32) -> [u64; 3] {
         let mut bytes = [0; 3];
         for (name, client) in &self.clients {
-            if number_in(&client.numbers, namespace) != Some(number) {
+            // First what is quick to see: there may be 10,000 clients that have nothing.
+            if client.objects.is_empty() || number_in(&client.numbers, namespace) != Some(number) {
                 continue;
             }
             // `_checkVidmemClassValidity`, and memory below that GPU's device alone.

@@ -97,6 +97,19 @@ impl Sim {
         State::of(&self.sim)
     }
 
+    /// Bytes of a GPU in use, by its index. Takes no longer however much there is of everything:
+    /// who looks every few milliseconds must not hold up the calls he looks at.
+    #[must_use]
+    pub fn used_bytes(&self, gpu: usize) -> u64 {
+        self.sim.driver().used_bytes(gpu)
+    }
+
+    /// The most bytes of a GPU that were in use since that was forgotten, by its index.
+    #[must_use]
+    pub fn peak_bytes(&self, gpu: usize) -> u64 {
+        self.sim.driver().peak_bytes(gpu)
+    }
+
     /// From now on a GPU's peak is what is in use now.
     pub fn forget_peaks(&self) {
         self.sim.driver().forget_peaks();
