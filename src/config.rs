@@ -1,5 +1,6 @@
 //! The configuration: `/etc/cgpu/config.toml`, or the file that `CGPU_CONFIG` or
-//! `--cgpu-config` names.
+//! `--cgpu-config` names; and what [`DROP_INS`] beside it has, file after file by name, where a key of a
+//! later one counts.
 //!
 //! An absent default file means the defaults; a file that was named must be there. An
 //! unknown key is an error that names the nearest known one. Commands that pass through
@@ -18,11 +19,14 @@ use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
 use crate::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE, Placement};
 use crate::request::amount::size_mib;
-use crate::request::{DefaultMemory, Profile, Rules, Trust};
+use crate::request::{DefaultMemory, Profile, Rules, Trust, Ungranted};
 use crate::sched::Idle;
 
 /// Where the configuration is when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/cgpu/config.toml";
+
+/// The directory of files that add to the configuration, beside it: those whose names end in `.toml`.
+pub const DROP_INS: &str = "conf.d";
 
 /// The environment variable that names another file.
 pub const PATH_VARIABLE: &str = "CGPU_CONFIG";
@@ -49,6 +53,8 @@ pub struct Config {
     pub compute: Compute,
     /// Who may look.
     pub view: View,
+    /// What Kubernetes gives.
+    pub kubernetes: Kubernetes,
 }
 
 /// `[runtime]`.
@@ -226,6 +232,18 @@ pub struct View {
     pub socket: PathBuf,
 }
 
+/// `[kubernetes]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Kubernetes {
+    /// Where the device plugin writes what it has given to which container; root's.
+    pub grants: PathBuf,
+    /// What a pod's container gets that names GPUs and was given none.
+    pub ungranted: Ungranted,
+    /// Namespaces whose pods get what they ask for all the same.
+    pub exempt: Vec<String>,
+}
+
 /// `[driver]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -306,6 +324,7 @@ impl Default for Config {
             admission: Admission::default(),
             driver: Driver::default(),
             view: View::default(),
+            kubernetes: Kubernetes::default(),
             compute: Compute::default(),
         }
     }
@@ -365,6 +384,16 @@ impl Default for Compute {
 impl Default for View {
     fn default() -> Self {
         View { group: String::new(), socket: "/run/cgpu-view.sock".into() }
+    }
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Kubernetes {
+            grants: "/var/lib/cgpu/grants".into(),
+            ungranted: Ungranted::AsAsked,
+            exempt: Vec::new(),
+        }
     }
 }
 
@@ -456,12 +485,92 @@ fn located(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> (PathBuf, bool
 /// Where a named file can't be read, or any file holds what can't be meant.
 pub fn load(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Result<Loaded, ConfigError> {
     let (path, named) = located(explicit, variable);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(Loaded { config: parse(&text, &path)?, path: Some(absolute(&path)) }),
-        Err(source) if source.kind() == io::ErrorKind::NotFound && !named => {
-            Ok(Loaded { config: Config::default(), path: None })
+    let main = match fs::read_to_string(&path) {
+        Ok(text) => Some(text),
+        Err(source) if source.kind() == io::ErrorKind::NotFound && !named => None,
+        Err(source) => return Err(ConfigError::Unreadable { path, source }),
+    };
+    let more = drop_ins(&path)?;
+    let config = match (&main, more.is_empty()) {
+        (None, true) => Config::default(),
+        (Some(text), true) => parse(text, &path)?,
+        (main, false) => {
+            let main = main.clone().map(|text| (path.clone(), text));
+            parse_all(&main.into_iter().chain(more).collect::<Vec<_>>())?
         }
+    };
+    Ok(Loaded { config, path: main.map(|_| absolute(&path)) })
+}
+
+/// What these files say together, each with its path; a key of a later one counts.
+fn parse_all(files: &[(PathBuf, String)]) -> Result<Config, ConfigError> {
+    let mut all = toml::Table::new();
+    for (path, text) in files {
+        merge(&mut all, text.parse().map_err(malformed(path))?);
+    }
+    let (last, _) = files.last().cloned().unwrap_or_default();
+    let config: Config = match all.try_into() {
+        Ok(config) => config,
+        Err(problem) => {
+            // What is wrong in a file is told by its own name.
+            files.iter().try_for_each(|(path, text)| read(text, path).map(drop))?;
+            return Err(malformed(&last)(problem));
+        }
+    };
+    match config.validate(&last) {
+        Err(ConfigError::BadValue { key, value, expected, .. }) => {
+            let says = |(_, text): &&(PathBuf, String)| {
+                text.parse().is_ok_and(|table| dotted(&table, "").iter().any(|said| said == key))
+            };
+            let path = files.iter().rfind(says).map_or(last, |(path, _)| path.clone());
+            Err(ConfigError::BadValue { path, key, value, expected })
+        }
+        other => other.map(|()| config),
+    }
+}
+
+fn malformed(path: &Path) -> impl FnOnce(toml::de::Error) -> ConfigError {
+    let path = path.to_owned();
+    move |problem| ConfigError::Malformed { path, problem: Box::new(problem) }
+}
+
+/// The files that add to the configuration at `path`, in order, with what they say.
+fn drop_ins(path: &Path) -> Result<Vec<(PathBuf, String)>, ConfigError> {
+    let directory = path.with_file_name(DROP_INS);
+    let unreadable = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ConfigError::Unreadable { path, source }
+    };
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(unreadable(&directory))?,
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(unreadable(&directory))?.path();
+        let is_hidden =
+            path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !is_hidden && path.extension().is_some_and(|end| end == "toml") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let read = |path: PathBuf| match fs::read_to_string(&path) {
+        Ok(text) => Ok((path, text)),
         Err(source) => Err(ConfigError::Unreadable { path, source }),
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// Takes over each key of `from`, table by table.
+fn merge(into: &mut toml::Table, from: toml::Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(toml::Value::Table(into)), toml::Value::Table(from)) => merge(into, from),
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
     }
 }
 
@@ -484,16 +593,24 @@ pub fn state_dir(
         state_dir: Option<PathBuf>,
     }
     let (path, _) = located(explicit, variable);
-    let default = || Config::default().state_dir;
-    let Ok(text) = fs::read_to_string(&path) else { return Ok(default()) };
-    match toml::from_str::<Only>(&text) {
-        Ok(only) => Ok(only.state_dir.unwrap_or_else(default)),
-        // Who has no other directory than the default one loses nothing by a broken file.
-        Err(problem) if text.contains("state_dir") => {
-            Err(ConfigError::Malformed { path, problem: Box::new(problem) })
+    let mut state_dir = None;
+    for (path, text) in leniently(&path) {
+        match toml::from_str::<Only>(&text) {
+            Ok(only) => state_dir = only.state_dir.or(state_dir),
+            // Who has no other directory than the default one loses nothing by a broken file.
+            Err(problem) if text.contains("state_dir") => {
+                return Err(ConfigError::Malformed { path, problem: Box::new(problem) });
+            }
+            Err(_) => {}
         }
-        Err(_) => Ok(default()),
     }
+    Ok(state_dir.unwrap_or_else(|| Config::default().state_dir))
+}
+
+/// Those of the files that can be read, in order, with what they say.
+fn leniently(path: &Path) -> Vec<(PathBuf, String)> {
+    let main = fs::read_to_string(path).map(|text| (path.to_owned(), text));
+    main.into_iter().chain(drop_ins(path).unwrap_or_default()).collect()
 }
 
 /// The candidates for the real runtime, whatever else is wrong with the file.
@@ -508,11 +625,9 @@ pub fn candidates(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Vec<Str
         candidates: Option<Vec<String>>,
     }
     let (path, _) = located(explicit, variable);
-    fs::read_to_string(path)
-        .ok()
-        .and_then(|text| toml::from_str::<Only>(&text).ok())
-        .and_then(|only| only.runtime?.candidates)
-        .filter(|candidates| !candidates.is_empty())
+    let said = leniently(&path).into_iter().rev();
+    said.filter_map(|(_, text)| toml::from_str::<Only>(&text).ok()?.runtime?.candidates)
+        .find(|candidates| !candidates.is_empty())
         .unwrap_or_else(|| Runtime::default().candidates)
 }
 
@@ -522,18 +637,22 @@ pub fn candidates(explicit: Option<&OsStr>, variable: Option<&OsStr>) -> Vec<Str
 ///
 /// Where it is no TOML, has unknown keys, or holds what can't be meant.
 pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
-    let malformed =
-        |problem| ConfigError::Malformed { path: path.to_owned(), problem: Box::new(problem) };
+    let config = read(text, path)?;
+    config.validate(path).map(|()| config)
+}
+
+/// The same where values may still be another file's to complete.
+fn read(text: &str, path: &Path) -> Result<Config, ConfigError> {
     let problem = match toml::from_str::<Config>(text) {
-        Ok(config) => return config.validate(path).map(|()| config),
+        Ok(config) => return Ok(config),
         Err(problem) => problem,
     };
-    let table: toml::Table = toml::from_str(text).map_err(malformed)?;
+    let table: toml::Table = text.parse().map_err(malformed(path))?;
     let known = toml::Table::try_from(Config::default())
         .expect("the defaults are plain strings, numbers and tables");
     Err(match unknown_key(&table, &known) {
         Some((key, nearest)) => ConfigError::UnknownKey { path: path.to_owned(), key, nearest },
-        None => malformed(problem),
+        None => malformed(path)(problem),
     })
 }
 
@@ -585,6 +704,7 @@ impl Config {
             resource_variables: &admission.resource_variables,
             default_memory: DefaultMemory::of_mib(admission.default_memory_mib()),
             is_gate: true,
+            ungranted: self.kubernetes.ungranted,
         }
     }
 
@@ -709,6 +829,57 @@ mod tests {
         );
         assert_eq!(parsed("[admission]\n").unwrap(), Config::default());
         assert!(parsed("[admision]\n").unwrap_err().contains("unknown key admision;"));
+    }
+
+    #[test]
+    fn files_beside_it_add_to_it_and_the_last_one_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let main = dir.path().join("config.toml");
+        let more = dir.path().join(DROP_INS);
+        let loaded = || {
+            let loaded = load(Some(main.as_os_str()), None).map(|loaded| loaded.config);
+            loaded.map_err(|error| error.to_string().replace(dir.path().to_str().unwrap(), ""))
+        };
+        fs::create_dir(&more).unwrap();
+        fs::write(&main, "log = \"\"\n[inventory]\nsource = \"file\"\n").unwrap();
+        let write = |name: &str, text: &str| fs::write(more.join(name), text).unwrap();
+        write("10-site.toml", "[inventory]\npath = \"/gpus\"\n[kubernetes]\nexempt = [\"a\"]\n");
+        write("kubernetes.toml", "[kubernetes]\nungranted = \"none\"\n");
+        for ignored in [".new.toml", "kubernetes.toml.bak"] {
+            write(ignored, "no = configuration");
+        }
+        let config = loaded().unwrap();
+        assert_eq!((config.log.as_str(), config.inventory.path.to_str()), ("", Some("/gpus")));
+        assert_eq!(config.kubernetes.ungranted, Ungranted::None);
+        assert_eq!(config.kubernetes.exempt, ["a"]);
+        write(
+            "20-site.toml",
+            "state_dir = \"/b\"\n[kubernetes]\nexempt = []\n[runtime]\ncandidates = [\"crun\"]\n",
+        );
+        assert_eq!(loaded().unwrap().kubernetes.exempt, [""; 0]);
+        // Those that read no more than they need.
+        let named = Some(main.as_os_str());
+        assert_eq!(candidates(named, None), ["crun"]);
+        assert_eq!(state_dir(named, None).unwrap(), Path::new("/b"));
+        write("30-site.toml", "state_dir = 1");
+        assert!(state_dir(named, None).unwrap_err().to_string().contains("/conf.d/30-site.toml"));
+        fs::remove_file(more.join("30-site.toml")).unwrap();
+        for (text, error) in [
+            ("[kubernetes]\nungrantet = 1", "unknown key kubernetes.ungrantet"),
+            ("[admission]\nmax_inst = 26", "admission.max_inst = 26: must be 1 to 25"),
+            ("[admission", "configuration /conf.d/kubernetes.toml: "),
+        ] {
+            write("kubernetes.toml", text);
+            let told = loaded().unwrap_err();
+            assert!(told.contains("/conf.d/kubernetes.toml: ") && told.contains(error), "{told}");
+        }
+        fs::remove_file(more.join("kubernetes.toml")).unwrap();
+        fs::create_dir(more.join("kubernetes.toml")).unwrap();
+        assert!(loaded().unwrap_err().contains("/conf.d/kubernetes.toml: "));
+        // Without the main file, too.
+        fs::remove_dir(more.join("kubernetes.toml")).unwrap();
+        fs::remove_file(&main).unwrap();
+        assert!(loaded().unwrap_err().contains("config.toml"), "it was named");
     }
 
     #[test]

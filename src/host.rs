@@ -20,6 +20,7 @@ use crate::backend::{self, Isolation, Tenant, Way};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
 use crate::gpu::Inventory;
+use crate::grants::Grants;
 use crate::inject::host_nodes::{HostNodes, device_root};
 use crate::inject::{self, Injection, Missing, Nodes, Purpose};
 use crate::inventory;
@@ -27,8 +28,10 @@ use crate::plan::{self, Kind, Plan, PlannedGpu, Proposal};
 use crate::process;
 use crate::registry::{Record, Registry, RegistryError};
 use crate::request::brought::DriNode;
+use crate::request::grant::{PodContainer, TOKEN};
 use crate::request::{
     self, Brought, BroughtName, Decision, DefaultMemory, EntryPoint, Quoted, Request, Rules, Said,
+    Ungranted,
 };
 
 /// This host's configuration and what belongs to it.
@@ -179,16 +182,61 @@ impl Host {
         entry: EntryPoint,
     ) -> Result<Decision, AdmissionError> {
         let brought = self.brought(bundle);
+        let (env, annotations) = (bundle.env()?, bundle.annotations()?);
+        let container = PodContainer::of(&annotations);
+        // What only root can read no other can have been given.
+        let found = match geteuid().is_root() {
+            true => self.grants().find(token(&env), container.as_ref()),
+            false => Ok(None),
+        };
+        let (grant, unreadable) = match found {
+            Ok(grant) => (grant, None),
+            // Who names no GPU and no grant is no concern of theirs.
+            Err(error) if token(&env).is_none() => (None, Some(error)),
+            Err(error) => return Err(error.into()),
+        };
         let said = Said {
-            env: &bundle.env()?,
-            annotations: &bundle.annotations()?,
+            env: &env,
+            annotations: &annotations,
             id,
             brought: &brought,
             is_privileged: bundle.is_privileged(),
             reaches: &|| reach::find(bundle, &self.config, self.config_path.as_deref()),
             entry,
+            grant: grant.as_ref(),
         };
-        Ok(request::decide(&said, &self.request_rules())?)
+        let mut rules = self.request_rules();
+        let is_exempt =
+            |container: &PodContainer| self.config.kubernetes.exempt.contains(&container.namespace);
+        if container.as_ref().is_some_and(is_exempt) {
+            rules.ungranted = Ungranted::AsAsked;
+            rules.refuses_privileged = false;
+        }
+        let decision = request::decide(&said, &rules)?;
+        match unreadable.filter(|_| decision.request().is_some()) {
+            Some(error) => Err(error.into()),
+            None => Ok(decision),
+        }
+    }
+
+    /// Makes the container of `bundle` the holder of what Kubernetes has given it, if it has.
+    ///
+    /// # Errors
+    ///
+    /// If its token is nobody's or another's, or the record can't be written.
+    pub fn take_grant(&self, bundle: &Bundle) -> Result<(), AdmissionError> {
+        let (env, annotations) = (bundle.env()?, bundle.annotations()?);
+        // Who comes without a token holds its grant already.
+        match token(&env).and_then(|token| Some((token, PodContainer::of(&annotations)?))) {
+            Some((token, container)) => Ok(self.grants().take(token, &container)?),
+            None => Ok(()),
+        }
+    }
+
+    /// What Kubernetes has given containers of this host.
+    #[must_use]
+    pub fn grants(&self) -> Grants {
+        Grants::at(&self.config.kubernetes.grants)
     }
 
     /// What others brought into `bundle` or will bring, with what this host knows of it.
@@ -496,6 +544,12 @@ pub fn own_program(program: &'static str) -> Result<PathBuf, AdmissionError> {
         true => Ok(path),
         false => Err(AdmissionError::Incomplete { program, own }),
     }
+}
+
+/// The last value of the variable that names a grant.
+fn token<'a>(env: &[&'a str]) -> Option<&'a str> {
+    let named = env.iter().filter_map(|item| item.split_once('='));
+    named.filter(|(name, _)| *name == TOKEN).map(|(_, value)| value).next_back()
 }
 
 /// Whether the container of `bundle` may be started without a configuration that can be read: no

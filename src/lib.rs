@@ -31,6 +31,8 @@ pub mod failpoint;
 
 pub mod replace;
 
+pub mod grants;
+
 pub mod bundle;
 
 pub mod inject;

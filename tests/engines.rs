@@ -76,6 +76,36 @@ fn docker_without_nvidias_hook_refuses_gpus_and_cgpus_variables_serve() {
     host.soon_releases_all();
 }
 
+/// A service can't choose a runtime, so ours is the default one.
+#[test]
+fn a_service_of_swarm_gets_the_gpu_that_swarm_chose_and_its_quota() {
+    let host = host();
+    let docker = Docker::builder()
+        .runtime(RUNTIME)
+        .runtime_arg(format!("--cgpu-config={}", config(&host)))
+        .default_runtime()
+        .resource(format!("NVIDIA-GPU={GPU_0}"))
+        // No registry is asked for the image.
+        .env("HTTPS_PROXY", "http://127.0.0.1:9")
+        .start();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = format!("127.{high}.{low}.1");
+    docker.call(&["swarm", "init", "--advertise-addr", &address, "--listen-addr", &address]).ok();
+    let service = ["service", "create", "--detach", "--name", "web", "--no-resolve-image"];
+    let options = ["--network", "host", "--generic-resource", "NVIDIA-GPU=1"];
+    let look = format!("{LOOK}; exec sleep 1000");
+    let task = ["-e", "CGPU_MEMORY=1GiB", IMAGE, "sh", "-c", &look];
+    docker.call(&[&service[..], &options, &task].concat()).ok();
+    let running = || docker.call(&["ps", "--quiet", "--no-trunc"]).ok().text().to_owned();
+    eventually(|| !running().is_empty());
+    let id = running();
+    eventually(|| docker.logs(&id).ok().text() == gpu_0_only());
+    assert_eq!(host.limits_mib(&id), [1024]);
+    docker.call(&["service", "rm", "web"]).ok();
+    host.soon_releases_all();
+    docker.call(&["swarm", "leave", "--force"]).ok();
+}
+
 /// What [`LOOK`] prints with GPU 0.
 fn gpu_0_only() -> String {
     format!("NVIDIA_VISIBLE_DEVICES={GPU_0}\nnvidia0\nnvidiactl")

@@ -48,6 +48,20 @@ fn setup_file(engine: &str, file: &Path, words: &[&str]) -> Outcome {
     setup(&[&[engine, "--file", file.to_str().unwrap()], words].concat())
 }
 
+/// What `cgpu doctor` says of an engine whose file in /etc, by its path there, is `file`: how serious it is, and what.
+fn doctor(scratch: &Scratch, engine: &str, path: &str, file: &Path) -> Vec<(String, String)> {
+    let etc = scratch.directory("etc-for-doctor");
+    let place = etc.join(path);
+    fs::create_dir_all(place.parent().unwrap()).unwrap();
+    fs::copy(file, place).unwrap();
+    let mut command = scratch.command_over_etc(&etc, &[CGPU, "doctor", "--format", "json"]);
+    let json = run_with_timeout(&mut command, PATIENCE).json();
+    let findings = json["findings"].as_array().unwrap().iter();
+    let of_it = findings.filter(|found| found["name"] == engine);
+    let text = |found: &Value, key: &str| found[key].as_str().unwrap().to_owned();
+    of_it.map(|found| (text(found, "severity"), text(found, "what"))).collect()
+}
+
 fn config(host: &Host) -> String {
     host.config().display().to_string()
 }
@@ -79,6 +93,13 @@ fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
     assert!(shown.has_line("-  \"default-runtime\": \"runc\","), "{shown}");
     assert!(shown.has_line("+  \"default-runtime\": \"cgpu\","), "{shown}");
     assert_eq!(fs::read_to_string(&file).unwrap(), text, "a dry run writes nothing");
+    let checked = setup_file("docker", &file, &["--default", "--check"]).exits(1);
+    assert_eq!(checked.stdout, shown.stdout);
+    assert_eq!(
+        checked.stderr,
+        "cgpu: the configuration of docker isn't what setup would make of it\n"
+    );
+    assert_eq!(fs::read_to_string(&file).unwrap(), text, "a check writes nothing");
     let done = setup_file("docker", &file, &["--default"]).ok();
     assert!(done.stdout.starts_with(&shown.stdout), "{done}");
     let step = match has_systemd() {
@@ -88,6 +109,7 @@ fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
         }
     };
     assert!(done.has_line(&format!("next: {step}")), "{done}");
+    setup_file("docker", &file, &["--default", "--check"]).ok();
     let again = setup_file("docker", &file, &["--default"]).ok();
     assert_eq!(
         again.stdout,
@@ -101,6 +123,9 @@ fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
 
     docker.restart(Restart::Graceful);
     assert_eq!(docker.call(&["info", "--format", "{{.DefaultRuntime}}"]).ok().text(), "cgpu");
+    let told = || doctor(docker.scratch(), "docker", "docker/daemon.json", &file);
+    let runs = format!("runtime cgpu is {RUNTIME} (/etc/docker/daemon.json)");
+    assert_eq!(told(), [("ok".to_owned(), runs)], "as docker itself says");
     let plain = docker.run(&["--rm", IMAGE, "sh", "-c", LOOK]).ok();
     assert_eq!(plain.text(), "");
     let variables: Vec<&str> = QUOTA.iter().flat_map(|variable| ["-e", variable]).collect();
@@ -116,6 +141,8 @@ fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
     assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
     assert!(!backup.exists(), "{removed}");
     assert_eq!(runtimes(&docker), "runc crun runc");
+    let unknown = "installed, and knows no runtime cgpu-runtime".to_owned();
+    assert_eq!(told(), [("note".to_owned(), unknown)]);
     docker.run(&["--rm", IMAGE, "true"]).ok();
     docker.run(&["--rm", "--runtime=cgpu", IMAGE, "true"]).fails();
 }
@@ -449,6 +476,13 @@ fn podman_knows_us_by_name_and_by_default() {
     };
     let look = ["sh", "-c", LOOK];
     assert_eq!(run(&["--runtime", "cgpu"], &QUOTA, &look).ok().text(), NODES);
+    let told = || doctor(podman.scratch(), "podman", "containers/containers.conf", &file);
+    // podman's own choice is crun, which stays below ours.
+    let over = podman.scratch().path().join("libexec/cgpu/over-crun/cgpu-runtime");
+    let (over, crun) = (over.display(), program("crun"));
+    let crun = crun.display();
+    let runs = format!("runtime cgpu is {over}, over {crun} (/etc/containers/containers.conf)");
+    assert_eq!(told(), [("ok".to_owned(), runs)], "as podman itself has it");
     // podman knows how ours reports errors.
     let failed = run(&["--runtime", "cgpu"], &[], &["nosuch"]).fails();
     assert!(failed.stderr.contains("\"nosuch\": executable file not found"), "{failed}");
@@ -473,6 +507,8 @@ fn podman_knows_us_by_name_and_by_default() {
     );
     setup_file("podman", &file, &["--remove"]).ok();
     assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
+    let unknown = "installed, and knows no runtime cgpu-runtime".to_owned();
+    assert_eq!(told(), [("note".to_owned(), unknown)]);
     run(&["--runtime", "cgpu"], &QUOTA, &look).fails();
 }
 
@@ -538,4 +574,43 @@ fn a_wrong_command_line_is_refused_and_crio_gets_its_file() {
     assert_eq!(program, Some("/usr/bin/cgpu-runtime"));
     setup(&[&words[..], &["--remove"]].concat()).ok();
     assert!(!file.exists());
+}
+
+/// In a mount namespace of its own, with systemd's word that it runs and a systemctl that does what a file says.
+#[test]
+fn a_restart_that_failed_is_tried_again_until_it_succeeds() {
+    let scratch = Scratch::new();
+    let (etc, bin) = (scratch.directory("etc"), scratch.directory("bin"));
+    fs::write(etc.join("config.toml"), "version = 2\n").unwrap();
+    let (status, log) = (scratch.path().join("status"), scratch.path().join("log"));
+    let script = format!("#!/bin/sh\necho \"$@\" >> {log:?}\nexit $(cat {status:?})\n");
+    // A shell writes it: no fork in another test has it open for writing.
+    let written = Command::new("/bin/sh")
+        .args(["-c", r#"printf %s "$1" > "$0" && chmod 755 "$0""#])
+        .arg(bin.join("systemctl"))
+        .arg(script)
+        .status();
+    assert!(written.unwrap().success());
+    let steps = r#"
+        mount --bind "$0" /etc/containerd && mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system || exit 9
+        PATH=$1:$PATH
+        for outcome in 1 1 0 0; do
+            echo $outcome > "$2"
+            "$3" setup containerd --runtime "$4" --restart --if-changed && echo ended well || echo ended badly
+            "$3" setup containerd --runtime "$4" --check && echo checked well || echo checked badly
+        done
+    "#;
+    let mut command = scratch.command("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", steps]);
+    command.args([&etc, &bin, &status]).args([CGPU, RUNTIME]);
+    let told = run_with_timeout(&mut command, PATIENCE).ok();
+    let ends: Vec<&str> = told.stdout.lines().filter(|line| line.starts_with("ended")).collect();
+    assert_eq!(ends, ["ended badly", "ended badly", "ended well", "ended well"], "{told}");
+    let checks: Vec<&str> =
+        told.stdout.lines().filter(|line| line.starts_with("checked")).collect();
+    assert_eq!(checks, ["checked badly", "checked badly", "checked well", "checked well"]);
+    let owed = "containerd has not been restarted since its configuration changed";
+    assert_eq!(told.stdout.matches(owed).count(), 2, "{told}");
+    let restarts = fs::read_to_string(log).unwrap();
+    assert_eq!(restarts.matches("restart containerd").count(), 3, "{restarts}");
 }

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
 
+#[path = "whole/granted.rs"]
+mod granted;
 #[path = "host/mod.rs"]
 mod host;
 #[path = "whole/mig.rs"]

@@ -1,5 +1,5 @@
-//! Makes clients and servers of the kubelet's APIs for devices of their methods; the messages are
-//! `src/api.rs`.
+//! Makes clients and servers of the kubelet's APIs for devices, and of what the kubelet asks an engine (CRI), of their
+//! methods; the messages are `src/api.rs`.
 
 use tonic_build::manual::{Builder, Method, Service};
 
@@ -69,5 +69,13 @@ fn main() {
             method("list", "List", "ListPodResourcesRequest", "ListPodResourcesResponse").build(),
         )
         .build();
-    Builder::new().compile(&[registration, plugin, resources]);
+    // One API under two names: v1 since Kubernetes 1.23, v1alpha2 until 1.25.
+    let [engine, older_engine] = ["runtime.v1", "runtime.v1alpha2"].map(|package| {
+        Service::builder()
+            .name("RuntimeService")
+            .package(package)
+            .method(method("status", "Status", "StatusRequest", "StatusResponse").build())
+            .build()
+    });
+    Builder::new().compile(&[registration, plugin, resources, engine, older_engine]);
 }

@@ -26,6 +26,7 @@ fuzz_target!(|data: &[u8]| {
         is_privileged: bundle.is_privileged(),
         reaches: &Reaches::default,
         entry: EntryPoint::Runtime,
+        grant: None,
     };
     let config = Config::default();
     match decide(&said, &config.rules()).map(|decision| decision.verdict) {

@@ -34,6 +34,7 @@ fuzz_target!(|data: &[u8]| {
         is_privileged: false,
         reaches: &Reaches::default,
         entry: EntryPoint::Runtime,
+        grant: None,
     };
     let config = Config::default();
     for strict in [false, true] {

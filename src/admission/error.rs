@@ -7,6 +7,7 @@ use thiserror::Error;
 use crate::backend::BackendError;
 use crate::bundle::BundleError;
 use crate::events::Cause;
+use crate::grants::GrantError;
 use crate::inject::capabilities::CapabilityError;
 use crate::inject::{InjectError, NodeError};
 use crate::inventory;
@@ -56,6 +57,9 @@ pub enum AdmissionError {
         #[source]
         source: inventory::ChildError,
     },
+    /// What Kubernetes gave it.
+    #[error(transparent)]
+    Grant(#[from] GrantError),
     /// Their device nodes.
     #[error(transparent)]
     Nodes(#[from] NodeError),
@@ -126,7 +130,8 @@ impl AdmissionError {
             | AdmissionError::Resolve(_)
             | AdmissionError::Change(_)
             | AdmissionError::GpuChange(_)
-            | AdmissionError::NoSuchGpu { .. } => Cause::Request,
+            | AdmissionError::NoSuchGpu { .. }
+            | AdmissionError::Grant(_) => Cause::Request,
             AdmissionError::Gpus(_)
             | AdmissionError::Inventory(_)
             | AdmissionError::NoGpus { .. }

@@ -1,9 +1,10 @@
 //! `cgpu setup`: tells an engine of the runtime `cgpu`, or takes it out of its configuration.
 
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
@@ -27,6 +28,9 @@ pub struct Setup {
     /// Show the difference, and write nothing.
     #[arg(long)]
     pub dry_run: bool,
+    /// Show the difference, write nothing, and fail where there is one or the engine is still to be restarted for the last.
+    #[arg(long, conflicts_with_all = ["dry_run", "restart"])]
+    pub check: bool,
     /// Containers that name no runtime get cgpu.
     #[arg(long)]
     pub default: bool,
@@ -142,13 +146,20 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
             printable(&disabling.display().to_string())
         )?;
     }
+    if setup.check {
+        out.flush()?;
+        return check(kind, changes);
+    }
     if setup.dry_run {
         return would(setup, kind, out);
     }
     if let Some(over) = &planned.over {
         over.make(&root)?;
     }
-    if setup.if_changed && changes.is_empty() {
+    let is_owed = setup.restart && owed(kind).exists();
+    if setup.if_changed && changes.is_empty() && is_owed {
+        writeln!(out, "{} has not been restarted since its configuration changed", kind.name())?;
+    } else if setup.if_changed && changes.is_empty() {
         checked(setup, kind, &planned, containerd.as_deref().filter(|_| disabled_by.is_none()))?;
         return Ok(out.flush()?);
     }
@@ -242,6 +253,18 @@ fn done(change: &Change) -> String {
     }
 }
 
+/// Fails where setup would do something.
+fn check(kind: Kind, changes: &[Change]) -> Result<()> {
+    let kind_name = kind.name();
+    if !changes.is_empty() {
+        bail!("the configuration of {kind_name} isn't what setup would make of it");
+    }
+    if owed(kind).exists() {
+        bail!("{kind_name} has not been restarted since its configuration changed");
+    }
+    Ok(())
+}
+
 /// Says what a restart would do.
 fn would(setup: &Setup, kind: Kind, out: &mut dyn Write) -> Result<()> {
     if setup.restart {
@@ -282,13 +305,21 @@ fn nothing(kind: Kind) -> String {
     }
 }
 
+/// The file that is there from before an engine is restarted until that has succeeded; gone with the boot, as what it is for.
+fn owed(kind: Kind) -> PathBuf {
+    Path::new("/run").join(format!("cgpu-restart-{}", kind.name()))
+}
+
 /// Has the engine read its files again, or says who is to do that.
 fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Result<()> {
     let done = if setup.remove { Done::Removed } else { Done::Added };
     let init = Init::here();
     match (next_step(kind, done, init), unit(kind)) {
         (Some(_), Some(unit)) if setup.restart && init == Init::Systemd => {
+            let owed = owed(kind);
+            fs::write(&owed, "").with_context(|| format!("cannot write {}", owed.display()))?;
             restart(unit)?;
+            fs::remove_file(&owed).with_context(|| format!("cannot remove {}", owed.display()))?;
             writeln!(out, "done: `systemctl restart {unit}`")?;
         }
         (Some(step), _) if setup.restart => writeln!(out, "no systemd runs here: {step}")?,

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
-use crate::engines::containerd::{File, Reading, Release};
+use crate::engines::containerd::{self, File, Reading, Release};
 use crate::engines::dialect::{self, Named};
 use crate::engines::files::Tree;
 use crate::engines::{dump, lower, places};
@@ -40,10 +40,10 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
             Seen::Found(text) => Some((path, Ok(dialect::with_values(kind, &text)))),
         })
         .collect();
-    let named = match kind {
-        EngineKind::Docker => each(&texts, dialect::docker),
-        EngineKind::Crio => each(&texts, dialect::crio),
-        EngineKind::Podman => each(&texts, dialect::podman),
+    let (named, gives_cdi_devices) = match kind {
+        EngineKind::Docker => (each(&texts, dialect::docker), None),
+        EngineKind::Crio => (each(&texts, dialect::crio), None),
+        EngineKind::Podman => (each(&texts, dialect::podman), None),
         _ => containerds(&texts, release),
     };
     let handler = |named: Named| Handler {
@@ -62,6 +62,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
         program: places::programs(kind).iter().find_map(|name| tree.program(name)),
         files: files.collect(),
         cri_disabled_by,
+        gives_cdi_devices,
     }
 }
 
@@ -77,20 +78,22 @@ fn each(texts: &Texts, dialect: impl Fn(&str) -> Result<Vec<Named>, String>) -> 
         .collect()
 }
 
-/// What containerd's files say, which count together.
-fn containerds(texts: &Texts, release: Option<Release>) -> Said {
+/// What containerd's files say, which count together, and whether it gives devices by CDI.
+fn containerds(texts: &Texts, release: Option<Release>) -> (Said, Option<bool>) {
     let tables: Vec<Result<toml::Table, String>> = texts
         .iter()
         .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| dialect::table(text)))
         .collect();
     let files: Vec<File<'_>> = tables.iter().flatten().map(File::of).collect();
     let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
-    let mut named = dialect::containerd(&files, Reading::of(release, &said)).into_iter();
+    let reading = Reading::of(release, &said);
+    let gives_cdi_devices = containerd::gives_cdi_devices(&files, reading, release);
+    let mut named = dialect::containerd(&files, reading).into_iter();
     let of = |table: &Result<toml::Table, String>| match table {
         Ok(_) => Ok(named.next().unwrap_or_default()),
         Err(why) => Err(why.clone()),
     };
-    tables.iter().map(of).collect()
+    (tables.iter().map(of).collect(), gives_cdi_devices)
 }
 
 /// Whether a program that an engine is told of can be run: by its path, or by its name.

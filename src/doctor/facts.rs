@@ -185,6 +185,8 @@ pub struct Engine {
     pub files: Vec<EngineFile>,
     /// Of containerd: the file that switches off the plugin by which Kubernetes talks to it.
     pub cri_disabled_by: Option<PathBuf>,
+    /// Of containerd: whether pods get the devices that a device plugin names by CDI, where that is known.
+    pub gives_cdi_devices: Option<bool>,
 }
 
 /// A file of an engine's configuration.

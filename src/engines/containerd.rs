@@ -28,7 +28,7 @@ pub(crate) const NEWEST: i64 = 4;
 pub(crate) const ANNOTATIONS: [&str; 2] = ["aliyun.com/*", "cgpu/*"];
 
 /// The keys of a runtime and around it that we compare. containerd takes them in any case.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "BinaryName",
     "SystemdCgroup",
     "base_runtime_spec",
@@ -41,6 +41,7 @@ const KEYS: [&str; 12] = [
     "runtime_path",
     "runtime_type",
     "runtimes",
+    "snapshotter",
 ];
 
 /// What a runtime that pods get calls runc's shim.
@@ -181,6 +182,29 @@ pub(crate) fn effective(files: &[File<'_>], reading: Reading) -> Table {
     }
 }
 
+/// Whether containerd gives pods the devices that a device plugin or a claim names by CDI (`enable_cdi`). `None` where
+/// it has no such setting, or nobody knows its release.
+pub(crate) fn gives_cdi_devices(
+    files: &[File<'_>],
+    reading: Reading,
+    release: Option<Release>,
+) -> Option<bool> {
+    // Off in 1.7, and on from 2.0 (`DefaultConfig` of containerd's `pkg/cri/config`, `internal/cri/config`).
+    let unsaid = match release {
+        Some(Release { major: 1, minor }) => (minor >= 7).then_some(false)?,
+        Some(_) => true,
+        None => reading.merges().then_some(true)?,
+    };
+    let parts = files.iter().zip(versions(files, reading)).flat_map(|(file, version)| {
+        let plugins = reading.plugins(version).iter();
+        plugins.filter_map(|(_, plugin)| file.table.get("plugins")?.get(plugin)?.as_table())
+    });
+    let mut said = parts.map(|part| get(part, "enable_cdi").and_then(Value::as_bool));
+    // containerd 1 takes the whole of the last file.
+    let said = if reading.merges() { said.flatten().last() } else { said.next_back().flatten() };
+    Some(said.unwrap_or(unsaid))
+}
+
 /// What one file says to a plugin of ours and other runtimes, in the documents' spelling.
 pub(crate) fn section(table: &Table, plugin: &str) -> Option<Table> {
     let plugin = table.get("plugins")?.as_table()?.get(plugin)?.as_table()?;
@@ -264,6 +288,11 @@ pub(crate) fn has_systemd_cgroup(runtime: &Table) -> bool {
     options.and_then(|options| options.get("SystemdCgroup")?.as_bool()).unwrap_or_default()
 }
 
+/// The snapshotter that a runtime names for its own containers.
+pub(crate) fn snapshotter(runtime: &Table) -> Option<&str> {
+    runtime.get("snapshotter").and_then(Value::as_str).filter(|name| !name.is_empty())
+}
+
 /// Whether a runtime gets all of our annotations.
 pub(crate) fn passes_ours(runtime: &Table) -> bool {
     let patterns = runtime.get("pod_annotations").and_then(Value::as_array);
@@ -297,6 +326,9 @@ pub(crate) fn amiss(dumped: &Table, program: &Path, default: bool) -> Option<Str
     let model = model(&section);
     if !model.is_empty() && has_systemd_cgroup(&model) != has_systemd_cgroup(runtime) {
         return Some("its runtime cgpu has another SystemdCgroup than the others".to_owned());
+    }
+    if !model.is_empty() && snapshotter(&model) != snapshotter(runtime) {
+        return Some("its runtime cgpu has another snapshotter than the others".to_owned());
     }
     let named = section.get("default_runtime_name").and_then(Value::as_str).unwrap_or_default();
     (default && named != NAME).then(|| format!("its default runtime is {named}"))
@@ -397,6 +429,34 @@ mod tests {
     }
 
     #[test]
+    fn devices_by_cdi_are_given_by_the_last_word_or_the_release() {
+        let files = |plugin: &str, said: [Option<bool>; 2]| {
+            let text = |said: Option<bool>| {
+                let said = said.map(|said| format!("Enable_CDI = {said}")).unwrap_or_default();
+                format!("version = 2\n[plugins.'{plugin}']\n{said}\n")
+            };
+            said.map(|said| text(said).parse::<Table>().unwrap())
+        };
+        let release = |major, minor| Some(Release { major, minor });
+        for (release, said, given) in [
+            (release(1, 6), [Some(true), Some(true)], None),
+            (release(1, 7), [None, None], Some(false)),
+            (release(1, 7), [None, Some(true)], Some(true)),
+            // The last file is all that counts.
+            (release(1, 7), [Some(true), None], Some(false)),
+            (release(2, 1), [None, None], Some(true)),
+            (release(2, 1), [Some(false), None], Some(false)),
+            (release(2, 3), [Some(false), Some(true)], Some(true)),
+            (None, [None, None], None),
+        ] {
+            let tables = files(CRI[1].1, said);
+            let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
+            let reading = Reading::of(release, &[Some(2), Some(2)]);
+            assert_eq!(gives_cdi_devices(&files, reading, release), given, "{release:?} {said:?}");
+        }
+    }
+
+    #[test]
     fn a_dump_is_held_against_what_was_to_be_written() {
         let ours = Path::new("/usr/bin/cgpu-runtime");
         let dump = |default: &str, runtime: &str| -> Table {
@@ -426,6 +486,9 @@ mod tests {
         );
         let other = fine.replace("Cgroup = true", "Cgroup = false");
         assert!(said(&dump("runc", &other), false).contains("another SystemdCgroup"));
+        let unpacked = fine.replace("pod_", "snapshotter = 'nydus'\npod_");
+        let said_of_it = said(&dump("runc", &unpacked), false);
+        assert_eq!(said_of_it, "its runtime cgpu has another snapshotter than the others");
         assert_eq!(said(&Table::new(), false), "it has no part for Kubernetes");
     }
 }

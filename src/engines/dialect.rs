@@ -122,11 +122,18 @@ fn flaw_of(runtime: &Table, model: &Table) -> Option<Flaw> {
     let systemd = containerd::has_systemd_cgroup(model);
     // Without a model nobody knows what runc has.
     let same = model.is_empty() || systemd == containerd::has_systemd_cgroup(runtime);
-    match (is_ours(program), same, containerd::passes_ours(runtime)) {
-        (false, ..) => Some(Flaw::Overruled { by: program.to_owned() }),
-        (true, false, _) => Some(Flaw::OtherCgroups { systemd }),
-        (true, true, false) => Some(Flaw::NoAnnotations),
-        (true, true, true) => None,
+    let snapshotter = containerd::snapshotter(model);
+    let unpacked = model.is_empty() || snapshotter == containerd::snapshotter(runtime);
+    if !is_ours(program) {
+        Some(Flaw::Overruled { by: program.to_owned() })
+    } else if !same {
+        Some(Flaw::OtherCgroups { systemd })
+    } else if !unpacked {
+        Some(Flaw::OtherSnapshotter { name: snapshotter.map(str::to_owned) })
+    } else if !containerd::passes_ours(runtime) {
+        Some(Flaw::NoAnnotations)
+    } else {
+        None
     }
 }
 

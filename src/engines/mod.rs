@@ -134,6 +134,11 @@ pub enum Flaw {
         /// Whether systemd makes the others'.
         systemd: bool,
     },
+    /// Its snapshotter isn't the others', so images that are there may not be unpacked for it.
+    OtherSnapshotter {
+        /// The others' own one; that of the whole configuration, if nothing.
+        name: Option<String>,
+    },
     /// Our annotations aren't passed on.
     NoAnnotations,
 }

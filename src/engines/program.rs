@@ -1,12 +1,13 @@
 //! What a program of the host prints, within bounds: a runtime's version, containerd's dump.
 //!
 //! Owns the child's life; must not know what versions mean. It leads a process group, so
-//! that what it started ends with it, and gets none of our environment but `PATH`.
+//! that what it started ends with it, and gets none of our environment but `PATH`. A program
+//! that prints nothing is told of by the end of its standard error and how it ended.
 
-use std::io::Read;
-use std::os::unix::process::CommandExt;
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -20,6 +21,12 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Most bytes read of what it prints.
 const SAID_BYTES_MAX: u64 = 4096;
 
+/// Most bytes read of its standard error.
+const COMPLAINT_BYTES_MAX: u64 = 16384;
+
+/// How long the end of its standard error may take after its own end.
+const SOON: Duration = Duration::from_secs(1);
+
 /// What `program --version` prints, which begins with a line that isn't empty; why there is none.
 pub(crate) fn version_of(program: &Path) -> Result<String, String> {
     let bytes = said(program, &["--version"], SAID_BYTES_MAX, LIMIT)?;
@@ -30,7 +37,8 @@ pub(crate) fn version_of(program: &Path) -> Result<String, String> {
     }
 }
 
-/// The first `bytes_max` bytes that `program ARGUMENTS` prints within `limit`; why there are none.
+/// The first `bytes_max` bytes that `program ARGUMENTS` prints within `limit`, at least one; why
+/// there are none.
 pub(super) fn said(
     program: &Path,
     arguments: &[&str],
@@ -41,27 +49,56 @@ pub(super) fn said(
     // Where services are.
     command.args(arguments).env_clear().current_dir("/");
     command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = command.spawn().map_err(|error| error.to_string())?;
-    let (said, heard) = mpsc::channel();
-    if let Some(pipe) = child.stdout.take() {
-        // What holds the pipe open beyond the group's end holds this thread, and not us.
-        thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let read = pipe.take(bytes_max).read_to_end(&mut bytes);
-            // Nobody listens any more where it took too long.
-            let _ = said.send(read.map(|_| bytes));
-        });
-    }
-    let heard = heard.recv_timeout(limit);
+    let said = hear(child.stdout.take(), bytes_max);
+    let complained = hear(child.stderr.take(), COMPLAINT_BYTES_MAX);
+    let heard = said.recv_timeout(limit);
     // Not reaped yet, so the number is still the child's. It may have ended by itself.
     if let Ok(leader) = i32::try_from(child.id()) {
         let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
     }
-    let _ = child.wait();
+    let ended = child.wait();
     match heard {
+        Ok(Ok(bytes)) if bytes.is_empty() => {
+            let complaint = complained.recv_timeout(SOON).ok().and_then(Result::ok);
+            Err(silence(ended.ok(), &complaint.unwrap_or_default()))
+        }
         Ok(heard) => heard.map_err(|error| error.to_string()),
         Err(_) => Err(format!("it takes longer than {} s", limit.as_secs())),
+    }
+}
+
+/// The first `bytes_max` bytes of `pipe`; what follows is read too, and dropped. In a thread of its
+/// own: what holds the pipe open beyond the group's end holds that thread, and not us.
+fn hear(
+    pipe: Option<impl Read + Send + 'static>,
+    bytes_max: u64,
+) -> mpsc::Receiver<io::Result<Vec<u8>>> {
+    let (said, heard) = mpsc::channel();
+    if let Some(mut pipe) = pipe {
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let read = pipe.by_ref().take(bytes_max).read_to_end(&mut bytes);
+            // Nobody listens any more where it took too long.
+            let _ = said.send(read.map(|_| bytes));
+            let _ = io::copy(&mut pipe, &mut io::sink());
+        });
+    }
+    heard
+}
+
+/// Why a program that ended as `ended` printed nothing, by the last line of its `complaint`.
+fn silence(ended: Option<ExitStatus>, complaint: &[u8]) -> String {
+    let complaint = String::from_utf8_lossy(complaint);
+    let last = complaint.lines().map(str::trim).rfind(|line| !line.is_empty());
+    // A signal may be our own, after it closed its output.
+    let signal = ended.and_then(|ended| ended.signal()).filter(|signal| *signal != 9);
+    match (last, signal, ended.and_then(|ended| ended.code())) {
+        (Some(last), ..) => last.to_owned(),
+        (None, Some(signal), _) => format!("signal {signal} ended it"),
+        (None, None, Some(code)) if code != 0 => format!("it exited with {code} and no word"),
+        _ => "it printed nothing".to_owned(),
     }
 }
 
@@ -86,7 +123,10 @@ mod tests {
     fn a_program_says_its_version_or_why_not() {
         for (script, said) in [
             ("echo \"runc $*\"; echo more; exit 1", Ok("runc --version\nmore")),
-            ("exit 0", Err("it prints no version")),
+            ("exit 0", Err("it printed nothing")),
+            ("exit 3", Err("it exited with 3 and no word")),
+            ("kill -ABRT $$", Err("signal 6 ended it")),
+            ("echo first >&2; echo 'runc: bad' >&2; echo >&2; exit 1", Err("runc: bad")),
             ("echo; echo 1.1", Err("it prints no version")),
             ("while :; do echo y; done", Ok("y")),
             ("sleep 600", Err("it takes longer than 2 s")),

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::bundle::{Bundle, PidNamespace};
-use crate::config::Config;
+use crate::config::{Config, DROP_INS};
 use crate::inject::tree;
 use crate::request::reach::{CAPABILITIES, HOST_PID_CAPABILITIES};
 use crate::request::{Reach, Reaches};
@@ -104,8 +104,10 @@ impl Sensitive {
         found.tree(Path::new("/etc/cgpu"), "cgpu's configuration");
         if let Some(path) = config_path {
             found.file(path, "cgpu's configuration");
+            found.tree(&path.with_file_name(DROP_INS), "cgpu's configuration");
         }
         found.tree(Path::new("/var/lib/cgpu"), "cgpu's state");
+        found.tree(&config.kubernetes.grants, "cgpu's state");
         for dir in &config.driver.cdi_dirs {
             found.tree(dir, "CDI specifications");
         }

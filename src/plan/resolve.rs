@@ -320,6 +320,7 @@ mod tests {
             is_privileged: brought.everything.is_some(),
             reaches: &Reaches::default,
             entry: EntryPoint::Runtime,
+            grant: None,
         })
     }
 

@@ -63,17 +63,18 @@ impl Share {
     pub fn part(&self, short_id: &str) -> Option<f64> {
         let own = self.round(short_id)?.us as f64;
         let Some(turns) = &self.turns else {
-            let all: u64 = self.rounds.values().map(|round| round.us).sum();
+            // The file may say anything: its sums stop at the largest number.
+            let all = self.rounds.values().map(|round| round.us).fold(0, u64::saturating_add);
             return Some(own / all.max(1) as f64);
         };
         // Who is never off shares with whoever's turn it is.
         let is_always = |short_id: &str| self.turns(short_id).is_none();
         let of = |(short_id, round): (&String, &Round)| is_always(short_id).then_some(round.us);
-        let always: u64 = self.rounds.iter().filter_map(of).sum();
+        let always = self.rounds.iter().filter_map(of).fold(0, u64::saturating_add);
         if is_always(short_id) {
             let others = self.rounds.keys().find(|short_id| !is_always(short_id));
             let low = others.and_then(|short_id| self.round(short_id)).map_or(0, |round| round.us);
-            return Some(own / (always + low).max(1) as f64);
+            return Some(own / always.saturating_add(low).max(1) as f64);
         }
         let spans = turns.spans.get(short_id)?;
         Some(part(turns.frame_us, spans) * own / (own + always as f64).max(1.0))
@@ -222,6 +223,20 @@ mod tests {
         write(state.path(), "GPU-a", None).unwrap();
         write(state.path(), "GPU-a", None).unwrap();
         assert_eq!(read(state.path(), "GPU-a").unwrap(), None);
+    }
+
+    #[test]
+    fn odd_figures_of_a_file_are_a_part_all_the_same() {
+        let round = Round { us: u64::MAX, each: false };
+        let rounds = ["a", "b"].map(|id| (id.to_owned(), round)).into();
+        let mut share = Share { policy: 2, rounds, turns: None };
+        assert_eq!(share.part("a"), Some(1.0));
+        let spans = [("b".to_owned(), vec![Span { from_us: 0, to_us: 1 }])].into();
+        share.turns = Some(Turns { frame_us: 2, spans });
+        for id in ["a", "b"] {
+            let part = share.part(id).unwrap();
+            assert!((0.0..=1.0).contains(&part), "{id}: {part}");
+        }
     }
 
     #[test]

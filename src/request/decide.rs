@@ -8,10 +8,13 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::brought::{self, Brought, BroughtGpu, BroughtName, Extent};
+use super::grant::Grant;
+use super::name::NAMES;
 use super::near_miss::NearMiss;
 use super::quota as asked;
 use super::reach::Reaches;
 use super::table::{self, Because, Named, On, Outcome, Quota};
+use super::ungranted::{Ungranted, stripped};
 use super::{
     DefaultMemory, NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, Setting, cri, read,
     shares, variable,
@@ -38,11 +41,13 @@ pub struct Said<'a> {
     pub reaches: &'a dyn Fn() -> Reaches,
     /// Who asks.
     pub entry: EntryPoint,
+    /// What Kubernetes has given the container: then nothing else that the bundle says counts.
+    pub grant: Option<&'a Grant>,
 }
 
 impl fmt::Debug for Said<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Said { env, annotations, id, brought, is_privileged, reaches: _, entry } = self;
+        let Said { env, annotations, id, brought, is_privileged, reaches: _, entry, grant } = self;
         f.debug_struct("Said")
             .field("env", env)
             .field("annotations", annotations)
@@ -50,6 +55,7 @@ impl fmt::Debug for Said<'_> {
             .field("brought", brought)
             .field("is_privileged", is_privileged)
             .field("entry", entry)
+            .field("grant", grant)
             .finish_non_exhaustive()
     }
 }
@@ -100,6 +106,53 @@ impl Decision {
 ///
 /// If it asks for what can't be meant, or for what `rules` refuse.
 pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
+    let Some(grant) = said.grant else {
+        let is_pods = rules.ungranted != Ungranted::AsAsked && cri::is_container(said);
+        return if is_pods { without_grant(said, rules) } else { by_settings(said, rules) };
+    };
+    let granted = grant.annotations();
+    // Of what the bundle says the engine's own marks stay.
+    let is_ours = |name: &str| NAMES.iter().any(|ours| ours.annotation == name);
+    let marks = said.annotations.iter().filter(|(name, _)| !is_ours(name)).copied();
+    let granted = granted.iter().map(|(name, value)| (*name, value.as_str()));
+    let annotations: Vec<(&str, &str)> = marks.chain(granted).collect();
+    let by_grant = Said { env: &[], annotations: &annotations, grant: None, ..*said };
+    let overruled = grant.overruled(said.env, said.annotations, rules).into_iter();
+    let overruled =
+        overruled.map(|setting| NearMiss::Overruled { setting, resource: grant.resource.clone() });
+    let decision = by_settings(&by_grant, &grant.rules(rules))?;
+    Ok(Decision { near_misses: overruled.collect(), ..decision })
+}
+
+/// The same for a pod's container that Kubernetes has given nothing.
+fn without_grant(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
+    let texts = (said.env, said.annotations);
+    let bare = stripped(texts, rules, false);
+    let named = by_settings(said, rules);
+    let none =
+        by_settings(&Said { env: &bare.env, annotations: &bare.annotations, ..*said }, rules)?;
+    // What others brought is theirs to answer for.
+    let asks_nothing = matches!(&named, Ok(named) if named.verdict == none.verdict)
+        || matches!(&named, Ok(Decision { verdict: Verdict::NotOurs(_), .. }));
+    let Some(setting) = bare.first.filter(|_| !asks_nothing) else { return named };
+    // NVIDIA's hook reads the bundle itself.
+    if rules.ungranted == Ungranted::Refuse
+        || (rules.ungranted == Ungranted::None && said.brought.nvidia_hook)
+    {
+        return Err(RequestError::Ungranted { setting });
+    }
+    if rules.ungranted == Ungranted::Whole {
+        let whole = stripped(texts, rules, true);
+        return by_settings(
+            &Said { env: &whole.env, annotations: &whole.annotations, ..*said },
+            &Rules { default_memory: DefaultMemory::Whole, ..*rules },
+        );
+    }
+    Ok(Decision { near_misses: vec![NearMiss::Ungranted { setting }], ..none })
+}
+
+/// The same by what the bundle says itself.
+fn by_settings(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
     let (mut request, mut near_misses) = read(said, rules)?;
     let mut brought = Cow::Borrowed(said.brought);
     // Where we don't tell NVIDIA's hook or runtime which GPUs, it brings what it reads.

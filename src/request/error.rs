@@ -239,6 +239,16 @@ pub enum RequestError {
         /// The rule of the configuration.
         rule: &'static str,
     },
+    /// A pod's container names GPUs that Kubernetes didn't give.
+    #[error(
+        "{setting} names GPUs, and Kubernetes has given this container none, which this node refuses \
+         (kubernetes.ungranted); ask for aliyun.com/gpu-mem or aliyun.com/gpu-whole in its limits, or \
+         start it with NVIDIA_VISIBLE_DEVICES=void"
+    )]
+    Ungranted {
+        /// The setting.
+        setting: Setting,
+    },
     /// A setting switches one of two quotas off.
     #[error(
         "{setting} switches one of this container's quotas off and leaves {memory}, which this host \

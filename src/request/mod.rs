@@ -14,6 +14,7 @@ pub mod brought;
 mod cri;
 mod decide;
 mod error;
+pub mod grant;
 pub mod name;
 mod near_miss;
 mod quota;
@@ -21,13 +22,16 @@ pub mod reach;
 mod selection;
 mod setting;
 pub mod table;
+mod ungranted;
 
 pub use brought::{Brought, BroughtGpu, BroughtName, MigInstance};
 pub use decide::{Decision, EntryPoint, Said, Verdict, decide};
 pub use error::RequestError;
+pub use grant::Grant;
 pub use near_miss::NearMiss;
 pub use reach::{Reach, Reaches};
 pub use setting::Setting;
+pub use ungranted::Ungranted;
 
 pub(crate) use amount::{GIB, Measure};
 pub(crate) use quota::{Quota, Source, Spelling, WeightValue};
@@ -106,6 +110,8 @@ pub struct Rules<'a> {
     pub default_memory: DefaultMemory,
     /// Quotas are enforced by the gate.
     pub is_gate: bool,
+    /// What pods' containers get that name GPUs and have no grant.
+    pub ungranted: Ungranted,
 }
 
 impl Rules<'_> {
@@ -701,7 +707,18 @@ pub(crate) mod testing {
         resource_variables: &[],
         default_memory: DefaultMemory::Whole,
         is_gate: true,
+        ungranted: Ungranted::AsAsked,
     };
+
+    /// containerd's marks of a pod's container.
+    pub(crate) const MARKS: [(&str, &str); 6] = [
+        ("io.kubernetes.cri.container-type", "container"),
+        ("io.kubernetes.cri.sandbox-id", "77"),
+        ("io.kubernetes.cri.sandbox-name", "web-0"),
+        ("io.kubernetes.cri.sandbox-namespace", "default"),
+        ("io.kubernetes.cri.sandbox-uid", "0b6e"),
+        ("io.kubernetes.cri.container-name", "main"),
+    ];
 
     /// The row of the table that a bundle finds, counted from 0.
     pub(crate) fn row(said: &Said<'_>, rules: &Rules<'_>) -> Option<usize> {
@@ -717,6 +734,25 @@ pub(crate) mod testing {
         annotations: &[(&str, &str)],
         rules: &Rules<'_>,
     ) -> Result<Decision, RequestError> {
+        decided_with(None, env, annotations, rules)
+    }
+
+    /// What becomes of the same with a grant.
+    pub(crate) fn decided_by(
+        grant: &Grant,
+        env: &[&str],
+        annotations: &[(&str, &str)],
+        rules: &Rules<'_>,
+    ) -> Result<Decision, RequestError> {
+        decided_with(Some(grant), env, annotations, rules)
+    }
+
+    fn decided_with(
+        grant: Option<&Grant>,
+        env: &[&str],
+        annotations: &[(&str, &str)],
+        rules: &Rules<'_>,
+    ) -> Result<Decision, RequestError> {
         let brought = Brought::default();
         decide(
             &Said {
@@ -727,6 +763,7 @@ pub(crate) mod testing {
                 is_privileged: false,
                 reaches: &Reaches::default,
                 entry: EntryPoint::Runtime,
+                grant,
             },
             rules,
         )

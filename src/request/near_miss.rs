@@ -57,6 +57,18 @@ pub enum NearMiss {
         /// Ours.
         meant: &'static str,
     },
+    /// A setting that names GPUs in a pod's container that Kubernetes has given none.
+    Ungranted {
+        /// The setting.
+        setting: Setting,
+    },
+    /// A setting beside what Kubernetes has given.
+    Overruled {
+        /// The setting.
+        setting: Setting,
+        /// The resource that the container was given.
+        resource: String,
+    },
 }
 
 impl NearMiss {
@@ -81,6 +93,21 @@ impl fmt::Display for NearMiss {
                     f,
                     "{request} keeps memory free and limits nothing, so no quota is asked for; set \
                      CGPU_MEMORY or {NVIDIA_MEMORY_LIMIT}"
+                )
+            }
+            NearMiss::Ungranted { setting } => {
+                write!(
+                    f,
+                    "{setting} gives no GPU: Kubernetes has given this container none, and this node gives \
+                     none else (kubernetes.ungranted = \"none\"); ask for aliyun.com/gpu-mem or \
+                     aliyun.com/gpu-whole in its limits"
+                )
+            }
+            NearMiss::Overruled { setting, resource } => {
+                write!(
+                    f,
+                    "{setting} counts for nothing: Kubernetes has given this container its GPUs \
+                     ({resource}); take it out of the pod or its image"
                 )
             }
             NearMiss::Empty { name } => {

@@ -447,6 +447,7 @@ fn prepare(
         Err(_) if host::names_nothing(&bundle, id) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
+    host.take_grant(&bundle)?;
     let decision = host.decide(&bundle, id, EntryPoint::Runtime)?;
     let root = key_root(real, create.root.as_deref());
     if !decision.near_misses.is_empty() {

@@ -89,7 +89,8 @@ pub fn turn_at(frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "microseconds of a fraction of a second")]
 pub fn part(frame_us: u64, spans: &[Span]) -> f64 {
-    let all: u64 = spans.iter().map(|span| span.to_us.saturating_sub(span.from_us)).sum();
+    let lengths = spans.iter().map(|span| span.to_us.saturating_sub(span.from_us));
+    let all = lengths.fold(0, u64::saturating_add);
     all as f64 / frame_us.max(1) as f64
 }
 

@@ -101,10 +101,11 @@ impl Found {
         let lives = |(container, _): &(&ContainerFigures, _)| container.state != State::Leaked;
         let weights =
             on_it().filter(is_shared).filter(lives).map(|(container, _)| container.weight);
-        let weights: u32 = weights.sum();
+        // Sums are of others' figures, and stop at the largest number.
+        let weights = weights.fold(0, u32::saturating_add);
         let rules = self.rules.get(&gpu.uuid);
         let driver = self.driver.gpus.iter().find(|figures| figures.uuid == gpu.uuid);
-        let in_containers = || on_it().map(|(_, share)| share.memory_used_bytes).sum();
+        let in_containers = || known_sum(on_it().map(|(_, share)| share.memory_used_bytes));
         let promised =
             on_it().filter(is_shared).filter_map(|(_, share)| share.gpu.memory_limit_bytes);
         let told = |figure: fn(&DriverGpu) -> Option<u32>| driver.and_then(figure);
@@ -189,7 +190,7 @@ impl Found {
         let by_driver = || {
             // A process whose memory the driver doesn't tell leaves the sum unknown.
             let known = driver.filter(|_| gpu.mig.is_none() && gpu.memory_limit_bytes.is_none());
-            known.and_then(|_| ours().map(|process| process.memory_used_bytes).sum())
+            known.and_then(|_| known_sum(ours().map(|process| process.memory_used_bytes)))
         };
         let utilization = ours().filter_map(|process| process.utilization_percent);
         let is_told = driver.is_some_and(|gpu| gpu.tells_process_utilization);
@@ -200,7 +201,7 @@ impl Found {
                 None => by_driver(),
             },
             memory_enforced_bytes: instance.map(|instance| instance.memory_limit_bytes),
-            utilization_percent: is_told.then(|| utilization.sum::<u32>().min(100)),
+            utilization_percent: is_told.then(|| utilization.fold(0, u32::saturating_add).min(100)),
             compute_share: self
                 .shares
                 .get(&gpu.uuid)
@@ -239,8 +240,10 @@ impl Found {
                 memory,
             })
             .collect();
-        let bytes = |process: &ProcessFigures| process.memory.iter().map(|(_, bytes)| bytes).sum();
-        processes.sort_by_key(|process| std::cmp::Reverse::<u64>(bytes(process)));
+        let bytes = |process: &ProcessFigures| {
+            process.memory.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
+        };
+        processes.sort_by_key(|process| std::cmp::Reverse(bytes(process)));
         (processes, counted)
     }
 }
@@ -257,6 +260,11 @@ fn mode(plan: &Plan) -> Mode {
 
 fn program((pid, name): &(i32, String)) -> Program {
     Program { pid: *pid, name: name.clone() }
+}
+
+/// The sum of figures; unknown where one is.
+fn known_sum(mut figures: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    figures.try_fold(0, |sum: u64, figure| Some(sum.saturating_add(figure?)))
 }
 
 fn count(number: usize) -> u32 {
@@ -428,6 +436,36 @@ mod tests {
         assert_eq!(shared.shares[0].memory_used_bytes, Some(300 * MIB));
         assert_eq!(shared.shares[0].utilization_percent, Some(30));
         assert_eq!((shown.gpus[0].shared_containers, shown.gpus[0].other_containers), (1, 1));
+    }
+
+    #[test]
+    fn odd_figures_are_summed_up_to_the_largest_number() {
+        let mut shared: Vec<_> =
+            ["one", "two"].map(|id| container(id, Kind::Gate, vec![planned(0, Some(1000))])).into();
+        for container in &mut shared {
+            container.record.plan.weight = u32::MAX;
+            container.record.plan.gpus[0].memory_limit_bytes = Some(u64::MAX);
+            container.observed = observed(&container.record.short_id, 0, &[(10, 0)]);
+            let instances = container.observed.as_mut().and_then(|all| all.instances.as_mut());
+            let instance = &mut instances.unwrap()[0];
+            instance.memory_used_bytes = Some(u64::MAX);
+            instance.processes = vec![(10, u64::MAX), (10, u64::MAX)];
+        }
+        let shown = found(shared).assemble();
+        let gpu = &shown.gpus[0];
+        assert_eq!((gpu.memory_promised_bytes, gpu.memory_used_bytes), (u64::MAX, Some(u64::MAX)));
+        assert_eq!(gpu.free_weight, Some(0));
+        let mut host = found(vec![container("whole", Kind::None, vec![planned(0, None)])]);
+        host.owners = [(20, "whole".to_owned()), (21, "whole".to_owned())].into();
+        let odd = |pid| DriverProcess {
+            memory_used_bytes: Some(u64::MAX),
+            utilization_percent: Some(u32::MAX),
+            ..process(pid, None, None)
+        };
+        host.driver.gpus = vec![driver_gpu(vec![odd(20), odd(21)])];
+        let share = &host.assemble().containers[0].shares[0];
+        assert_eq!(share.memory_used_bytes, Some(u64::MAX));
+        assert_eq!(share.utilization_percent, Some(100));
     }
 
     #[test]

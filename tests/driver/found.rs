@@ -1,5 +1,7 @@
 //! Whether images of every kind find the driver, of hosts of every kind.
 
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 
 /// Whether a program is there in which `sh -c` runs what the test asks.
@@ -262,7 +264,6 @@ fn a_container_in_a_user_namespace_of_its_own_finds_it() {
         namespaces.push(json!({"type": "user"}));
     });
     let open = |path: &Path| {
-        use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
     };
     open(host.host.scratch.path());
@@ -270,22 +271,50 @@ fn a_container_in_a_user_namespace_of_its_own_finds_it() {
     assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
 }
 
+/// Makes the nodes of two GPUs in `dev` below `root`: devices of the kernel's that can be opened, null, zero, full and
+/// urandom.
+fn lay_nodes(root: &Path) {
+    use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    std::fs::create_dir_all(root.join("dev")).unwrap();
+    for (name, minor) in [("nvidiactl", 3), ("nvidia-uvm", 5), ("nvidia0", 7), ("nvidia1", 9)] {
+        let path = root.join("dev").join(name);
+        mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, minor)).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    }
+}
+
+/// Files where a node's installer puts them, behind a link, and nodes in a third place.
+#[test]
+fn files_and_nodes_may_each_be_below_a_root_of_their_own() {
+    let seen = "cd /dev; stat -c '%n %t:%T' nvidia*";
+    for place in ["var/lib/nvidia", "opt/nvidia/driver"] {
+        let scratch = support::Scratch::new();
+        let installed = Layout::ContainerOs.install(&scratch, "installed");
+        let root = scratch.path().join(place);
+        std::fs::create_dir_all(root.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(installed.root(), &root).unwrap();
+        let third = scratch.directory("third");
+        lay_nodes(&third);
+        let mut host = DriverHost::with(&root);
+        host.host.set("driver.dev_root", third.display().to_string());
+        for real in [support::program("runc"), host.host.scratch.crun_program()] {
+            host.host.wrap(&real);
+            let image = host.image(Userland::Debian12, Search::Usual);
+            host.lacks_only_the_kernel(&image);
+            let outcome = host.run(&image, &["sh", "-c", seen]).ok();
+            let expected = "nvidia-uvm 1:5\nnvidia0 1:7\nnvidiactl 1:3\n";
+            assert_eq!(outcome.stdout, expected, "{place}, {}", real.display());
+        }
+    }
+}
+
 /// A driver container has nodes of its own, and the host's `/dev` has none: runc bind-mounts devices of a
 /// container in a user namespace from the host's.
 #[test]
 fn a_user_namespace_gets_the_nodes_of_another_root() {
-    use std::os::unix::fs::PermissionsExt;
     let scratch = support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
-    std::fs::create_dir_all(installed.root().join("dev")).unwrap();
-    // Devices of the kernel's that can be opened: null, zero, full and urandom.
-    for (name, minor) in [("nvidiactl", 3), ("nvidia-uvm", 5), ("nvidia0", 7), ("nvidia1", 9)] {
-        let mode = nix::sys::stat::Mode::from_bits_truncate(0o666);
-        let device = nix::sys::stat::makedev(1, minor);
-        let path = installed.root().join("dev").join(name);
-        nix::sys::stat::mknod(&path, nix::sys::stat::SFlag::S_IFCHR, mode, device).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-    }
+    lay_nodes(installed.root());
     let mut host = DriverHost::with(installed.root());
     for scratch in [host.host.scratch.path(), scratch.path()] {
         std::fs::set_permissions(scratch, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -112,6 +112,40 @@ fn opens_its_gpus_and_no_others(engine: Engine) {
     assert_eq!(outcome.stderr, expected.concat(), "{engine:?}");
 }
 
+/// As `kubectl debug --target` makes one: in the other container's process namespace, with the capability to look into its
+/// processes.
+#[test]
+fn a_debug_container_opens_no_gpu_of_the_container_that_it_looks_into() {
+    let engines = if cgroups_are_unified() { &ENGINES[..] } else { &[Engine::Runc] };
+    for engine in engines {
+        let host = Host::new(*engine);
+        let looked_into = host.bundle("held", &borrowed(&asking("3", "1")), "exec sleep 1000");
+        let dir = looked_into.directory.to_string_lossy().into_owned();
+        let (pid_file, log) = (format!("{dir}/init.pid"), format!("{dir}/log"));
+        host.wrapped(&["--log", &log, "create", "-b", &dir, "--pid-file", &pid_file, "held"]).ok();
+        host.wrapped(&["start", "held"]).ok();
+        let pid = fs::read_to_string(&pid_file).expect("runc wrote it");
+        let line = "cd /proc/1/root/dev; cat null; cat nvidia1";
+        let debug = host.bundle("debug", &[], line);
+        let mut config = debug.config();
+        for set in ["bounding", "effective", "permitted"] {
+            let set = &mut config["process"]["capabilities"][set];
+            set.as_array_mut().expect("runc wrote a list").push("CAP_SYS_PTRACE".into());
+        }
+        let namespaces = config["linux"]["namespaces"].as_array_mut().expect("runc wrote a list");
+        let of_pids = namespaces.iter_mut().find(|namespace| namespace["type"] == "pid");
+        of_pids.expect("it has one")["path"] = format!("/proc/{}/ns/pid", pid.trim()).into();
+        debug.write_config(&config);
+        let outcome = host.wrapped(&["run", "-b", "debug", "debug"]).exits(1);
+        // It got there: the node is seen, and its opening is what the cgroup refuses.
+        assert_eq!(
+            outcome.stderr, "cat: can't open 'nvidia1': Operation not permitted\n",
+            "{engine:?}"
+        );
+        host.wrapped(&["delete", "--force", "held"]).ok();
+    }
+}
+
 /// `docker run --device-cgroup-rule 'c 195:* rmw'`: cgroup v1 takes no device out of it.
 #[test]
 fn a_rule_for_all_of_nvidias_nodes_keeps_no_container_from_starting() {

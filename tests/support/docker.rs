@@ -35,6 +35,7 @@ pub struct Builder {
     live_restore: bool,
     default_runtime: &'static str,
     daemon_json: Option<Option<String>>,
+    resources: Vec<String>,
 }
 
 impl Builder {
@@ -81,6 +82,13 @@ impl Builder {
         self
     }
 
+    /// Has Swarm know a resource of this node's, as `NVIDIA-GPU=GPU-…`.
+    #[must_use]
+    pub fn resource(mut self, resource: String) -> Self {
+        self.resources.push(resource);
+        self
+    }
+
     /// Starts dockerd, waits until it answers, and loads [`IMAGE`].
     pub fn start(self) -> Docker {
         let scratch = Scratch::new();
@@ -104,6 +112,7 @@ impl Builder {
                 text.clone().unwrap_or_else(|| "{}".to_owned())
             }
             None => {
+                config["node-generic-resources"] = json!(self.resources);
                 config["default-runtime"] = json!(self.default_runtime);
                 config["runtimes"] = json!({
                     "crun": {"path": scratch.crun_program()},
@@ -155,6 +164,7 @@ impl Docker {
             live_restore: false,
             default_runtime: "runc",
             daemon_json: None,
+            resources: Vec::new(),
         }
     }
 

@@ -94,6 +94,15 @@ impl Scratch {
         command
     }
 
+    /// A command in a mount namespace in which the files below `etc` lie over those of /etc; nobody can write there.
+    pub fn command_over_etc(&self, etc: &Path, words: &[&str]) -> Command {
+        let mut command = self.command("unshare");
+        let script = "mount -t overlay -o \"lowerdir=$0:/etc\" overlay /etc && exec \"$@\"";
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script]);
+        command.arg(etc).args(words);
+        command
+    }
+
     /// Makes a directory below this one and returns its path.
     pub fn directory(&self, name: &str) -> PathBuf {
         let path = self.path.join(name);

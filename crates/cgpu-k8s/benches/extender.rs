@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::fs;
 use std::time::{Duration, Instant};
 
+use cgpu_k8s::ask::AskRules;
 use cgpu_k8s::extender::fleet::{Fleet, FleetRules, Seeker};
 use cgpu_k8s::extender::protocol::{FilterArgs, filter};
 use cgpu_k8s::place::Placement;
@@ -72,7 +73,7 @@ fn resident_mib() -> u64 {
 
 fn main() {
     let rules = FleetRules {
-        resource: MEM.to_owned(),
+        asks: AskRules::default(),
         placement: Placement::Binpack,
         most_pods: PODS_PER_GPU + 1,
     };
@@ -95,7 +96,7 @@ fn main() {
     });
     let filters = median(filters.collect());
     let binds = (0..ROUNDS).map(|round| {
-        let seeker = Seeker::of(&pod(format!("new{round}"), 4, None), MEM);
+        let seeker = Seeker::of(&pod(format!("new{round}"), 4, None), &AskRules::default());
         let begun = Instant::now();
         let promise = fleet.promise(&seeker, &names[round]).expect("there is room");
         assert_eq!(words(&promise.choice.memory, promise.gpu_units, false).len(), 5);

@@ -4,8 +4,40 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
+use crate::ask::{AskRules, MEMORY, WHOLE};
+use crate::certificate::CertificateFiles;
 use crate::place::Placement;
 use crate::units::Unit;
+
+/// What pods ask for, and whose containers are made by cgpu.
+#[derive(Debug, clap::Args)]
+pub struct AskArgs {
+    /// What pods ask for.
+    #[arg(long, value_name = "NAME", default_value = MEMORY)]
+    pub resource: String,
+    /// What pods ask for that want a GPU as a whole; nothing (`''`) if NVIDIA's plugin gives these out.
+    #[arg(long, value_name = "NAME", default_value = WHOLE)]
+    pub whole_resource: String,
+    /// A RuntimeClass whose containers are made by cgpu; several by several options.
+    #[arg(long, value_name = "NAME", default_value = "cgpu")]
+    pub runtime_class: Vec<String>,
+    /// Refuse pods without a RuntimeClass: cgpu isn't the nodes' default runtime.
+    #[arg(long)]
+    pub not_default_runtime: bool,
+}
+
+impl AskArgs {
+    /// The rules that they are.
+    #[must_use]
+    pub fn rules(&self) -> AskRules {
+        AskRules {
+            memory: self.resource.clone(),
+            whole: self.whole_resource.clone(),
+            runtime_classes: self.runtime_class.clone(),
+            is_default: !self.not_default_runtime,
+        }
+    }
+}
 
 /// Tells the kubelet of this node's GPUs, and gives their memory out in units.
 #[derive(Debug, Parser)]
@@ -24,17 +56,25 @@ pub struct Args {
     #[arg(long)]
     pub disable_isolation: bool,
     /// What pods ask for.
-    #[arg(long, value_name = "NAME", default_value = "aliyun.com/gpu-mem")]
-    pub resource: String,
-    /// What pods ask for that want a GPU as a whole; nothing (`''`) if NVIDIA's plugin gives these out.
-    #[arg(long, value_name = "NAME", default_value = "aliyun.com/gpu-whole")]
-    pub whole_resource: String,
+    #[command(flatten)]
+    pub asks: AskArgs,
     /// The node's name in the cluster [default: $NODE_NAME, else the host's].
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// How the API server is reached [default: the pod's service account, $KUBECONFIG].
+    /// How the API server is reached [default: by the kubelet's own credentials].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Write on pods which GPUs they have, by the pod's service account or $KUBECONFIG: where another scheduler extender
+    /// than cgpu's reads it.
+    #[arg(long)]
+    pub write_pod_annotations: bool,
+    /// The engine's CRI socket, where it is asked whether it makes containers by cgpu; nothing is given out before. Without
+    /// this option nobody is asked.
+    #[arg(long, value_name = "FILE")]
+    pub engine_socket: Option<PathBuf>,
+    /// Where the log goes: stderr, or a file [default: as the configuration says].
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<String>,
     /// The directory of the kubelet's sockets.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     pub plugin_dir: PathBuf,
@@ -72,6 +112,27 @@ pub struct InspectArgs {
     /// Ask the scheduler's extender at that address who has what, and not the pods.
     #[arg(long, value_name = "URL")]
     pub extender: Option<String>,
+    /// Ask an extender by TLS that has a certificate of that CA (PEM).
+    #[arg(long, value_name = "FILE", requires_all = ["extender", "extender_cert", "extender_key"])]
+    pub extender_ca: Option<PathBuf>,
+    /// The certificate to ask with (PEM).
+    #[arg(long, value_name = "FILE", requires = "extender_ca")]
+    pub extender_cert: Option<PathBuf>,
+    /// The certificate's key (PEM).
+    #[arg(long, value_name = "FILE", requires = "extender_ca")]
+    pub extender_key: Option<PathBuf>,
+}
+
+impl InspectArgs {
+    /// What the extender is asked by TLS with, if it is.
+    pub(crate) fn files(&self) -> Option<CertificateFiles> {
+        let (certificate, key) = (&self.extender_cert, &self.extender_key);
+        Some(CertificateFiles {
+            certificate: certificate.clone()?,
+            key: key.clone()?,
+            ca: self.extender_ca.clone()?,
+        })
+    }
 }
 
 #[cfg(test)]

@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use anyhow::{Context, Result, anyhow};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::Client;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use serde_json::json;
+use thiserror::Error;
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use crate::server::api_server;
+use crate::server::{Connection, kubelets_own};
+use crate::tell::tell_pod_of;
 
 /// How long a question may take API server or kubelet: the kubelet waits for us meanwhile.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -19,7 +23,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// The cluster as this node sees it.
 #[derive(Clone)]
 pub struct Cluster {
-    client: Client,
+    connection: Arc<Mutex<Connection>>,
     node: String,
 }
 
@@ -30,19 +34,37 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The cluster that `kubeconfig` names, else the one whose service account this is, else the one of
-    /// `$KUBECONFIG`; `None` where there is none of these. Nothing is asked yet.
+    /// The cluster that `kubeconfig` names, else the one of the kubelet's own credentials; `None` where there is none of
+    /// these. Nothing is asked yet.
     ///
     /// # Errors
     ///
     /// Where it is named, and can't be read.
     pub async fn find(kubeconfig: Option<&Path>, node: String) -> Result<Option<Self>> {
-        let config = api_server(kubeconfig).await?;
-        let Some(mut config) = config else { return Ok(None) };
-        config.connect_timeout = Some(PATIENCE);
-        config.read_timeout = Some(PATIENCE);
-        let client = Client::try_from(config).context("the API server can't be asked")?;
-        Ok(Some(Cluster { client, node }))
+        let Some(kubeconfig) = kubeconfig.map(Path::to_owned).or_else(kubelets_own) else {
+            return Ok(None);
+        };
+        let connection = Connection::open(kubeconfig, PATIENCE).await?;
+        Ok(Some(Cluster { connection: Arc::new(Mutex::new(connection)), node }))
+    }
+
+    async fn client(&self) -> Client {
+        self.connection.lock().await.client().await
+    }
+
+    /// The node's name.
+    #[must_use]
+    pub fn node_name(&self) -> &str {
+        &self.node
+    }
+
+    /// Writes an event of a pod, unless it is there already.
+    ///
+    /// # Errors
+    ///
+    /// Where the API server can't be asked, or refuses.
+    pub async fn tell(&self, event: &Event) -> Result<()> {
+        tell_pod_of(&self.client().await, event).await
     }
 
     /// The pods that are this node's, as the API server has them at hand, which is cheap for it, and may be
@@ -66,7 +88,7 @@ impl Cluster {
 
     async fn pods_by(&self, how: ListParams) -> Result<Vec<Pod>> {
         let how = how.fields(&format!("spec.nodeName={}", self.node));
-        let asked = Api::<Pod>::all(self.client.clone());
+        let asked = Api::<Pod>::all(self.client().await);
         let list = async { Ok(asked.list(&how).await?.items) };
         in_time(list).await.context("the API server does not tell this node's pods")
     }
@@ -77,7 +99,7 @@ impl Cluster {
     ///
     /// Where it can't be asked, or refuses.
     pub async fn node(&self) -> Result<Node> {
-        let asked = Api::<Node>::all(self.client.clone());
+        let asked = Api::<Node>::all(self.client().await);
         let node = async { Ok(asked.get(&self.node).await?) };
         in_time(node)
             .await
@@ -96,7 +118,7 @@ impl Cluster {
     ) -> Result<()> {
         let metadata = json!({"labels": labels, "annotations": annotations});
         let patch = Patch::Merge(json!({"metadata": metadata}));
-        let asked = Api::<Node>::all(self.client.clone());
+        let asked = Api::<Node>::all(self.client().await);
         let patched = async { Ok(asked.patch(&self.node, &PatchParams::default(), &patch).await?) };
         in_time(patched).await.context("the node's labels and annotations can't be written")?;
         Ok(())
@@ -110,20 +132,11 @@ impl Cluster {
     pub async fn set_capacity(&self, resource: &str, count: usize) -> Result<()> {
         let amount = json!({resource: count.to_string()});
         let patch = Patch::Merge(json!({"status": {"capacity": amount, "allocatable": amount}}));
-        let asked = Api::<Node>::all(self.client.clone());
+        let asked = Api::<Node>::all(self.client().await);
         let patched =
             async { Ok(asked.patch_status(&self.node, &PatchParams::default(), &patch).await?) };
         in_time(patched).await.context("the node's capacity can't be written")?;
         Ok(())
-    }
-
-    /// Writes annotations of a pod: of the one with that uid, and no other of its name.
-    ///
-    /// # Errors
-    ///
-    /// Where it can't be asked, or refuses.
-    pub async fn annotate(&self, pod: &Pod, annotations: &BTreeMap<String, String>) -> Result<()> {
-        annotate(&self.client, pod, annotations).await
     }
 }
 
@@ -143,7 +156,56 @@ pub(crate) async fn annotate(
     Ok(())
 }
 
-/// What is asked, if the answer comes within [`PATIENCE`].
+/// What is asked, if the answer comes within [`PATIENCE`]. That there is none, or another, is told in a sentence.
 pub(crate) async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
-    timeout(PATIENCE, asked).await.context("no answer in time")?
+    timeout(PATIENCE, asked).await.context("no answer in time")?.map_err(in_words)
+}
+
+/// That the API server doesn't do what it is asked for, in its own words.
+#[derive(Debug, Error)]
+#[error("{words}")]
+pub(crate) struct Refused {
+    /// HTTP's status.
+    pub(crate) code: u16,
+    words: String,
+}
+
+/// The client's error without its names of types.
+fn in_words(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast::<kube::Error>() {
+        Ok(kube::Error::Api(status)) => {
+            let texts = [&status.message, &status.reason].into_iter().find(|text| !text.is_empty());
+            let words = texts.cloned().unwrap_or_else(|| format!("it answers {}", status.code));
+            Refused { code: status.code, words }.into()
+        }
+        Ok(other) => {
+            let mut cause: &dyn std::error::Error = &other;
+            while let Some(next) = cause.source() {
+                cause = next;
+            }
+            anyhow!("it can't be reached: {cause}")
+        }
+        Err(error) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    #[test]
+    fn an_error_of_the_api_server_is_a_sentence() {
+        let words = "pods \"a\" is forbidden: User \"u\" cannot patch resource \"pods\"";
+        let status = Status::failure(words, "Forbidden").with_code(403);
+        let told = in_words(kube::Error::Api(Box::new(status)).into());
+        assert_eq!(format!("{told:#}"), words);
+        assert_eq!(told.downcast_ref::<Refused>().unwrap().code, 403);
+        let silent = in_words(kube::Error::Api(Box::default()).into());
+        assert_eq!(format!("{silent:#}"), "it answers 0");
+        let cause = std::io::Error::other("connection refused");
+        let told = in_words(kube::Error::Service(Box::new(cause)).into());
+        assert_eq!(format!("{told:#}"), "it can't be reached: connection refused");
+        assert_eq!(format!("{:#}", in_words(anyhow!("other"))), "other");
+    }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::ask::PodAsk;
 use crate::extender::protocol::Inspection;
-use crate::node::gpus_of;
+use crate::node::{Given, GivenByUid, Lost, given_of, gpus_of};
 use crate::written::{shares, sum};
 
 /// The line below the table, as the user guide of gpushare prints it.
@@ -75,17 +75,27 @@ impl NodeUse {
     }
 }
 
-/// What of `resource` the nodes have and the pods hold; of the node `only` alone, if that is given.
+/// What of `resource` the nodes have and the pods hold; of the node `only` alone, if that is given. A pod whose GPU is
+/// gone, by its node's word, holds nothing.
 #[must_use]
 pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&str>) -> ClusterUse {
     let named = |node: &&Node| only.is_none_or(|only| node.metadata.name.as_deref() == Some(only));
+    let told = nodes.iter().filter(named).filter_map(|node| gpus_of(node, resource));
+    let lost: Lost = told.flat_map(|told| told.lost).collect();
+    let name = |node: &Node| node.metadata.name.clone().unwrap_or_default();
+    let given: BTreeMap<String, GivenByUid> =
+        nodes.iter().filter(named).map(|node| (name(node), given_of(node))).collect();
     let mut nodes: Vec<NodeUse> =
         nodes.iter().filter(named).filter_map(|node| of_node(node, resource)).collect();
     nodes.sort_by(|one, other| one.name.cmp(&other.name));
-    for pod in pods {
+    let is_lost = |pod: &Pod| pod.metadata.uid.as_ref().is_some_and(|uid| lost.contains_key(uid));
+    for pod in pods.iter().filter(|pod| !is_lost(pod)) {
         let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
         let node = nodes.iter_mut().find(|node| Some(&*node.name) == on);
-        let (Some(node), Some(held)) = (node, of_pod(pod, resource)) else { continue };
+        let Some(node) = node else { continue };
+        let given = given.get(&node.name);
+        let given = given.and_then(|given| given.get(pod.metadata.uid.as_deref()?));
+        let Some(held) = of_pod(pod, resource, given) else { continue };
         for (index, units) in &held.gpus {
             node.gpus.entry(*index).or_default().allocated += units;
         }
@@ -151,8 +161,8 @@ fn of_node(node: &Node, resource: &str) -> Option<NodeUse> {
     })
 }
 
-/// What a pod has that asks for units and hasn't ended.
-fn of_pod(pod: &Pod, resource: &str) -> Option<PodUse> {
+/// What a pod has that asks for units and hasn't ended: by what is written on it, else by what its node says.
+fn of_pod(pod: &Pod, resource: &str, given: Option<&Given>) -> Option<PodUse> {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     if matches!(phase, Some("Succeeded" | "Failed")) {
         return None;
@@ -163,7 +173,9 @@ fn of_pod(pod: &Pod, resource: &str) -> Option<PodUse> {
         return None;
     }
     let annotations = pod.metadata.annotations.clone().unwrap_or_default();
-    let gpus = shares(&annotations, &ask).map(|shares| sum(&shares)).unwrap_or_default();
+    let written = shares(&annotations, &ask);
+    let told = || given.and_then(|given| shares(&given.words(), &ask));
+    let gpus = written.or_else(told).map(|shares| sum(&shares)).unwrap_or_default();
     Some(PodUse {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name: pod.metadata.name.clone().unwrap_or_default(),
@@ -303,15 +315,47 @@ Allocated/Total GPU Memory In Cluster:
     }
 
     #[test]
+    fn what_is_not_written_on_a_pod_is_as_its_node_says() {
+        let given = r#"{"uid-a":{"units":15,"containers":{"c":{"2":6}}},"uid-b":{"units":15,"containers":{"c":{"0":99}}}}"#;
+        let words =
+            json!({"cgpu.devices": r#"{"unit":"GiB","gpus":{"0":15,"2":24}}"#, "cgpu.pods": given});
+        let nodes = [node("n", "10.0.0.1", 39, &words)];
+        let with_uid = |mut pod: Pod, uid: &str| {
+            pod.metadata.uid = Some(uid.to_owned());
+            pod
+        };
+        let pods = [
+            with_uid(pod("a", "n", 6, &json!({})), "uid-a"),
+            with_uid(pod("b", "n", 3, &json!({})), "uid-b"),
+        ];
+        let used = &cluster_use(&nodes, &pods, MEM, None).nodes[0];
+        assert_eq!(used.pods[0].gpus, [(2, 6)].into());
+        assert_eq!(
+            (used.pods[1].pending, used.pending),
+            (3, 3),
+            "more than it asks for counts for nothing"
+        );
+    }
+
+    #[test]
     fn gpus_of_several_sizes_pods_of_several_gpus_and_pods_without_one_count_right() {
         let sizes = json!({"cgpu.devices": r#"{"unit":"GiB","gpus":{"0":15,"2":24}}"#});
         let nodes = [node("n", "10.0.0.1", 39, &sizes), node("none", "10.0.0.2", 0, &json!({}))];
-        let allocation = r#"{"x":{"0":2,"2":2},"y":{"2":1}}"#;
+        let allocation = r#"{"c":{"0":3,"2":3}}"#;
+        let on_two = |mut pod: Pod| {
+            pod.metadata.labels = Some([("aliyun.com/gpu-count".into(), "2".into())].into());
+            pod
+        };
         let mut ended = pod("ended", "n", 9, &json!({"ALIYUN_COM_GPU_MEM_IDX": "0"}));
         ended.status.as_mut().unwrap().phase = Some("Failed".into());
         let pods = [
-            pod("two", "n", 5, &json!({"scheduler.framework.gpushare.allocation": allocation})),
-            pod("old", "n", 4, &json!({"ALIYUN_COM_GPU_MEM_IDX": "0,2"})),
+            on_two(pod(
+                "two",
+                "n",
+                6,
+                &json!({"scheduler.framework.gpushare.allocation": allocation}),
+            )),
+            on_two(pod("old", "n", 4, &json!({"ALIYUN_COM_GPU_MEM_IDX": "0,2"}))),
             pod("late", "n", 3, &json!({"ALIYUN_COM_GPU_MEM_IDX": "-1"})),
             pod("elsewhere", "m", 3, &json!({})),
             pod("none", "n", 0, &json!({})),
@@ -323,10 +367,10 @@ Allocated/Total GPU Memory In Cluster:
             format!(
                 "\
 NAME  IPADDRESS  GPU0(Allocated GiB/Total GiB)  GPU1(Allocated GiB/Total GiB)  GPU2(Allocated GiB/Total GiB)  PENDING(Allocated)  GPU Memory
-n     10.0.0.1   4/15                                                          5/24                           3                   12/39
+n     10.0.0.1   5/15                                                          5/24                           3                   13/39
 {}
 Allocated/Total GPU Memory In Cluster:
-12/39 (30%)
+13/39 (33%)
 ",
                 "-".repeat(LINE)
             )
@@ -336,8 +380,8 @@ Allocated/Total GPU Memory In Cluster:
             "NAME:       n",
             "NAME  NAMESPACE  GPU0(Allocated)  GPU2(Allocated)  Pending(Allocated)",
             "late  default    0                0                3",
-            "two   default    2                3                0",
-            "Allocated :  12 (30%)",
+            "two   default    3                3                0",
+            "Allocated :  13 (33%)",
             "Total :      39",
         ] {
             assert!(told.contains(&format!("{line}\n")), "{line}:\n{told}");
@@ -345,7 +389,7 @@ Allocated/Total GPU Memory In Cluster:
         assert!(!told.contains("ended") && !told.contains("elsewhere"));
         let json = serde_json::to_value(&used).unwrap();
         assert_eq!(json["nodes"][0]["gpus"]["2"], json!({"allocated": 5, "total": 24}));
-        assert_eq!(json["nodes"][0]["pods"][2]["gpus"], json!({"0": 2, "2": 3}));
+        assert_eq!(json["nodes"][0]["pods"][2]["gpus"], json!({"0": 3, "2": 3}));
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub mod environment;
 
 pub mod extender;
 
+pub mod grant;
+
 pub mod inspect;
 
 pub mod node;
@@ -40,7 +42,13 @@ pub mod xid;
 
 mod args;
 
+mod certificate;
+
+mod directory;
+
 mod health;
+
+mod identity;
 
 mod kernel_log;
 
@@ -48,7 +56,13 @@ mod life;
 
 mod record;
 
+mod serving;
+
 mod show;
+
+mod tell;
+
+mod turn;
 
 pub use args::{Args, InspectArgs};
 pub use life::run;

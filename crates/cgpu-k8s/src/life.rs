@@ -3,17 +3,18 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use cgpu::events::Store;
 use cgpu::host::{Host, require_root};
 use cgpu::inventory::{Settings, cached, refresh};
+use cgpu::request::Grant;
 use cgpu_kubelet::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
 use cgpu_kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use cgpu_kubelet::registration_client::RegistrationClient;
-use cgpu_kubelet::{Kubelet, connect};
+use cgpu_kubelet::{Engine, Kubelet, connect};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -25,10 +26,17 @@ use tracing::{info, warn};
 
 use crate::Args;
 use crate::authority::KubeletConnection;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, PATIENCE};
+use crate::directory::Directory;
+use crate::grant::keep_grants;
 use crate::health::Health;
+use crate::identity::{Identity, identity};
 use crate::plugin::{Plugin, PluginRules};
+use crate::pods::holdings;
 use crate::record::keep_record;
+use crate::server::client;
+use crate::serving::RUNTIME;
+use crate::tell::keep_telling;
 use crate::units::{SharedGpu, Unit, shared};
 use crate::whole::WholePlugin;
 
@@ -39,8 +47,14 @@ const WHOLE_SOCKET: &str = "cgpu-gpu-whole.sock";
 /// The kubelet's.
 const KUBELET: &str = "kubelet.sock";
 
-/// How often it is seen whether the kubelet began anew, and what GPUs there are.
+/// How often it is seen what GPUs there are, and at the latest whether the kubelet began anew.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How often the engine is asked that has said yes.
+const SELDOM: Duration = Duration::from_secs(10);
+
+/// How soon a kubelet is told again that didn't listen yet; twice as long each time.
+const SOON: Duration = Duration::from_millis(50);
 
 /// Serves until told to end.
 ///
@@ -50,49 +64,89 @@ const LOOK: Duration = Duration::from_secs(1);
 pub fn run(args: &Args) -> Result<()> {
     require_root()?;
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
-    cgpu::log::init(&host.config.log);
+    cgpu::log::init(args.log.as_deref().unwrap_or(&host.config.log));
     let settings = host.inventory_settings();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(live(args, settings, host.config.admission.max_inst))
+    runtime.block_on(live(args, settings, &host))
 }
 
-async fn live(args: &Args, settings: Settings, most_weight: u32) -> Result<()> {
+async fn live(args: &Args, settings: Settings, host: &Host) -> Result<()> {
+    let grants = host.grants();
     let mut ends = signal(SignalKind::terminate())?;
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut renewals = signal(SignalKind::hangup())?;
     let rules = PluginRules {
-        resource: args.resource.clone(),
-        whole_resource: args.whole_resource.clone(),
+        asks: args.asks.rules(),
         unit: args.memory_unit,
         placement: args.placement,
         disable_isolation: args.disable_isolation,
-        most_weight,
+        most_weight: host.config.admission.max_inst,
     };
     let kubeconfig = args.kubeconfig.as_deref();
     let cluster = Cluster::find(kubeconfig, node_name(args)?).await?;
     let kubelet = Kubelet::new(args.pod_resources.clone());
     let gpus = learn(&settings, rules.unit).await?;
+    let held = kubelet.held().await.map(|held| holdings(&held, &rules.asks.memory));
+    if held.is_ok_and(|held| !held.is_empty()) {
+        require_unit(&grants.all()?, rules.unit)?;
+    }
     let mut health = Health::open(&args.kernel_log);
-    let plugin = Plugin::new(health.judged(gpus), rules, cluster.clone(), kubelet);
+    let gpus = health.judged(gpus);
+    let plugin = Plugin::new(gpus, (rules, grants.clone()), cluster.clone(), kubelet);
     tokio::spawn(keep_looking(plugin.clone()));
+    if let Some(socket) = &args.engine_socket {
+        let (engine, mut complaint) = (Engine::new(socket.clone()), Complaint::default());
+        plugin.set_served(false);
+        ask_engine(&engine, &plugin, &mut complaint).await;
+        tokio::spawn(keep_asking(engine, plugin.clone(), complaint));
+    }
+    let annotator = match args.write_pod_annotations {
+        true => Some(client(None, PATIENCE).await?.context(
+            "--write-pod-annotations needs who may: a pod's service account, or $KUBECONFIG",
+        )?),
+        false => None,
+    };
     match cluster {
         Some(cluster) => {
-            tokio::spawn(keep_record(cluster, plugin.clone(), settings.proc_root.clone()));
+            tokio::spawn(keep_grants(cluster.clone(), plugin.clone(), grants));
+            let store = Store::of(&host.config.state_dir);
+            tokio::spawn(keep_telling(cluster.clone(), plugin.clone(), store));
+            let proc_root = settings.proc_root.clone();
+            tokio::spawn(keep_record(cluster, plugin.clone(), proc_root, annotator));
         }
         None => warn!(
-            "no API server is known (--kubeconfig): pods get one GPU whatever their label \
-             aliyun.com/gpu-count says, and labels of the node say nothing"
+            "no API server is known: the kubelet's own kubeconfig is at none of the usual places (--kubeconfig; \
+             node.kubeletConfig of the chart). Pods get one GPU whatever their label aliyun.com/gpu-count says, and labels \
+             of the node say nothing"
         ),
     }
+    // A kubelet that begins takes all sockets away, and makes its own.
+    let arrivals = Directory::watch(&args.plugin_dir);
     loop {
         tokio::select! {
             _ = ends.recv() => break,
             _ = interrupts.recv() => break,
-            served = serve(args, &settings, &plugin, &mut health, &mut renewals) => served?,
+            served = serve(args, &settings, &plugin, &mut health, (&mut renewals, &arrivals)) => served?,
         }
     }
     for socket in [SHARED_SOCKET, WHOLE_SOCKET] {
         let _ = fs::remove_file(args.plugin_dir.join(socket)); // the kubelet may have
+    }
+    Ok(())
+}
+
+/// Makes sure that no pod has units of another size: the kubelet keeps the devices that it gave, and would take them for as
+/// many of the new units.
+fn require_unit(grants: &[Grant], unit: Unit) -> Result<()> {
+    let of = |grant: &Grant| grant.variables.get("ALIYUN_COM_GPU_MEM_UNIT").cloned();
+    let mut others = grants.iter().filter_map(|grant| Some((of(grant)?, grant)));
+    if let Some((had, grant)) = others.find(|(had, _)| had.parse() != Ok(unit)) {
+        let whose = grant.holder.as_ref().or(grant.candidates.first());
+        let whose = whose.map_or_else(|| "a pod".to_owned(), ToString::to_string);
+        bail!(
+            "{whose} has units of {had}, and this plugin gives out units of {unit}: start it with --memory-unit {had} (the \
+             chart's memoryUnit), or take all pods with GPU memory from the node first (kubectl drain)"
+        );
     }
     Ok(())
 }
@@ -105,6 +159,32 @@ async fn keep_looking(plugin: Plugin) {
             complaint.tell(format!("{error:#}; until then no GPU can be a container's as a whole"));
         }
         sleep(LOOK).await;
+    }
+}
+
+/// Asks the engine whether it makes containers by cgpu. As long as it can't be asked, it is as it was.
+async fn ask_engine(engine: &Engine, plugin: &Plugin, complaint: &mut Complaint) -> bool {
+    let runtimes = match engine.runtimes().await {
+        Ok(runtimes) => runtimes,
+        Err(error) => {
+            complaint.tell(format!("{error:#}; whether it makes containers by cgpu isn't known"));
+            return false;
+        }
+    };
+    let lack = runtimes.lack(RUNTIME, plugin.rules().asks.is_default);
+    if let Some(lack) = &lack {
+        complaint.tell(format!("{lack}: restart it; until then no GPU is given out"));
+    }
+    plugin.set_served(lack.is_none());
+    lack.is_none()
+}
+
+/// Asks it again and again, until it is dropped: often, until it does.
+async fn keep_asking(engine: Engine, plugin: Plugin, mut complaint: Complaint) {
+    let mut does = false;
+    loop {
+        sleep(if does { SELDOM } else { LOOK }).await;
+        does = ask_engine(&engine, &plugin, &mut complaint).await;
     }
 }
 
@@ -156,7 +236,7 @@ async fn serve(
     settings: &Settings,
     plugin: &Plugin,
     health: &mut Health,
-    renewals: &mut Signal,
+    (renewals, arrivals): (&mut Signal, &Directory),
 ) -> Result<()> {
     let kubelet = args.plugin_dir.join(KUBELET);
     let mut complaint = Complaint::default();
@@ -166,11 +246,11 @@ async fn serve(
     let known = loop {
         match identity(&kubelet) {
             Some(known) => break known,
-            None => sleep(LOOK).await,
+            None => arrivals.changed(LOOK).await,
         }
     };
     let directory = &args.plugin_dir;
-    let (resource, whole) = (&args.resource, &args.whole_resource);
+    let (resource, whole) = (&args.asks.resource, &args.asks.whole_resource);
     let options = plugin.options();
     let mut endpoints =
         vec![Endpoint::open(directory, SHARED_SOCKET, resource, options, plugin.clone())?];
@@ -178,12 +258,16 @@ async fn serve(
         let (options, plugin) = (DevicePluginOptions::default(), WholePlugin(plugin.clone()));
         endpoints.push(Endpoint::open(directory, WHOLE_SOCKET, whole, options, plugin)?);
     }
-    let mut is_registered = false;
+    let (mut is_registered, mut pause) = (false, SOON);
+    let mut looked: Option<Instant> = None;
     while identity(&kubelet) == Some(known) && endpoints.iter().all(Endpoint::is_ours) {
         if !is_registered {
             match register(&kubelet, &endpoints).await {
                 Ok(()) => is_registered = true,
-                Err(error) => complaint.tell(format!("the kubelet does not take us: {error:#}")),
+                Err(error) => {
+                    pause = LOOK.min(2 * pause);
+                    complaint.tell(format!("the kubelet does not take us: {error:#}"));
+                }
             }
         }
         tokio::select! {
@@ -191,8 +275,12 @@ async fn serve(
                 is_registered = false;
                 health.forgive();
             }
-            () = sleep(LOOK) => {}
+            () = arrivals.changed(if is_registered { LOOK } else { pause }) => {}
         }
+        if looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+            continue;
+        }
+        looked = Some(Instant::now());
         health.listen();
         match learn(settings, args.memory_unit).await {
             Ok(gpus) => plugin.set(health.judged(gpus)),
@@ -242,15 +330,6 @@ async fn learn(settings: &Settings, unit: Unit) -> Result<Vec<SharedGpu>> {
     Ok(shared(found.await??.gpus(), unit)?)
 }
 
-/// Which file it is.
-type Identity = (u64, u64, i64, i64);
-
-/// `None` where there is no file.
-fn identity(path: &Path) -> Option<Identity> {
-    let meta = fs::symlink_metadata(path).ok()?;
-    Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
-}
-
 /// Makes the plugin known to the kubelet, at each of its sockets.
 async fn register(kubelet: &Path, endpoints: &[Endpoint]) -> Result<()> {
     let mut client = RegistrationClient::new(connect(kubelet).await?);
@@ -265,4 +344,30 @@ async fn register(kubelet: &Path, endpoints: &[Endpoint]) -> Result<()> {
         info!(resource = endpoint.resource, "the kubelet knows of the GPUs");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_of_another_size_are_told_with_both_ways_out() {
+        let grant: Grant = serde_json::from_value(serde_json::json!({
+            "format": 1, "token": "", "resource": "aliyun.com/gpu-mem", "devices": [], "gpus": [], "unenforced": false,
+            "candidates": [], "variables": {"ALIYUN_COM_GPU_MEM_UNIT": "GiB"},
+            "holder": {"namespace": "default", "pod": "p", "uid": "u", "container": "main"},
+        }))
+        .unwrap();
+        let whole = Grant { variables: [].into(), ..grant.clone() };
+        let grants = [whole, grant];
+        require_unit(&grants, Unit::GiB).unwrap();
+        let told = require_unit(&grants, Unit::MiB).unwrap_err().to_string();
+        for part in [
+            "container main of pod default/p has units of GiB",
+            "--memory-unit GiB",
+            "kubectl drain",
+        ] {
+            assert!(told.contains(part), "{told}");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::ask::whole;
 use crate::place::Placement;
 use crate::units::{SharedGpu, Unit};
+use crate::written::{ByContainer, Words, words};
 
 /// The label of a node whose containers are to be held to nothing (AliyunContainerService's).
 pub const DISABLE_ISOLATION: &str = "cgpu.disable.isolation";
@@ -21,12 +22,43 @@ pub const MOST_PODS: &str = "ack.node.gpu.max-pod";
 /// What a node has as many of as it has GPUs.
 pub const GPU_COUNT_CAPACITY: &str = "aliyun.com/gpu-count";
 
-/// The annotation of a node that says how many units which of its GPUs has:
-/// `{"unit":"GiB","gpus":{"0":15,"4":24}}`.
+/// The annotation of a node that says how many units which of its GPUs has, `{"unit":"GiB","gpus":{"0":15,"4":24}}`; of
+/// which nothing can be given out (`closed`), and which pods have something of a GPU that is gone (`lost`).
 pub const DEVICES: &str = "cgpu.devices";
+
+/// The annotation of a node that says what its pods have, by their UID:
+/// `{"UID":{"units":15,"containers":{"main":{"0":4}}}}`. The scheduler extender writes it on the pods: a node may write on
+/// itself alone.
+pub const PODS: &str = "cgpu.pods";
+
+/// The most bytes of [`PODS`]: the API server takes 256 KiB of annotations in all, and the kubelet runs 110 pods.
+const MOST_PODS_BYTES: usize = 128 << 10;
 
 /// More units than this on one GPU are MiB where nothing says what they are: as gpushare guesses.
 const MOST_GIB: u32 = 100;
+
+/// Pods, `NAMESPACE/NAME` by UID.
+pub type Lost = BTreeMap<String, String>;
+
+/// What a pod has.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Given {
+    /// Units of the first of its GPUs, as a whole.
+    pub units: u32,
+    /// Units that it has, by container and the GPU's index.
+    pub containers: ByContainer,
+}
+
+impl Given {
+    /// What is written on the pod.
+    #[must_use]
+    pub fn words(&self) -> Words {
+        words(&self.containers, self.units, true)
+    }
+}
+
+/// What pods have, by their UID.
+pub type GivenByUid = BTreeMap<String, Given>;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Devices {
@@ -35,6 +67,9 @@ struct Devices {
     /// Those of which nothing can be given out.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     closed: BTreeSet<u32>,
+    /// `NAMESPACE/NAME` of pods, by UID.
+    #[serde(default, skip_serializing_if = "Lost::is_empty")]
+    lost: Lost,
 }
 
 /// What a node tells of its shared GPUs.
@@ -46,17 +81,41 @@ pub struct NodeGpus {
     pub gpus: BTreeMap<u32, u32>,
     /// Those of which nothing can be given out: a lost one, or one that is a container's as a whole.
     pub closed: BTreeSet<u32>,
+    /// Its pods that have something of a GPU which is no longer there.
+    pub lost: Lost,
 }
 
-/// What is written on a node about its GPUs.
+/// What is written on a node about its GPUs, about the pods whose GPU is gone, and about those that have
+/// something, where that is known and isn't too much.
 #[must_use]
-pub fn annotations(gpus: &[SharedGpu], unit: Unit) -> BTreeMap<String, String> {
+pub fn annotations(
+    gpus: &[SharedGpu],
+    unit: Unit,
+    lost: &Lost,
+    given: Option<&GivenByUid>,
+) -> BTreeMap<String, String> {
     let closed = gpus.iter().filter(|gpu| !gpu.healthy).map(|gpu| gpu.index).collect();
     let gpus = gpus.iter().map(|gpu| (gpu.index, gpu.units)).collect();
-    let devices = Devices { unit: unit.name().to_owned(), gpus, closed };
+    let devices = Devices { unit: unit.name().to_owned(), gpus, closed, lost: lost.clone() };
     // Strings and numbers; nothing of it can fail.
     let text = serde_json::to_string(&devices).unwrap_or_default();
-    BTreeMap::from([(DEVICES.to_owned(), text)])
+    let mut written = BTreeMap::from([(DEVICES.to_owned(), text)]);
+    let pods = given.map(|given| serde_json::to_string(given).unwrap_or_default());
+    written.extend(pods.filter(|pods| fits(pods)).map(|pods| (PODS.to_owned(), pods)));
+    written
+}
+
+/// Whether an annotation of that text can be written beside others.
+fn fits(pods: &str) -> bool {
+    pods.len() <= MOST_PODS_BYTES
+}
+
+/// What a node says that its pods have; of a node that says nothing of the kind, nothing.
+#[must_use]
+pub fn given_of(node: &Node) -> GivenByUid {
+    let text = node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(PODS));
+    let text = text.filter(|text| fits(text));
+    text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
 /// What a node says of its GPUs that has units of `resource`. Where it doesn't say how many of which GPU, all
@@ -71,13 +130,14 @@ pub fn gpus_of(node: &Node, resource: &str) -> Option<NodeGpus> {
         let count = amount(GPU_COUNT_CAPACITY).unwrap_or(1).max(1);
         let unit = if units / count > MOST_GIB { Unit::MiB } else { Unit::GiB };
         let gpus = (0..count).map(|index| (index, units / count)).collect();
-        NodeGpus { unit, gpus, closed: BTreeSet::new() }
+        NodeGpus { unit, gpus, closed: BTreeSet::new(), lost: Lost::new() }
     }))
 }
 
 fn devices(annotations: &BTreeMap<String, String>) -> Option<NodeGpus> {
-    let Devices { unit, gpus, closed } = serde_json::from_str(annotations.get(DEVICES)?).ok()?;
-    Some(NodeGpus { unit: unit.parse().ok()?, gpus, closed })
+    let Devices { unit, gpus, closed, lost } =
+        serde_json::from_str(annotations.get(DEVICES)?).ok()?;
+    Some(NodeGpus { unit: unit.parse().ok()?, gpus, closed, lost })
 }
 
 /// What the labels say of containers: whether nothing is to hold them, and which GPU is preferred, where
@@ -148,13 +208,40 @@ mod tests {
         assert!(!told.contains_key("aliyun.accelerator/nvidia_mem"));
         assert_eq!(labels(&gpus[..2], None)["aliyun.accelerator/nvidia_mem"], "16384MiB");
         assert_eq!(labels(&[], None)["aliyun.accelerator/nvidia_count"], "0");
-        let written = annotations(&gpus, Unit::GiB);
+        let nobody = Lost::new();
+        let written = annotations(&gpus, Unit::GiB, &nobody, None);
+        assert_eq!(written.get(PODS), None);
         assert_eq!(written[DEVICES], r#"{"unit":"GiB","gpus":{"0":16,"1":16,"2":24}}"#);
         gpus[1].healthy = false;
-        let read = devices(&annotations(&gpus, Unit::GiB)).unwrap();
+        let lost = Lost::from([("uid".to_owned(), "team/pod".to_owned())]);
+        let read = devices(&annotations(&gpus, Unit::GiB, &lost, None)).unwrap();
+        assert_eq!(read.lost, lost);
         assert_eq!(read.unit, Unit::GiB);
         assert_eq!((read.gpus, read.closed), ([(0, 16), (1, 16), (2, 24)].into(), [1].into()));
         assert_eq!(devices(&[(DEVICES.to_owned(), "{".to_owned())].into()), None);
+    }
+
+    #[test]
+    fn what_a_node_says_of_its_pods_is_read_as_it_is_written() {
+        let given = GivenByUid::from([(
+            "uid".to_owned(),
+            Given { units: 15, containers: [("main".to_owned(), [(0, 4)].into())].into() },
+        )]);
+        let node = |text: &str| Node {
+            metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
+                annotations: Some([(PODS.to_owned(), text.to_owned())].into()),
+                ..Default::default()
+            },
+            ..Node::default()
+        };
+        let written = annotations(&[], Unit::GiB, &Lost::new(), Some(&given));
+        assert_eq!(written[PODS], r#"{"uid":{"units":15,"containers":{"main":{"0":4}}}}"#);
+        assert_eq!(given_of(&node(&written[PODS])), given);
+        for text in ["", "7", "{\"uid\":7}", &" ".repeat(MOST_PODS_BYTES + 1)] {
+            assert_eq!(given_of(&node(text)), GivenByUid::new());
+        }
+        let many = (0..5_000).map(|at| (format!("{at:036}"), given["uid"].clone())).collect();
+        assert_eq!(annotations(&[], Unit::GiB, &Lost::new(), Some(&many)).get(PODS), None);
     }
 
     #[test]

@@ -1,9 +1,14 @@
 //! The device plugin: what the kubelet asks, and what it is answered: [`Plugin`].
 
+use std::collections::BTreeMap;
+use std::error::Error;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
+use cgpu::grants::Grants;
+use cgpu::request::grant::GrantedGpu;
 use cgpu_kubelet::Kubelet;
 use cgpu_kubelet::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse,
@@ -20,11 +25,13 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
+use crate::ask::AskRules;
 use crate::cluster::Cluster;
 use crate::environment::{Known, environment, weight};
-use crate::node::said;
+use crate::grant::{self, Beside};
+use crate::node::{Lost, said};
 use crate::place::{Demand, Placement, parts, preferred};
-use crate::pods::{Wish, candidates, holdings, mistaken, reserved, wishes};
+use crate::pods::{Answered, Holdings, Wish, candidates, holdings, mistaken, reserved, wishes};
 use crate::units::{SharedGpu, Unit};
 use crate::uses::{Use, Uses, told};
 use crate::written::ByGpu;
@@ -32,10 +39,8 @@ use crate::written::ByGpu;
 /// What a plugin gives out, and how.
 #[derive(Debug, Clone)]
 pub struct PluginRules {
-    /// What pods ask for of a GPU's memory.
-    pub resource: String,
-    /// What pods ask for to have a GPU as a whole.
-    pub whole_resource: String,
+    /// What pods ask for.
+    pub asks: AskRules,
     /// How much memory a unit is.
     pub unit: Unit,
     /// Which GPU is preferred.
@@ -50,6 +55,8 @@ pub struct PluginRules {
 #[derive(Debug, Clone)]
 pub struct Plugin {
     rules: PluginRules,
+    /// Where what is given is recorded.
+    grants: Grants,
     /// Where it is asked whose the units are; `None` where there is no API server to ask.
     cluster: Option<Cluster>,
     kubelet: Kubelet,
@@ -57,6 +64,10 @@ pub struct Plugin {
     /// What the kubelet told last of who has what, and what the GPUs are used for by that.
     held: Arc<RwLock<Option<ListPodResourcesResponse>>>,
     uses: Arc<RwLock<Uses>>,
+    /// The pods whose GPU is gone.
+    lost: Arc<RwLock<Lost>>,
+    /// Whether the engine makes containers by cgpu.
+    served: Arc<AtomicBool>,
     began: Instant,
     /// Who has it gives something out; nobody else does meanwhile.
     giving: Arc<Mutex<()>>,
@@ -69,17 +80,20 @@ impl Plugin {
     #[must_use]
     pub fn new(
         gpus: Vec<SharedGpu>,
-        rules: PluginRules,
+        (rules, grants): (PluginRules, Grants),
         cluster: Option<Cluster>,
         kubelet: Kubelet,
     ) -> Self {
         Plugin {
             rules,
+            grants,
             cluster,
             kubelet,
             gpus: Arc::new(RwLock::new(gpus)),
             held: Arc::default(),
             uses: Arc::default(),
+            lost: Arc::default(),
+            served: Arc::new(AtomicBool::new(true)),
             began: Instant::now(),
             giving: Arc::default(),
             changes: watch::Sender::new(0),
@@ -111,6 +125,27 @@ impl Plugin {
         gpus
     }
 
+    /// Takes over which pods have something of a GPU that is gone.
+    pub(crate) fn set_lost(&self, pods: Lost) {
+        *self.lost.write().unwrap_or_else(PoisonError::into_inner) = pods;
+    }
+
+    /// These pods.
+    pub(crate) fn lost(&self) -> Lost {
+        self.lost.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on the engine makes containers by cgpu, or it doesn't, and nothing is given out.
+    pub fn set_served(&self, served: bool) {
+        if self.served.swap(served, Ordering::AcqRel) != served {
+            self.changes.send_modify(|count| *count += 1);
+        }
+    }
+
+    fn is_served(&self) -> bool {
+        self.served.load(Ordering::Acquire)
+    }
+
     /// The rules.
     pub(crate) fn rules(&self) -> &PluginRules {
         &self.rules
@@ -130,8 +165,8 @@ impl Plugin {
     pub async fn look(&self) -> anyhow::Result<()> {
         let asked = self.began.elapsed();
         let held = self.kubelet.held().await?;
-        let PluginRules { resource, whole_resource, .. } = &self.rules;
-        let told = told(&held, &self.gpus(), resource, whole_resource);
+        let AskRules { memory, whole, .. } = &self.rules.asks;
+        let told = told(&held, &self.gpus(), memory, whole);
         let was_known =
             self.held.write().unwrap_or_else(PoisonError::into_inner).replace(held).is_some();
         let used = self.change_uses(|uses| uses.set(told, asked));
@@ -157,14 +192,14 @@ impl Plugin {
         if self.change_uses(|uses| given = uses.give(indices, wanted, self.began.elapsed())) {
             self.changes.send_modify(|count| *count += 1);
         }
-        let PluginRules { resource, whole_resource, .. } = &self.rules;
+        let AskRules { memory, whole, .. } = &self.rules.asks;
         given.map_err(|index| match wanted.other() {
             Use::Whole => format!(
-                "GPU {index} has just become another container's as a whole ({whole_resource}); the next pod finds \
+                "GPU {index} has just become another container's as a whole ({whole}); the next pod finds \
                  another GPU"
             ),
             Use::Shared => format!(
-                "memory of GPU {index} has just become another container's ({resource}); the next pod finds \
+                "memory of GPU {index} has just become another container's ({memory}); the next pod finds \
                  another GPU"
             ),
         })
@@ -180,9 +215,59 @@ impl Plugin {
         giving
     }
 
+    /// Records what a container is given, before the kubelet hears of it.
+    pub(crate) fn record(
+        &self,
+        gpus: Vec<GrantedGpu>,
+        beside: Beside,
+        envs: &mut BTreeMap<String, String>,
+    ) -> Result<(), String> {
+        let failed = |error: &dyn Error| format!("what is given can't be recorded: {error}");
+        let grant = grant::new(gpus, beside, envs).map_err(|error| failed(&error))?;
+        self.grants.give(&grant).map_err(|error| failed(&error))
+    }
+
+    /// Who can be meant by a request for so many of `resource`, whatever GPUs they are of.
+    pub(crate) async fn who_asks(&self, resource: &str, count: usize) -> Vec<Wish> {
+        let Some(cluster) = &self.cluster else { return Vec::new() };
+        let told = async {
+            let (held, pods) = try_join!(self.kubelet.held(), cluster.pods())?;
+            let answered = self.answered(resource);
+            let meant = |pods: &[Pod]| -> Vec<Wish> {
+                let wishes = wishes(pods, resource, &self.rules.asks, self.rules.unit);
+                let meant = candidates(&wishes, &holdings(&held, resource), &answered, count);
+                meant.into_iter().cloned().collect()
+            };
+            match meant(&pods) {
+                // The kubelet may have heard of a pod sooner.
+                none if none.is_empty() => anyhow::Ok(meant(&cluster.latest_pods().await?)),
+                wishes => Ok(wishes),
+            }
+        };
+        match told.await {
+            Ok(wishes) => wishes,
+            Err(error) => {
+                warn!("whose request this is can't be told: {error:#}");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Who was given something of `resource`, whatever the kubelet tells.
+    fn answered(&self, resource: &str) -> Answered {
+        match self.grants.all() {
+            Ok(grants) => Answered::of(&grants, resource),
+            Err(error) => {
+                warn!("who was given something is known by the kubelet alone: {error}");
+                Answered::default()
+            }
+        }
+    }
+
     /// Whether a GPU can be given out so now.
     pub(crate) fn can_be(&self, index: u32, wanted: Use) -> bool {
-        self.uses.read().unwrap_or_else(PoisonError::into_inner).can_be(index, wanted)
+        self.is_served()
+            && self.uses.read().unwrap_or_else(PoisonError::into_inner).can_be(index, wanted)
     }
 
     /// Comes once at first, and then for each change.
@@ -215,18 +300,22 @@ impl Plugin {
             reserved: ByGpu::new(),
             is_free: self.rules.disable_isolation,
             placement: self.rules.placement,
+            unknown: None,
         };
         let Some(cluster) = &self.cluster else { return asked };
+        let memory = &self.rules.asks.memory;
+        let held = self.kubelet.held().await.map(|held| holdings(&held, memory));
         let told = async {
-            let (node, held, pods) =
-                try_join!(cluster.node(), self.kubelet.held(), cluster.pods())?;
+            let (node, pods) = try_join!(cluster.node(), cluster.pods())?;
             let (is_free, placement) = said(&node.metadata.labels.unwrap_or_default());
-            let held = holdings(&held, &self.rules.resource);
+            let answered = self.answered(memory);
+            let nobody = Holdings::new();
+            let held = held.as_ref().unwrap_or(&nobody);
             let meant = |pods: &[Pod]| -> (Vec<Wish>, ByGpu) {
-                let all = wishes(pods, &self.rules.resource, self.rules.unit);
+                let all = wishes(pods, memory, &self.rules.asks, self.rules.unit);
                 let meant: Vec<Wish> =
-                    candidates(&all, &held, units).into_iter().cloned().collect();
-                let reserved = meant.first().map(|first| reserved(&all, &held, first));
+                    candidates(&all, held, &answered, units).into_iter().cloned().collect();
+                let reserved = meant.first().map(|first| reserved(&all, held, first));
                 (meant, reserved.unwrap_or_default())
             };
             let wishes = match meant(&pods) {
@@ -241,6 +330,7 @@ impl Plugin {
                 asked.reserved = reserved;
                 asked.is_free |= is_free;
                 asked.placement = placement.unwrap_or(asked.placement);
+                asked.unknown = held.as_ref().err().and_then(|error| unknown(&wishes, error));
                 asked.wishes = wishes;
             }
             Err(error) => warn!("whose request this is can't be told; it gets one GPU: {error:#}"),
@@ -254,9 +344,12 @@ impl Plugin {
         ids: &[String],
         asked: &Asked,
     ) -> Result<ContainerAllocateResponse, String> {
+        if let Some(unknown) = &asked.unknown {
+            return Err(unknown.clone());
+        }
         let gpus = self.gpus();
-        let unknown = |id| format!("this node has no unit {id:?}; its GPUs have changed");
-        let parts = parts(&gpus, ids).map_err(unknown)?;
+        let gone = |id| format!("this node has no unit {id:?}; its GPUs have changed");
+        let parts = parts(&gpus, ids).map_err(gone)?;
         let unit = self.rules.unit;
         let is_even = parts.windows(2).all(|pair| pair[0].1 == pair[1].1);
         let of_gpus: ByGpu = parts.iter().map(|(gpu, units)| (gpu.index, *units)).collect();
@@ -271,9 +364,19 @@ impl Plugin {
             weight: wish.and_then(|wish| weight(wish.percent, parts.len(), self.rules.most_weight)),
             is_free: asked.is_free,
         };
-        let envs = environment(&parts, unit, &known)?;
+        let mut envs = environment(&parts, unit, &known)?;
+        let may_be = asked.wishes.iter().filter(|wish| is_even && wish.is_on(parts.len()));
+        let beside = Beside {
+            resource: self.rules.asks.memory.clone(),
+            devices: ids.to_vec(),
+            weight: known.weight,
+            unenforced: known.is_free,
+            candidates: may_be.map(Wish::container).collect(),
+            holder: None,
+        };
         let indices: Vec<u32> = parts.iter().map(|(gpu, _)| gpu.index).collect();
         self.give(&indices, Use::Shared)?;
+        self.record(grant::memory(&parts, unit), beside, &mut envs)?;
         let pod = wish.map(|wish| format!("{}/{}", wish.of.namespace, wish.of.pod));
         info!(gpus = ?indices, units = ids.len(), %unit, pod, "given out");
         Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
@@ -293,8 +396,9 @@ impl Plugin {
                 return Ok(());
             }
         };
-        let held = holdings(&held, &self.rules.resource);
-        let wishes = wishes(&pods, &self.rules.resource, self.rules.unit);
+        let AskRules { memory, .. } = &self.rules.asks;
+        let held = holdings(&held, memory);
+        let wishes = wishes(&pods, memory, &self.rules.asks, self.rules.unit);
         mistaken(&wishes, &held, ids, parts.len()).map_or(Ok(()), Err)
     }
 }
@@ -310,6 +414,19 @@ struct Asked {
     is_free: bool,
     /// Which GPU is preferred.
     placement: Placement,
+    /// Why it can't be told what the container is to get.
+    unknown: Option<String>,
+}
+
+/// Why it can't be told which of these is meant, where the kubelet doesn't tell who has what, for that `error`: they don't
+/// all ask for one GPU.
+fn unknown(wishes: &[Wish], error: &anyhow::Error) -> Option<String> {
+    let other = wishes.iter().find(|wish| !wish.is_on(1))?;
+    Some(format!(
+        "{error:#}, so it can't be told whether this is for {}/{}, which asks for its memory on other than one GPU; name \
+         the kubelet's socket (--pod-resources; node.kubeletRoot of the chart)",
+        other.of.namespace, other.of.pod
+    ))
 }
 
 /// Why units that the kubelet chose by itself aren't given out.
@@ -419,5 +536,34 @@ impl DevicePlugin for Plugin {
             Status::failed_precondition(reason)
         })?;
         Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn without_the_kubelet_s_word_nobody_gets_another_number_of_gpus_than_it_asks_for() {
+        let wishes_of = |counts: &[Option<&str>]| -> Vec<Wish> {
+            let pod = |count: &Option<&str>| -> Pod {
+                let labels = count.map(|count| json!({"aliyun.com/gpu-count": count}));
+                let container =
+                    json!({"name": "c", "resources": {"limits": {"aliyun.com/gpu-mem": "4"}}});
+                serde_json::from_value(json!({
+                    "metadata": {"name": "p", "namespace": "team", "labels": labels.unwrap_or(json!({}))},
+                    "spec": {"containers": [container]},
+                }))
+                .unwrap()
+            };
+            let pods: Vec<Pod> = counts.iter().map(pod).collect();
+            wishes(&pods, "aliyun.com/gpu-mem", &AskRules::default(), crate::units::Unit::GiB)
+        };
+        let error = anyhow::anyhow!("the kubelet does not tell at /x who has what");
+        assert_eq!(unknown(&wishes_of(&[None, Some("1")]), &error), None);
+        let told = unknown(&wishes_of(&[None, Some("2")]), &error).unwrap();
+        assert!(told.starts_with("the kubelet does not tell at /x who has what, so"), "{told}");
+        assert!(told.contains("team/p") && told.contains("--pod-resources"), "{told}");
     }
 }

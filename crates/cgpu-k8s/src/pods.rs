@@ -7,13 +7,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cgpu::request::grant::{self, Grant};
 use cgpu_kubelet::api::ListPodResourcesResponse;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::ask::{ContainerAsk, GPU_COUNT, PodAsk};
+use crate::ask::{AskRules, ContainerAsk, GPU_COUNT, PodAsk};
+use crate::node::Given;
 use crate::place::parts;
 use crate::units::{SharedGpu, Unit};
-use crate::written::{ASSUME_TIME, ByContainer, ByGpu, Words, shares, sum, words};
+use crate::written::{ByContainer, ByGpu, Words, shares, sum};
 
 /// A container of this node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,10 +36,14 @@ pub type Holdings = BTreeMap<PodContainer, BTreeSet<String>>;
 pub struct Wish {
     /// Who asks.
     pub of: PodContainer,
+    /// The UID of its pod.
+    pub uid: String,
     /// Units of memory in all.
     pub units: u32,
     /// On how many GPUs, or why that can't be.
     pub gpus: Result<u32, String>,
+    /// Why its pod can have nothing, whatever it asks for.
+    pub refused: Option<String>,
     /// Percent of compute in all; 0 where it doesn't ask for any.
     pub percent: u32,
     /// How many units all containers of the pod ask for together.
@@ -49,6 +55,13 @@ pub struct Wish {
 }
 
 impl Wish {
+    /// The container by all its names.
+    #[must_use]
+    pub fn container(&self) -> grant::PodContainer {
+        let PodContainer { namespace, pod, container } = self.of.clone();
+        grant::PodContainer { namespace, pod, uid: self.uid.clone(), container }
+    }
+
     /// Whether it is for the memory of so many GPUs.
     #[must_use]
     pub fn is_on(&self, gpus: usize) -> bool {
@@ -56,22 +69,16 @@ impl Wish {
     }
 }
 
-/// What the containers of these pods ask for of `resource`, those of the pod first that came to the node first:
-/// when a scheduler decided, or when it was made where none did. The kubelet asks before a pod runs: one that
+/// What the containers of these pods ask for of `resource`, those of the pod first that was made first: who writes a
+/// pod can write when a scheduler decided, and not when it was made. The kubelet asks before a pod runs: one that
 /// runs, has ended, or is to end asks for nothing.
 #[must_use]
-pub fn wishes(pods: &[Pod], resource: &str, unit: Unit) -> Vec<Wish> {
+pub fn wishes(pods: &[Pod], resource: &str, rules: &AskRules, unit: Unit) -> Vec<Wish> {
+    let made =
+        |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0.as_nanosecond());
     let mut waiting: Vec<&Pod> = pods.iter().filter(|pod| is_waiting(pod)).collect();
-    waiting.sort_by_key(|pod| (came(pod), &pod.metadata.name));
-    waiting.into_iter().flat_map(|pod| of_pod(pod, resource, unit)).collect()
-}
-
-/// In nanoseconds since 1970.
-fn came(pod: &Pod) -> i128 {
-    let annotations = pod.metadata.annotations.as_ref();
-    let decided = annotations.and_then(|words| words.get(ASSUME_TIME)?.parse().ok());
-    let made = || pod.metadata.creation_timestamp.as_ref().map(|time| time.0.as_nanosecond());
-    decided.or_else(made).unwrap_or_default()
+    waiting.sort_by_key(|pod| (made(pod), &pod.metadata.name));
+    waiting.into_iter().flat_map(|pod| of_pod(pod, resource, rules, unit)).collect()
 }
 
 fn is_waiting(pod: &Pod) -> bool {
@@ -79,7 +86,10 @@ fn is_waiting(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none() && matches!(phase, None | Some("Pending"))
 }
 
-fn of_pod(pod: &Pod, resource: &str, unit: Unit) -> Vec<Wish> {
+/// What the containers of a pod ask for of `resource`.
+#[must_use]
+pub fn of_pod(pod: &Pod, resource: &str, rules: &AskRules, unit: Unit) -> Vec<Wish> {
+    let refused = rules.refused(pod);
     let ask = PodAsk::of(pod, resource);
     let none = Words::new();
     let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
@@ -97,11 +107,14 @@ fn of_pod(pod: &Pod, resource: &str, unit: Unit) -> Vec<Wish> {
             pod: pod.metadata.name.clone().unwrap_or_default(),
             container: container.name.clone(),
         };
-        let gpus = ask.gpus.clone().and_then(|gpus| match units.is_multiple_of(gpus) {
+        let gpus = refused.clone().map_or_else(|| ask.gpus.clone(), Err);
+        let gpus = gpus.and_then(|gpus| match units.is_multiple_of(gpus) {
             true => Ok(gpus),
             false => Err(indivisible(units, gpus, unit)),
         });
         Wish {
+            uid: pod.metadata.uid.clone().unwrap_or_default(),
+            refused: refused.clone(),
             gpus,
             units,
             percent: container.percent,
@@ -147,9 +160,15 @@ pub fn holdings(told: &ListPodResourcesResponse, resource: &str) -> Holdings {
 }
 
 /// Who can be meant by a request for so many units: the containers that ask for them and have none, those
-/// of the oldest pod first.
+/// of the oldest pod first. Who was `answered` already comes after all others: of an init container the kubelet doesn't
+/// tell what it has.
 #[must_use]
-pub fn candidates<'a>(wishes: &'a [Wish], held: &Holdings, units: usize) -> Vec<&'a Wish> {
+pub fn candidates<'a>(
+    wishes: &'a [Wish],
+    held: &Holdings,
+    answered: &Answered,
+    units: usize,
+) -> Vec<&'a Wish> {
     // A pod's init containers get theirs before the others.
     let has_begun = |wish: &Wish| {
         let of_pod =
@@ -159,7 +178,24 @@ pub fn candidates<'a>(wishes: &'a [Wish], held: &Holdings, units: usize) -> Vec<
     let is_meant = |wish: &&Wish| {
         wish.units as usize == units && !held.contains_key(&wish.of) && !has_begun(wish)
     };
-    wishes.iter().filter(is_meant).collect()
+    let mut meant: Vec<&Wish> = wishes.iter().filter(is_meant).collect();
+    meant.sort_by_key(|wish| answered.0.contains(&(wish.uid.clone(), wish.of.container.clone())));
+    meant
+}
+
+/// The containers that were given something of a resource, as far as records tell: by the UID of the pod and by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answered(BTreeSet<(String, String)>);
+
+impl Answered {
+    /// By these records: their holders, and of those that nobody holds yet who was the likeliest.
+    #[must_use]
+    pub fn of(grants: &[Grant], resource: &str) -> Self {
+        let of_it = grants.iter().filter(|grant| grant.resource == resource);
+        let likeliest =
+            of_it.filter_map(|grant| grant.holder.as_ref().or(grant.candidates.first()));
+        Answered(likeliest.map(|of| (of.uid.clone(), of.container.clone())).collect())
+    }
 }
 
 /// Units of each GPU that a scheduler decided on for containers that have none yet, but for `wish`.
@@ -189,9 +225,37 @@ pub fn mistaken(wishes: &[Wish], held: &Holdings, ids: &[String], gpus: usize) -
     ))
 }
 
-/// What is written on the pods that have units, by namespace and pod.
+/// The pod of that name.
 #[must_use]
-pub fn annotations(held: &Holdings, gpus: &[SharedGpu]) -> BTreeMap<(String, String), Words> {
+pub fn named<'a>(pods: &'a [Pod], namespace: &str, name: &str) -> Option<&'a Pod> {
+    pods.iter().find(|pod| {
+        pod.metadata.namespace.as_deref() == Some(namespace)
+            && pod.metadata.name.as_deref() == Some(name)
+    })
+}
+
+/// The pods that hold something of a GPU that isn't among `gpus`, with the container and the first such device.
+#[must_use]
+pub fn lost<'a>(
+    told: &ListPodResourcesResponse,
+    gpus: &[SharedGpu],
+    rules: &AskRules,
+    pods: &'a [Pod],
+) -> Vec<(&'a Pod, String, String)> {
+    let memory = holdings(told, &rules.memory).into_iter();
+    let memory = memory.filter_map(|(of, ids)| Some((of, parts(gpus, &ids).err()?)));
+    let whole = holdings(told, &rules.whole).into_iter();
+    let is_gone = |uuid: &String| gpus.iter().all(|gpu| gpu.uuid != *uuid);
+    let whole = whole.filter_map(|(of, ids)| Some((of, ids.into_iter().find(is_gone)?)));
+    let pod = |(of, device): (PodContainer, String)| {
+        Some((named(pods, &of.namespace, &of.pod)?, of.container, device))
+    };
+    memory.chain(whole).filter_map(pod).collect()
+}
+
+/// What the pods have that have units, by namespace and pod.
+#[must_use]
+pub fn given(held: &Holdings, gpus: &[SharedGpu]) -> BTreeMap<(String, String), Given> {
     let mut pods: BTreeMap<(String, String), ByContainer> = BTreeMap::new();
     for (of, ids) in held {
         // Units of a GPU that is gone say nothing of another.
@@ -200,12 +264,12 @@ pub fn annotations(held: &Holdings, gpus: &[SharedGpu]) -> BTreeMap<(String, Str
         let pod = pods.entry((of.namespace.clone(), of.pod.clone())).or_default();
         pod.insert(of.container.clone(), shares);
     }
-    let written = pods.into_iter().map(|(pod, containers)| {
+    let given = pods.into_iter().map(|(pod, containers)| {
         let indices = sum(&containers);
         let first = gpus.iter().find(|gpu| indices.contains_key(&gpu.index));
-        (pod, words(&containers, first.map_or(0, |gpu| gpu.whole_units), true))
+        (pod, Given { units: first.map_or(0, |gpu| gpu.whole_units), containers })
     });
-    written.collect()
+    given.collect()
 }
 
 #[cfg(test)]
@@ -229,7 +293,7 @@ mod tests {
     }
 
     fn asked(pods: &[Pod]) -> Vec<Wish> {
-        wishes(pods, "aliyun.com/gpu-mem", Unit::GiB)
+        wishes(pods, "aliyun.com/gpu-mem", &AskRules::default(), Unit::GiB)
     }
 
     fn named(pod: &str, container: &str) -> PodContainer {
@@ -278,9 +342,12 @@ mod tests {
             pod("b", 2, &json!({"aliyun.com/gpu-count": "2"}), &["6"]),
         ]);
         let held = BTreeMap::from([(named("a", "c0"), BTreeSet::from(["aaa-0".to_owned()]))]);
-        let meant: Vec<_> = candidates(&wishes, &held, 6).into_iter().map(|w| &w.of).collect();
+        let meant: Vec<_> = candidates(&wishes, &held, &Answered::default(), 6)
+            .into_iter()
+            .map(|w| &w.of)
+            .collect();
         assert_eq!(meant, [&named("a", "c1"), &named("b", "c0")]);
-        assert!(candidates(&wishes, &held, 5).is_empty());
+        assert!(candidates(&wishes, &held, &Answered::default(), 5).is_empty());
     }
 
     #[test]
@@ -314,12 +381,116 @@ mod tests {
         let spec = pod.spec.as_mut().unwrap();
         spec.init_containers = Some(vec![spec.containers.remove(0)]);
         let wishes = asked(&[pod.clone()]);
-        let meant = |held: &_| candidates(&wishes, held, 6).len();
+        let meant = |held: &_| candidates(&wishes, held, &Answered::default(), 6).len();
         assert_eq!(meant(&BTreeMap::new()), 2);
         assert_eq!(meant(&[(named("a", "c1"), BTreeSet::from(["aaa-0".to_owned()]))].into()), 0);
         let running = json!({"phase": "Running"});
         pod.status = Some(serde_json::from_value(running).unwrap());
         assert!(asked(&[pod]).is_empty());
+    }
+
+    #[test]
+    fn an_init_container_that_was_answered_and_runs_on_comes_after_the_next_pods() {
+        let mut first = pod("a", 1, &json!({}), &["6", "3"]);
+        first.metadata.uid = Some("uid-of-a".to_owned());
+        let spec = first.spec.as_mut().unwrap();
+        spec.init_containers = Some(vec![spec.containers.remove(0)]);
+        let wishes = asked(&[first, pod("b", 2, &json!({}), &["6"])]);
+        let meant = |grants: &[Grant]| -> Vec<&str> {
+            let answered = Answered::of(grants, "aliyun.com/gpu-mem");
+            let meant = candidates(&wishes, &Holdings::new(), &answered, 6);
+            meant.into_iter().map(|wish| &*wish.of.pod).collect()
+        };
+        assert_eq!(meant(&[]), ["a", "b"]);
+        let init = wishes[0].container();
+        let grant = |resource: &str, candidates: &[&grant::PodContainer], holder| Grant {
+            format: grant::FORMAT,
+            token: String::new(),
+            resource: resource.to_owned(),
+            devices: Vec::new(),
+            gpus: Vec::new(),
+            weight: None,
+            unenforced: false,
+            candidates: candidates.iter().copied().cloned().collect(),
+            holder,
+            variables: BTreeMap::new(),
+        };
+        let (mem, other) = ("aliyun.com/gpu-mem", wishes[1].container());
+        // It is remembered by its record, before it is made and afterwards; it may still be meant after all.
+        assert_eq!(meant(&[grant(mem, &[&init, &other], None)]), ["b", "a"]);
+        assert_eq!(meant(&[grant(mem, &[&other, &init], Some(init.clone()))]), ["b", "a"]);
+        assert_eq!(meant(&[grant("aliyun.com/gpu-whole", &[&init], None)]), ["a", "b"]);
+    }
+
+    #[test]
+    fn annotations_are_hints_that_give_nothing_else_than_is_asked_for() {
+        let decided = |annotations: Value, labels: Value, asked_for: &[&str]| {
+            let mut pod = pod("a", 1, &labels, asked_for);
+            pod.metadata.annotations = serde_json::from_value(annotations).unwrap();
+            asked(&[pod]).into_iter().map(|wish| wish.decided).collect::<Vec<_>>()
+        };
+        let one = |annotations, labels| decided(annotations, labels, &["6"]).remove(0);
+        let by = |text: &str| json!({"scheduler.framework.gpushare.allocation": text});
+        let two = json!({"aliyun.com/gpu-count": "2"});
+        let none = ByGpu::new();
+        assert_eq!(one(by(r#"{"c0":{"1":6}}"#), json!({})), ByGpu::from([(1, 6)]));
+        let both = ByGpu::from([(0, 3), (1, 3)]);
+        assert_eq!(one(by(r#"{"c0":{"0":3,"1":3}}"#), two.clone()), both);
+        assert_eq!(one(json!({"ALIYUN_COM_GPU_MEM_IDX": "0,1"}), two.clone()), both);
+        for text in [
+            r#"{"c0":{"1":12}}"#,
+            r#"{"c0":{"1":1}}"#,
+            r#"{"c0":{"0":3,"1":3}}"#,
+            r#"{"c0":{"1":4294967295}}"#,
+            r#"{"c1":{"1":6}}"#,
+            "{}",
+        ] {
+            assert_eq!(one(by(text), json!({})), none, "{text}");
+        }
+        assert_eq!(one(by(r#"{"c0":{"0":4,"1":2}}"#), two), none);
+        // One container's says nothing where another's is wrong.
+        let half = decided(by(r#"{"c0":{"1":6},"c1":{"1":9}}"#), json!({}), &["6", "3"]);
+        assert_eq!(half, [none.clone(), none]);
+        // Nor who was first.
+        let mut late = pod("late", 9, &json!({}), &["6"]);
+        let words = json!({"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
+        late.metadata.annotations = serde_json::from_value(words).unwrap();
+        let wishes = asked(&[late, pod("early", 1, &json!({}), &["6"])]);
+        assert_eq!(wishes[0].of.pod, "early");
+    }
+
+    #[test]
+    fn a_pod_is_lost_that_has_something_of_a_gpu_which_is_gone() {
+        let gpus = shared(&[gpu(0, "aaa", 16 << 30)], Unit::GiB).unwrap();
+        let pods = ["here", "gone", "whole"].map(|name| pod(name, 1, &json!({}), &["6"]));
+        let told = |pod: &str, resource: &str, id: &str| cgpu_kubelet::api::PodResources {
+            name: pod.to_owned(),
+            namespace: "default".to_owned(),
+            containers: vec![cgpu_kubelet::api::ContainerResources {
+                name: "c0".to_owned(),
+                devices: vec![cgpu_kubelet::api::ContainerDevices {
+                    resource_name: resource.to_owned(),
+                    device_ids: vec![id.to_owned()],
+                }],
+            }],
+        };
+        let (mem, whole) = ("aliyun.com/gpu-mem", "aliyun.com/gpu-whole");
+        let held = ListPodResourcesResponse {
+            pod_resources: vec![
+                told("here", mem, "aaa-0"),
+                told("gone", mem, "bbb-3"),
+                told("whole", whole, "bbb"),
+                told("deleted", mem, "bbb-4"),
+            ],
+        };
+        let lost = lost(&held, &gpus, &AskRules::default(), &pods);
+        let names: Vec<_> = lost
+            .iter()
+            .map(|(pod, container, device)| {
+                (pod.metadata.name.as_deref().unwrap(), &**container, &**device)
+            })
+            .collect();
+        assert_eq!(names, [("gone", "c0", "bbb-3"), ("whole", "c0", "bbb")]);
     }
 
     #[test]
@@ -332,9 +503,9 @@ mod tests {
             (named("a", "y"), ids(&["bbb-5"])),
             (named("gone", "x"), ids(&["ddd-0"])),
         ]);
-        let written = annotations(&held, &gpus);
-        assert_eq!(written.len(), 1);
-        let a = &written[&("default".to_owned(), "a".to_owned())];
+        let given = given(&held, &gpus);
+        assert_eq!(given.len(), 1);
+        let a = given[&("default".to_owned(), "a".to_owned())].words();
         assert_eq!(a["ALIYUN_COM_GPU_MEM_IDX"], "0,1");
         assert_eq!(a["ALIYUN_COM_GPU_MEM_POD"], "5");
         assert_eq!(a["ALIYUN_COM_GPU_MEM_DEV"], "16");

@@ -12,12 +12,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use cgpu::replace::replace;
 use clap::{Parser, Subcommand};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::Mode;
+use rustix::io::Errno;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities,
+};
 use serde_json::json;
+
+use crate::serving::{EngineArgs, require, restart_in_turn, seen_at};
 
 /// The first process of the node, where the pod has `hostPID: true`.
 const NODE: &str = "/proc/1";
@@ -45,53 +53,163 @@ pub enum SetupCommand {
         /// The directory on the node.
         #[arg(long, value_name = "DIR", default_value = "/opt/cgpu/bin")]
         to: PathBuf,
+        /// What the node's configuration gets of the cluster.
+        #[command(flatten)]
+        settings: Settings,
+        /// The engine.
+        #[command(flatten)]
+        engine: EngineArgs,
+        /// Have the program restart the engine where it has to be (`--restart`), one node after another: by a lease in that
+        /// namespace.
+        #[arg(long, value_name = "NAMESPACE")]
+        restart_in: Option<String>,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
+    /// Say whether the engine makes containers by cgpu, and what is to be done if it doesn't: a readiness probe.
+    Ready {
+        /// The engine.
+        #[command(flatten)]
+        engine: EngineArgs,
+        /// The socket of the device plugin, which has to answer.
+        #[arg(long, value_name = "FILE")]
+        plugin: Option<PathBuf>,
+    },
     /// Run a program of the node's.
     Enter {
+        /// Run it in the node's network, too: the kubelet's credentials may name the API server by an address of the node's
+        /// alone.
+        #[arg(long)]
+        network: bool,
+        /// The capabilities that it keeps of the container's, as `SYS_PTRACE,MKNOD`; all without this option.
+        #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+        keep: Option<Vec<String>>,
         /// The program and its arguments.
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
 }
 
-/// Does what it is told. Where it returns, that has failed.
+/// What the cluster sets of a node's configuration.
+#[derive(Debug, clap::Args)]
+pub struct Settings {
+    /// The file on the node, in the directory `conf.d` beside its configuration.
+    #[arg(
+        long = "settings",
+        value_name = "FILE",
+        default_value = "/etc/cgpu/conf.d/kubernetes.toml"
+    )]
+    pub file: PathBuf,
+    /// What a pod's container gets that names GPUs and was given none; without it, nothing is set.
+    #[arg(long, value_name = "WAY", value_parser = ["none", "refuse", "whole", "as-asked"])]
+    pub ungranted: Option<String>,
+    /// A namespace whose pods get what they ask for all the same; several by several options.
+    #[arg(long, value_name = "NAMESPACE", requires = "ungranted")]
+    pub exempt: Vec<String>,
+    /// The profile: open or strict.
+    #[arg(long, value_name = "PROFILE", value_parser = ["open", "strict"], requires = "ungranted")]
+    pub profile: Option<String>,
+}
+
+impl Settings {
+    /// What the file says, if anything is set.
+    fn text(&self) -> Option<String> {
+        let ungranted = self.ungranted.as_ref()?;
+        let profile = self
+            .profile
+            .iter()
+            .map(|profile| format!("[admission]\nprofile = {}\n\n", json!(profile)));
+        Some(format!(
+            "# Written by cgpu's DaemonSet at each start, by the chart's values: change them instead of this file.\n\
+             {}[kubernetes]\nungranted = {}\nexempt = {}\n",
+            profile.collect::<String>(),
+            json!(ungranted),
+            json!(self.exempt),
+        ))
+    }
+}
+
+/// Does what it is told. Where that is to become another program, it returns only if that has failed.
 ///
 /// # Errors
 ///
 /// Where the pod isn't let to the node, or something can't be written or run.
 pub fn set_up(args: &SetupArgs) -> Result<()> {
     let node = Path::new(NODE);
-    let command = match &args.command {
-        SetupCommand::Install { from, to, command } => {
+    match &args.command {
+        SetupCommand::Install { from, to, settings, engine, restart_in, command } => {
             require_node(node)?;
-            ensure!(to.is_absolute(), "{} is no absolute path on the node", to.display());
-            let below = to.strip_prefix("/").unwrap_or(to);
-            copy_programs(from, &node.join("root").join(below))?;
-            command
+            // Before a runtime is there that goes by them.
+            if let Some(text) = settings.text() {
+                write_settings(&on_node(node, &settings.file)?, &text)?;
+            }
+            copy_programs(from, &on_node(node, to)?)?;
+            let Some(namespace) = restart_in else { return enter(node, command, false, None) };
+            let words = command.clone();
+            let own = std::env::current_exe().context("cannot tell this program's name")?;
+            let on_node = move |more: &[&str]| {
+                let mut run = Command::new(&own);
+                run.args(["enter", "--"]).args(&words).args(more);
+                run
+            };
+            now(restart_in_turn(&node.join("root"), engine, namespace, on_node))
         }
-        SetupCommand::Enter { command } => {
+        SetupCommand::Ready { engine, plugin } => {
+            // A probe runs in the namespaces of the container's first process, which may be in the node's by then.
+            let root =
+                if is_on_node(node)? { Path::new("/").to_owned() } else { node.join("root") };
+            now(require(&root, engine, plugin.as_deref()))
+        }
+        SetupCommand::Enter { network, keep, command } => {
+            let kept = keep.as_deref().map(capabilities).transpose()?;
             require_node(node)?;
-            command
+            enter(node, command, *network, kept)
         }
-    };
-    enter(node, command)
+    }
 }
 
-/// Makes sure that the first process that is seen is the node's.
-fn require_node(node: &Path) -> Result<()> {
+fn now<T>(what: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(what)
+}
+
+/// Whether this process has the mount namespace of the first process that is seen.
+fn is_on_node(node: &Path) -> Result<bool> {
     let namespace = |process: &Path| fs::metadata(process.join("ns/mnt")).map(|meta| meta.ino());
     let of_node = namespace(node).context(
         "the node's first process can't be looked at; the pod needs hostPID: true and a privileged container",
     )?;
     let own = namespace(Path::new("/proc/self")).context("cannot read /proc/self/ns/mnt")?;
+    Ok(own == of_node)
+}
+
+/// Makes sure that the first process that is seen is the node's.
+fn require_node(node: &Path) -> Result<()> {
     ensure!(
-        own != of_node,
+        !is_on_node(node)?,
         "the first process is this container's own, not the node's; the pod needs hostPID: true"
     );
     Ok(())
+}
+
+/// Where a path of the node's is seen.
+fn on_node(node: &Path, path: &Path) -> Result<PathBuf> {
+    ensure!(path.is_absolute(), "{} is no absolute path on the node", path.display());
+    Ok(seen_at(&node.join("root"), path))
+}
+
+/// Writes a file of the node's configuration in one step, unless it says the same already.
+fn write_settings(path: &Path, text: &str) -> Result<()> {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    let written = match path.parent() {
+        Some(directory) => {
+            fs::create_dir_all(directory).and_then(|()| replace(path, text.as_bytes(), 0o644))
+        }
+        None => Err(io::ErrorKind::InvalidInput.into()),
+    };
+    written.with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Puts all files of `from` into `to`, each in one step: an engine may call one at any time. What is the same
@@ -123,12 +241,48 @@ fn write_program(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Becomes a program of the node's.
-fn enter(node: &Path, command: &[String]) -> Result<()> {
+/// The capabilities of these names.
+fn capabilities(names: &[String]) -> Result<CapabilitySet> {
+    let of = |name: &String| {
+        let short = name.strip_prefix("CAP_").unwrap_or(name);
+        CapabilitySet::from_name(short)
+            .with_context(|| format!("{name} is no capability; write as SYS_PTRACE"))
+    };
+    names.iter().map(of).collect()
+}
+
+/// Takes all other capabilities from what is run next, whoever it becomes.
+fn keep_only(kept: CapabilitySet) -> io::Result<()> {
+    for number in 0..u64::BITS {
+        let capability = CapabilitySet::from_bits_retain(1 << number);
+        if kept.contains(capability) {
+            continue;
+        }
+        match remove_capability_from_bounding_set(capability) {
+            // The kernel has none of that number, nor of higher ones.
+            Err(Errno::INVAL) => break,
+            removed => removed?,
+        }
+    }
+    clear_ambient_capability_set()?;
+    let own = rustix::thread::capabilities(None)?;
+    set_capabilities(None, CapabilitySets { inheritable: CapabilitySet::empty(), ..own })?;
+    Ok(())
+}
+
+/// Becomes a program of the node's, in its network, too, or the pod's; with those capabilities, or all.
+fn enter(
+    node: &Path,
+    command: &[String],
+    network: bool,
+    kept: Option<CapabilitySet>,
+) -> Result<()> {
     let Some((program, arguments)) = command.split_first() else { bail!("no program is named") };
     let account = service_account()?;
     // Metrics bear the node's name; the pod has one of its own.
-    for (name, kind) in [("uts", CloneFlags::CLONE_NEWUTS), ("mnt", CloneFlags::CLONE_NEWNS)] {
+    let network = network.then_some(("net", CloneFlags::CLONE_NEWNET));
+    let others = [("uts", CloneFlags::CLONE_NEWUTS), ("mnt", CloneFlags::CLONE_NEWNS)];
+    for (name, kind) in network.into_iter().chain(others) {
         let namespace = File::open(node.join("ns").join(name))
             .with_context(|| format!("cannot open the node's namespace {name}"))?;
         setns(namespace, kind).context("the container has to be privileged to be on the node")?;
@@ -139,6 +293,9 @@ fn enter(node: &Path, command: &[String]) -> Result<()> {
     if let Some(account) = &account {
         // The service account is read by it: its files aren't in the node's namespace.
         run.env_remove("KUBERNETES_SERVICE_HOST").env("KUBECONFIG", &account.kubeconfig);
+    }
+    if let Some(kept) = kept {
+        keep_only(kept).context("the capabilities can't be given up")?;
     }
     let error = run.exec();
     Err(error).with_context(|| format!("cannot run {program} on the node"))
@@ -209,6 +366,38 @@ mod tests {
         assert_eq!(fs::read_dir(&to).unwrap().count(), 2);
         let error = copy_programs(&from.path().join("none"), &to).unwrap_err();
         assert!(format!("{error:#}").contains("cannot read"), "{error:#}");
+    }
+
+    #[test]
+    fn what_the_cluster_sets_is_a_file_of_the_configuration() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc/cgpu/conf.d/kubernetes.toml");
+        let of = |words: &[&str]| {
+            let words = [&["x", "install"], words, &["--", "true"]].concat();
+            let SetupCommand::Install { settings, .. } = SetupArgs::parse_from(words).command
+            else {
+                panic!("it is an install")
+            };
+            settings
+        };
+        assert_eq!(of(&[]).text(), None);
+        let settings = of(&["--ungranted=none", "--exempt=a", "--exempt=b", "--profile=strict"]);
+        write_settings(&path, &settings.text().unwrap()).unwrap();
+        let main = dir.path().join("etc/cgpu/config.toml");
+        fs::write(&main, "").unwrap();
+        let config = cgpu::config::load(Some(main.as_os_str()), None).unwrap().config;
+        assert_eq!(config.kubernetes.ungranted, cgpu::request::Ungranted::None);
+        assert_eq!(config.kubernetes.exempt, ["a", "b"]);
+        assert_eq!(config.admission.profile, cgpu::request::Profile::Strict);
+        let inode = || fs::metadata(&path).unwrap().ino();
+        let first = inode();
+        write_settings(&path, &settings.text().unwrap()).unwrap();
+        assert_eq!(inode(), first, "what is the same is left");
+        write_settings(&path, &of(&["--ungranted=whole"]).text().unwrap()).unwrap();
+        let config = cgpu::config::load(Some(main.as_os_str()), None).unwrap().config;
+        assert_eq!(config.kubernetes.ungranted, cgpu::request::Ungranted::Whole);
+        assert_eq!(config.admission.profile, cgpu::request::Profile::Open);
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
     }
 
     #[test]

@@ -3,12 +3,13 @@
 use std::io::Write;
 
 use anyhow::{Context, Result, bail, ensure};
-use axum::http::Request;
+use axum::http::{Request, Uri};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, ListParams};
 use kube::{Client, Config};
 
 use crate::InspectArgs;
+use crate::certificate::CertificateFiles;
 use crate::extender::protocol::Inspection;
 use crate::inspect::{cluster_use, details, inspected_use, table};
 use crate::server::{api_server, extender};
@@ -32,7 +33,7 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
         let nodes = Api::<Node>::all(client.clone());
         let nodes = nodes.list(&all).await.context("the API server does not tell its nodes")?;
         if let Some(extender) = &args.extender {
-            let told = ask_extender(extender).await?;
+            let told = ask_extender(extender, args.files()).await?;
             return Ok(inspected_use(&nodes.items, &told, &args.resource, args.node.as_deref()));
         }
         let pods = Api::<Pod>::all(client);
@@ -55,9 +56,13 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
 }
 
 /// What the extender at that address tells.
-async fn ask_extender(address: &str) -> Result<Inspection> {
-    let uri = address.parse().with_context(|| format!("{address} is no address"))?;
-    let client = Client::try_from(extender(uri)).context("the extender can't be asked")?;
+async fn ask_extender(address: &str, files: Option<CertificateFiles>) -> Result<Inspection> {
+    let uri: Uri = address.parse().with_context(|| format!("{address} is no address"))?;
+    let is_tls = uri.scheme_str() == Some("https");
+    ensure!(is_tls || files.is_none(), "--extender-ca needs an address that begins with https://");
+    let pem = files.map(|files| files.read()).transpose()?;
+    let config = extender(uri, pem.as_ref())?;
+    let client = Client::try_from(config).context("the extender can't be asked")?;
     let question = Request::get("/gpushare-scheduler/inspect").body(Vec::new())?;
     let told: Inspection =
         client.request(question).await.with_context(|| format!("{address} does not tell it"))?;

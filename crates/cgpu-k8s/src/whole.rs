@@ -11,7 +11,9 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use crate::environment::whole_environment;
+use crate::grant::{self, Beside};
 use crate::plugin::{Devices, Plugin, answer};
+use crate::pods::Wish;
 use crate::uses::Use;
 
 /// The same plugin for GPUs as a whole.
@@ -31,7 +33,7 @@ impl WholePlugin {
     }
 
     /// What a container gets that the kubelet gives these GPUs as a whole.
-    fn allocate_one(&self, uuids: &[String]) -> Result<ContainerAllocateResponse, String> {
+    async fn allocate_one(&self, uuids: &[String]) -> Result<ContainerAllocateResponse, String> {
         let gpus = self.0.gpus();
         let index = |uuid: &String| {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid);
@@ -39,9 +41,23 @@ impl WholePlugin {
                 .ok_or_else(|| format!("this node has no GPU {uuid:?}; its GPUs have changed"))
         };
         let indices = uuids.iter().map(index).collect::<Result<Vec<u32>, String>>()?;
+        let resource = self.0.rules().asks.whole.clone();
+        let asked = self.0.who_asks(&resource, uuids.len()).await;
+        if let Some((wish, reason)) =
+            asked.first().and_then(|wish| Some((wish, wish.refused.clone()?)))
+        {
+            return Err(format!("{}/{}: {reason}", wish.of.namespace, wish.of.pod));
+        }
         self.0.give(&indices, Use::Whole)?;
+        let beside = Beside {
+            devices: uuids.to_vec(),
+            candidates: asked.iter().map(Wish::container).collect(),
+            resource,
+            ..Beside::default()
+        };
+        let mut envs = whole_environment(uuids);
+        self.0.record(grant::whole(uuids), beside, &mut envs)?;
         info!(gpus = ?indices, "given out as a whole");
-        let envs = whole_environment(uuids).into_iter().collect();
         Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
     }
 }
@@ -76,7 +92,11 @@ impl DevicePlugin for WholePlugin {
     ) -> Result<Response<AllocateResponse>, Status> {
         let _giving = self.0.begin_giving().await;
         let requests = request.into_inner().container_requests;
-        answer(requests.iter().map(|asked| self.allocate_one(&asked.device_ids)).collect())
+        let mut responses = Vec::new();
+        for asked in &requests {
+            responses.push(self.allocate_one(&asked.device_ids).await);
+        }
+        answer(responses)
     }
 
     async fn pre_start_container(

@@ -1,11 +1,13 @@
 //! The annotations of a pod that say which of its node's GPUs it has: as AliyunContainerService's scheduler and
 //! plugin write them, and newer ones. Pure.
 
+use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 
 use serde_json::json;
 
-use crate::ask::PodAsk;
+use crate::ask::{ContainerAsk, PodAsk};
 
 /// `{"CONTAINER":{"INDEX":UNITS}}`, as newer schedulers write it.
 pub const ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
@@ -18,6 +20,12 @@ pub const IDX: &str = "ALIYUN_COM_GPU_MEM_IDX";
 
 /// Whether the container has what is written, or is to have it.
 pub const ASSIGNED: &str = "ALIYUN_COM_GPU_MEM_ASSIGNED";
+
+/// How much all of the pod's containers have.
+const POD_UNITS: &str = "ALIYUN_COM_GPU_MEM_POD";
+
+/// How much the first of its GPUs has.
+const GPU_UNITS: &str = "ALIYUN_COM_GPU_MEM_DEV";
 
 /// When the scheduler decided, in nanoseconds since 1970.
 pub const ASSUME_TIME: &str = "ALIYUN_COM_GPU_MEM_ASSUME_TIME";
@@ -32,13 +40,28 @@ pub type ByGpu = BTreeMap<u32, u32>;
 pub type ByContainer = BTreeMap<String, ByGpu>;
 
 /// What is written of a pod that asks for that: by container, or by indices that have as much each. `None`
-/// where nothing is, or nothing that can be meant.
+/// where nothing is, or nothing that can be meant: who writes a pod can write its annotations, and they give no container
+/// more or less than it asks for, nor on another number of GPUs.
 #[must_use]
 pub fn shares(annotations: &Words, ask: &PodAsk) -> Option<ByContainer> {
+    let count = *ask.gpus.as_ref().ok()?;
+    let beside = || ask.containers.iter().filter(|ask| !ask.is_init);
     let read = |text: &String| serde_json::from_str::<ByContainer>(text).ok();
-    if let Some(shares) = annotations.get(ALLOCATION).and_then(read) {
-        return Some(shares);
-    }
+    let shares =
+        annotations.get(ALLOCATION).and_then(read).or_else(|| by_indices(annotations, ask));
+    let mut shares = shares?;
+    shares.retain(|name, _| beside().any(|ask| ask.name == *name));
+    let is_asked = |container: &ContainerAsk| {
+        shares.get(&container.name).is_some_and(|of_gpus| {
+            of_gpus.len() == count as usize
+                && of_gpus.values().all(|units| units.checked_mul(count) == Some(container.units))
+        })
+    };
+    beside().all(is_asked).then_some(shares)
+}
+
+/// What is written by indices alone.
+fn by_indices(annotations: &Words, ask: &PodAsk) -> Option<ByContainer> {
     let indices: BTreeSet<u32> = annotations
         .get(IDX)?
         .split(',')
@@ -70,11 +93,21 @@ pub fn words(shares: &ByContainer, gpu_units: u32, is_assigned: bool) -> Words {
     let words = [
         (ASSIGNED, is_assigned.to_string()),
         (IDX, listed.join(",")),
-        ("ALIYUN_COM_GPU_MEM_POD", total.to_string()),
-        ("ALIYUN_COM_GPU_MEM_DEV", gpu_units.to_string()),
+        (POD_UNITS, total.to_string()),
+        (GPU_UNITS, gpu_units.to_string()),
         (ALLOCATION, json!(shares).to_string()),
     ];
     words.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// What tells whether two pods have the same of what [`words`] writes.
+#[must_use]
+pub fn digest(annotations: &Words) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for name in [ASSIGNED, IDX, POD_UNITS, GPU_UNITS, ALLOCATION] {
+        annotations.get(name).hash(&mut hasher);
+    }
+    hasher.finish()
 }
 
 #[cfg(test)]
@@ -94,7 +127,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_so_are_the_original_s_words() {
-        let shares_of = |words: &Words| shares(words, &ask(&[4, 2]));
+        let two = PodAsk { gpus: Ok(2), ..ask(&[4, 2]) };
+        let shares_of = |words: &Words| shares(words, &two);
         let given = ByContainer::from([
             ("c0".to_owned(), [(1, 2), (3, 2)].into()),
             ("c1".to_owned(), [(1, 1), (3, 1)].into()),

@@ -6,13 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use cgpu_kubelet::api::{
-    AllocateRequest, ContainerAllocateRequest, ContainerDevices,
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerDevices,
     ContainerPreferredAllocationRequest, ContainerResources, Empty, HEALTHY, ListAndWatchResponse,
     ListPodResourcesRequest, ListPodResourcesResponse, PodResources as PodResourcesOfPod,
     PreferredAllocationRequest, RegisterRequest,
@@ -109,10 +110,12 @@ impl Node {
             plugin: None,
         };
         let config = format!(
-            "state_dir = {:?}\nlog = {:?}\n[inventory]\nsource = \"file\"\npath = {:?}\n",
+            "state_dir = {:?}\nlog = {:?}\n[inventory]\nsource = \"file\"\npath = {:?}\n\
+             [kubernetes]\ngrants = {:?}\n",
             node.path("state"),
             node.path("log"),
             node.path("gpus.json"),
+            node.path("grants"),
         );
         fs::write(node.path("config.toml"), config).unwrap();
         fs::create_dir(node.path("plugins")).unwrap();
@@ -123,6 +126,12 @@ impl Node {
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// What was recorded of the grant of that token.
+    fn record(&self, token: &str) -> Value {
+        let text = fs::read(self.path(&format!("grants/{token}.json"))).unwrap();
+        serde_json::from_slice(&text).unwrap()
     }
 
     fn has(&self, gpus: &Value) {
@@ -156,7 +165,11 @@ impl Node {
         &self,
     ) -> (mpsc::Receiver<RegisterRequest>, mpsc::Receiver<RegisterRequest>) {
         for entry in fs::read_dir(self.path("plugins")).unwrap() {
-            fs::remove_file(entry.unwrap().path()).unwrap();
+            // A plugin may have taken its own away, once another was gone.
+            match fs::remove_file(entry.unwrap().path()) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+                _ => {}
+            }
         }
         let (memory, memory_comes) = mpsc::channel();
         let (whole, whole_comes) = mpsc::channel();
@@ -290,6 +303,14 @@ fn the_kubelet_is_told_of_every_gpu_s_own_memory_and_a_container_gets_one_gpu_s(
     }
     assert_eq!(variables["CGPU_DISABLE"], "false");
     assert_eq!(variables["ALIYUN_COM_GPU_VISIBLE_DEVICES"], UUIDS[0]);
+    let record = node.record(&variables["CGPU_GRANT"]);
+    assert_eq!(record["gpus"], json!([{"uuid": UUIDS[0], "bytes": 6_u64 << 30}]));
+    assert_eq!((&record["resource"], &record["devices"]), (&json!(MEM), &json!(ids)));
+    assert_eq!(record["unenforced"], false);
+    for name in ["grants".to_owned(), format!("grants/{}.json", variables["CGPU_GRANT"])] {
+        let mode = fs::metadata(node.path(&name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{name} is root's alone");
+    }
     // Together they have it, and none of them alone.
     let chosen = node.runtime.block_on(client.get_preferred_allocation(prefer(30))).unwrap();
     assert!(chosen.into_inner().container_responses[0].device_ids.is_empty());
@@ -330,7 +351,15 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
     let hangup = ["-HUP".to_owned(), node.plugin.as_ref().unwrap().id().to_string()];
     assert!(Command::new("kill").args(hangup).status().unwrap().success());
     assert_eq!(kubelet.recv_timeout(PATIENCE).unwrap(), registered);
-    assert_eq!(node.runtime.block_on(client.allocate(allocate(&ids))).unwrap().into_inner(), made);
+    let again = node.runtime.block_on(client.allocate(allocate(&ids))).unwrap().into_inner();
+    let but_token = |answer: &AllocateResponse| {
+        let mut variables = answer.container_responses[0].envs.clone();
+        (variables.remove("CGPU_GRANT").unwrap(), variables)
+    };
+    let ((first, before), (second, after)) = (but_token(&made), but_token(&again));
+    assert_eq!(before, after);
+    assert_eq!(node.record(&second)["unenforced"], true);
+    assert!(!node.path(&format!("grants/{first}.json")).exists(), "the unit was given out again");
     assert_eq!(told(), 1, "{}", node.log());
 }
 
@@ -411,7 +440,9 @@ fn a_gpu_is_shared_or_a_container_s_as_a_whole_and_never_both() {
     node.runtime.block_on(shared.allocate(allocate(&unit))).unwrap();
     until(&node.runtime, &mut gpus, &[second, third]);
     let answer = node.runtime.block_on(whole.allocate(allocate(&[UUIDS[1].to_owned()]))).unwrap();
-    let variables = &answer.into_inner().container_responses[0].envs;
+    let mut variables = answer.into_inner().container_responses[0].envs.clone();
+    let record = node.record(&variables.remove("CGPU_GRANT").unwrap());
+    assert_eq!(record["gpus"], json!([{"uuid": UUIDS[1], "bytes": null}]));
     // All names of GPUs, so that an image's own doesn't count beside them; and it has no quota of the host's.
     let expected = [
         ("NVIDIA_VISIBLE_DEVICES", UUIDS[1]),
@@ -420,7 +451,7 @@ fn a_gpu_is_shared_or_a_container_s_as_a_whole_and_never_both() {
         ("CGPU_DISABLE", "true"),
     ];
     let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    assert_eq!(*variables, expected.into());
+    assert_eq!(variables, expected.into());
     until(&node.runtime, &mut units, &[first, third]);
     until(&node.runtime, &mut gpus, &[second, third]);
     // Asked all the same, by a kubelet that hasn't heard of it.

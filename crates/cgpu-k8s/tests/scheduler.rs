@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 
+use cgpu_k8s::ask::AskRules;
 use cgpu_k8s::extender::fleet::{Fleet, FleetRules};
 use cgpu_k8s::extender::protocol::{BindArgs, FilterArgs, filter, inspection};
 use cgpu_k8s::place::Placement;
@@ -19,11 +20,8 @@ fn fleet(gpus: &Value) -> Fleet {
         "status": {"capacity": {"aliyun.com/gpu-mem": "1"}},
     }))
     .unwrap();
-    let rules = FleetRules {
-        resource: "aliyun.com/gpu-mem".to_owned(),
-        placement: Placement::Binpack,
-        most_pods: 20,
-    };
+    let rules =
+        FleetRules { asks: AskRules::default(), placement: Placement::Binpack, most_pods: 20 };
     let mut fleet = Fleet::new(rules);
     fleet.set_node(&node);
     fleet

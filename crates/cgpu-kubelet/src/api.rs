@@ -175,3 +175,28 @@ pub struct ContainerDevices {
     #[prost(string, repeated, tag = "2")]
     pub device_ids: Vec<String>,
 }
+
+/// An engine is asked how it is (CRI, `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`).
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct StatusRequest {
+    /// Whether it tells all.
+    #[prost(bool, tag = "1")]
+    pub verbose: bool,
+}
+
+/// How it is.
+#[derive(Clone, PartialEq, Message)]
+pub struct StatusResponse {
+    #[prost(btree_map = "string, string", tag = "2")]
+    pub info: BTreeMap<String, String>,
+    /// Since Kubernetes 1.30.
+    #[prost(message, repeated, tag = "3")]
+    pub runtime_handlers: Vec<RuntimeHandler>,
+}
+
+/// A runtime of an engine.
+#[derive(Clone, PartialEq, Message)]
+pub struct RuntimeHandler {
+    #[prost(string, tag = "1")]
+    pub name: String,
+}

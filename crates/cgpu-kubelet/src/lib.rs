@@ -1,10 +1,12 @@
-//! `cgpu-kubelet`: the kubelet's APIs for devices. By one a plugin tells which devices a node has, and is asked
-//! what a container gets; by the other the kubelet tells which container has which devices.
+//! `cgpu-kubelet`: the kubelet's APIs for devices, and one question of the API by which it uses an engine. By one a plugin
+//! tells which devices a node has, and is asked what a container gets; by another the kubelet tells which container has
+//! which devices; by the third (CRI) an engine tells which runtimes it has.
 //!
 //! Owns the messages and who asks. Must not know what a device is: that is the plugin's business.
 
 pub mod api;
 
+mod engine;
 mod kubelet;
 
 #[allow(
@@ -19,8 +21,15 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/v1beta1.DevicePlugin.rs"));
     include!(concat!(env!("OUT_DIR"), "/v1beta1.Registration.rs"));
     include!(concat!(env!("OUT_DIR"), "/v1.PodResourcesLister.rs"));
+    pub mod cri {
+        include!(concat!(env!("OUT_DIR"), "/runtime.v1.RuntimeService.rs"));
+    }
+    pub mod older_cri {
+        include!(concat!(env!("OUT_DIR"), "/runtime.v1alpha2.RuntimeService.rs"));
+    }
 }
 
+pub use engine::{Engine, Runtimes};
 pub use generated::{
     device_plugin_client, device_plugin_server, pod_resources_lister_client,
     pod_resources_lister_server, registration_client, registration_server,

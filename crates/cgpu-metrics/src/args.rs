@@ -29,6 +29,16 @@ pub struct Args {
         default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
     )]
     pub pod_resources: PathBuf,
+    /// The node's name in the cluster, which all series have as the label `node` [default: $NODE_NAME, else no label].
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+}
+
+impl Args {
+    /// The node's name: the option's, else that of the variable `NODE_NAME`, which is `variable`.
+    pub(crate) fn node(&self, variable: Option<String>) -> Option<String> {
+        self.node_name.clone().or(variable).filter(|name| !name.is_empty())
+    }
 }
 
 /// Where to listen.
@@ -60,6 +70,7 @@ mod tests {
     use clap::CommandFactory;
 
     const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+    const KUBERNETES: &str = include_str!("../../../docs/kubernetes.md");
 
     #[test]
     fn an_address_has_a_port_or_is_a_socket() {
@@ -71,11 +82,29 @@ mod tests {
     }
 
     #[test]
+    fn the_option_names_the_node_before_the_variable() {
+        let node = |words: &[&str], variable: Option<&str>| {
+            let args = Args::try_parse_from([&["x"], words].concat()).unwrap();
+            args.node(variable.map(str::to_owned))
+        };
+        assert_eq!(node(&["--node-name=a"], Some("b")).as_deref(), Some("a"));
+        assert_eq!(node(&[], Some("b")).as_deref(), Some("b"));
+        // An empty name is none: `$(NODE_NAME)` of a variable that is set to nothing.
+        for variable in [None, Some("")] {
+            assert_eq!(node(&[], variable), None);
+            assert_eq!(node(&["--node-name="], variable), None);
+        }
+    }
+
+    #[test]
     fn every_option_is_documented() {
         for argument in Args::command().get_arguments() {
             let long = argument.get_long().unwrap_or_default();
             let is_known = ["help", "version", "config"].contains(&long);
             assert!(is_known || OPERATIONS.contains(&format!("--{long}")), "--{long}");
+            // A node's are the cluster's administrator's to know, too.
+            let is_kubernetes = ["node-name", "pod-resources", "listen"].contains(&long);
+            assert!(!is_kubernetes || KUBERNETES.contains(&format!("--{long}`")), "--{long}");
         }
     }
 }

@@ -37,6 +37,8 @@ struct Metric<T> {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) snapshot: Snapshot,
+    /// The node's name in the cluster, which kube-state-metrics' series have as `node`.
+    pub(crate) node: Option<String>,
     /// The creates that were counted.
     pub(crate) creates: Creates,
     /// What the kubelet gave to pods.
@@ -58,7 +60,7 @@ pub(crate) fn text(found: Found) -> Result<String, fmt::Error> {
 
 impl Collector for Found {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Found { snapshot, creates, given } = self;
+        let Found { snapshot, given, .. } = self;
         let host = Metric::<Snapshot> {
             name: "cgpu_unseen",
             help: "Parts of the host that could not be looked at",
@@ -66,18 +68,17 @@ impl Collector for Found {
             kind: MetricType::Gauge,
             value: |snapshot| count(snapshot.gaps.len()),
         };
-        family(&mut encoder, &host, [(vec![host_label(snapshot)], snapshot)].iter())?;
-        info(&mut encoder, snapshot)?;
-        counted_creates(&mut encoder, snapshot, creates)?;
-        let gpus: Vec<_> =
-            snapshot.gpus.iter().map(|gpu| (gpu_labels(snapshot, gpu), gpu)).collect();
+        family(&mut encoder, &host, [(self.host_labels(), snapshot)].iter())?;
+        self.info(&mut encoder)?;
+        self.counted_creates(&mut encoder)?;
+        let gpus: Vec<_> = snapshot.gpus.iter().map(|gpu| (self.gpu_labels(gpu), gpu)).collect();
         for metric in gpu_metrics() {
             family(&mut encoder, &metric, gpus.iter())?;
         }
         let containers: Vec<_> = snapshot
             .containers
             .iter()
-            .map(|container| (container_labels(snapshot, container), container))
+            .map(|container| ([own_labels(container), self.host_labels()].concat(), container))
             .collect();
         for metric in container_metrics() {
             family(&mut encoder, &metric, containers.iter())?;
@@ -85,13 +86,15 @@ impl Collector for Found {
         states(&mut encoder, &containers)?;
         calls(&mut encoder, &containers)?;
         durations(&mut encoder, &containers)?;
-        let parts: Vec<_> = containers
+        let parts: Vec<_> = snapshot
+            .containers
             .iter()
-            .flat_map(|(labels, container)| {
+            .flat_map(|container| {
                 container.shares.iter().map(move |share| {
                     let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == share.gpu.uuid);
-                    let mut all = gpu.map(|gpu| gpu_labels(snapshot, gpu)).unwrap_or_default();
-                    all.extend(labels.iter().filter(|label| label.0 != "Hostname").cloned());
+                    let mut all =
+                        gpu.map_or_else(|| self.host_labels(), |gpu| self.gpu_labels(gpu));
+                    all.extend(own_labels(container));
                     // Of one GPU a container can have several.
                     all.extend(share.gpu.mig.iter().flat_map(mig_labels));
                     (all, share)
@@ -101,8 +104,7 @@ impl Collector for Found {
         for metric in part_metrics() {
             family(&mut encoder, &metric, parts.iter())?;
         }
-        let given: Vec<_> =
-            given.iter().map(|given| (given_labels(snapshot, given), given)).collect();
+        let given: Vec<_> = given.iter().map(|given| (self.given_labels(given), given)).collect();
         let metric = Metric::<PodGpu> {
             name: "cgpu_pod_gpu_devices",
             help: "Devices on the GPU that the kubelet gave to the pod: 1 where it has the whole GPU",
@@ -114,14 +116,89 @@ impl Collector for Found {
     }
 }
 
+impl Found {
+    /// Which versions look, and of which driver.
+    fn info(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let metric = Metric::<Snapshot> {
+            name: "cgpu_versions",
+            help: "1; its labels are the versions of cgpu and of NVIDIA's driver",
+            unit: None,
+            kind: MetricType::Gauge,
+            value: |_| Some(1.0),
+        };
+        let mut labels = self.host_labels();
+        labels.extend([
+            ("cgpu", self.snapshot.cgpu_version.clone()),
+            ("driver", self.snapshot.driver_version.clone().unwrap_or_default()),
+        ]);
+        family(encoder, &metric, [(labels, &self.snapshot)].iter())
+    }
+
+    /// How many containers got what they asked for, and how many didn't.
+    fn counted_creates(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counter = |name, help| Metric::<u64> {
+            name,
+            help,
+            unit: None,
+            kind: MetricType::Counter,
+            value: |count| number(*count),
+        };
+        let host = self.host_labels();
+        let admitted = counter("cgpu_creates_admitted", "Containers that got what they asked for");
+        family(encoder, &admitted, [(host.clone(), &self.creates.admitted)].iter())?;
+        let refused =
+            counter("cgpu_creates_refused", "Containers that were not made, by what kept them");
+        let by_cause = self.creates.refused.iter().map(|(cause, count)| {
+            ([host.clone(), vec![("cause", cause.name().to_owned())]].concat(), count)
+        });
+        family(encoder, &refused, by_cause.collect::<Vec<_>>().iter())
+    }
+
+    /// The machine's name, and the node's that it is in a cluster: they may differ.
+    fn host_labels(&self) -> Vec<Label> {
+        let host = ("Hostname", written(&self.snapshot.hostname));
+        let node = self.node.as_ref().map(|name| ("node", written(name)));
+        [host].into_iter().chain(node).collect()
+    }
+
+    fn gpu_labels(&self, gpu: &GpuFigures) -> Vec<Label> {
+        let mut labels = vec![
+            ("gpu", gpu.index.to_string()),
+            ("UUID", written(&gpu.uuid)),
+            ("pci_bus_id", bus_id(&gpu.bus_id)),
+            ("device", format!("nvidia{}", gpu.index)),
+            ("modelName", written(&gpu.name)),
+        ];
+        labels.extend(self.host_labels());
+        labels
+    }
+
+    /// The labels of the GPU, and of the pod that has it. Of a MIG device, or a GPU that this host no longer has,
+    /// only the UUID is known.
+    fn given_labels(&self, given: &PodGpu) -> Vec<Label> {
+        let gpu = self.snapshot.gpus.iter().find(|gpu| gpu.uuid == given.uuid);
+        let alone = || [vec![("UUID", written(&given.uuid))], self.host_labels()].concat();
+        let mut labels = gpu.map_or_else(alone, |gpu| self.gpu_labels(gpu));
+        let pod = [
+            ("namespace", &given.namespace),
+            ("pod", &given.pod),
+            ("container", &given.container),
+            ("resource", &given.resource),
+        ];
+        labels.extend(pod.map(|(name, value)| (name, written(value))));
+        labels
+    }
+}
+
 /// One metric of all that have it; no word of it where none has.
 fn family<'a, T: 'a>(
     encoder: &mut DescriptorEncoder<'_>,
     metric: &Metric<T>,
     all: impl Iterator<Item = &'a (Vec<Label>, &'a T)>,
 ) -> fmt::Result {
-    let known: Vec<_> =
-        all.filter_map(|(labels, of)| Some((labels, (metric.value)(of)?))).collect();
+    let known = all.filter_map(|(labels, of)| Some((labels, (metric.value)(of)?)));
+    // What is no number is not known.
+    let known: Vec<_> = known.filter(|(_, value)| value.is_finite()).collect();
     if known.is_empty() {
         return Ok(());
     }
@@ -135,23 +212,6 @@ fn family<'a, T: 'a>(
         }
     }
     Ok(())
-}
-
-/// Which versions look, and of which driver.
-fn info(encoder: &mut DescriptorEncoder<'_>, snapshot: &Snapshot) -> fmt::Result {
-    let metric = Metric::<Snapshot> {
-        name: "cgpu_versions",
-        help: "1; its labels are the versions of cgpu and of NVIDIA's driver",
-        unit: None,
-        kind: MetricType::Gauge,
-        value: |_| Some(1.0),
-    };
-    let labels = vec![
-        host_label(snapshot),
-        ("cgpu", snapshot.cgpu_version.clone()),
-        ("driver", snapshot.driver_version.clone().unwrap_or_default()),
-    ];
-    family(encoder, &metric, [(labels, snapshot)].iter())
 }
 
 /// Whether containers' quotas hold, by whose doing, and how containers stand.
@@ -228,7 +288,13 @@ fn durations(
     encoder: &mut DescriptorEncoder<'_>,
     containers: &[(Vec<Label>, &ContainerFigures)],
 ) -> fmt::Result {
-    let timed = containers.iter().filter_map(|(labels, of)| Some((labels, of.durations?)));
+    // The counts are the monitor's word. Where their sum is no number, as no count can be, they say nothing.
+    let timed = containers.iter().filter_map(|(labels, of)| {
+        let durations = of.durations?;
+        let count =
+            durations.counts.iter().try_fold(0, |sum: u64, count| sum.checked_add(*count))?;
+        Some((labels, durations, count))
+    });
     let timed: Vec<_> = timed.collect();
     if timed.is_empty() {
         return Ok(());
@@ -239,58 +305,18 @@ fn durations(
         Some(&Unit::Seconds),
         MetricType::Histogram,
     )?;
-    for (labels, durations) in timed {
+    for (labels, durations, count) in timed {
         let bounds = DURATIONS_US.iter().map(|us| seconds(Duration::from_micros(*us)));
         let buckets: Vec<_> = bounds.chain([f64::INFINITY]).zip(durations.counts).collect();
         let sum = seconds(Duration::from_nanos(durations.sum_ns));
-        let count = durations.counts.iter().sum();
         let mut series = family.encode_family(labels)?;
         series.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
     }
     Ok(())
 }
 
-/// How many containers got what they asked for, and how many didn't.
-fn counted_creates(
-    encoder: &mut DescriptorEncoder<'_>,
-    snapshot: &Snapshot,
-    creates: &Creates,
-) -> fmt::Result {
-    let counter = |name, help| Metric::<u64> {
-        name,
-        help,
-        unit: None,
-        kind: MetricType::Counter,
-        value: |count| number(*count),
-    };
-    let host = host_label(snapshot);
-    let admitted = counter("cgpu_creates_admitted", "Containers that got what they asked for");
-    family(encoder, &admitted, [(vec![host.clone()], &creates.admitted)].iter())?;
-    let refused =
-        counter("cgpu_creates_refused", "Containers that were not made, by what kept them");
-    let by_cause = creates
-        .refused
-        .iter()
-        .map(|(cause, count)| (vec![host.clone(), ("cause", cause.name().to_owned())], count));
-    family(encoder, &refused, by_cause.collect::<Vec<_>>().iter())
-}
-
-fn host_label(snapshot: &Snapshot) -> Label {
-    ("Hostname", written(&snapshot.hostname))
-}
-
-fn gpu_labels(snapshot: &Snapshot, gpu: &GpuFigures) -> Vec<Label> {
-    vec![
-        ("gpu", gpu.index.to_string()),
-        ("UUID", written(&gpu.uuid)),
-        ("pci_bus_id", bus_id(&gpu.bus_id)),
-        ("device", format!("nvidia{}", gpu.index)),
-        ("modelName", written(&gpu.name)),
-        host_label(snapshot),
-    ]
-}
-
-fn container_labels(snapshot: &Snapshot, container: &ContainerFigures) -> Vec<Label> {
+/// What names a container, wherever it is.
+fn own_labels(container: &ContainerFigures) -> Vec<Label> {
     let name = container.name.as_deref().unwrap_or(&container.short_id);
     let parts: Vec<&str> = name.split('/').collect();
     let (namespace, pod, name) = match parts.as_slice() {
@@ -302,24 +328,7 @@ fn container_labels(snapshot: &Snapshot, container: &ContainerFigures) -> Vec<La
         ("pod", written(pod)),
         ("container", written(name)),
         ("container_id", written(&container.short_id)),
-        host_label(snapshot),
     ]
-}
-
-/// The labels of the GPU, and of the pod that has it. Of a MIG device, or a GPU that this host no longer has, only
-/// the UUID is known.
-fn given_labels(snapshot: &Snapshot, given: &PodGpu) -> Vec<Label> {
-    let gpu = snapshot.gpus.iter().find(|gpu| gpu.uuid == given.uuid);
-    let alone = || vec![("UUID", written(&given.uuid)), host_label(snapshot)];
-    let mut labels = gpu.map_or_else(alone, |gpu| gpu_labels(snapshot, gpu));
-    let pod = [
-        ("namespace", &given.namespace),
-        ("pod", &given.pod),
-        ("container", &given.container),
-        ("resource", &given.resource),
-    ];
-    labels.extend(pod.map(|(name, value)| (name, written(value))));
-    labels
 }
 
 /// Which part of a GPU it is: NVML's index, and the GPU instance as dcgm-exporter has it.
@@ -439,7 +448,7 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeMap;
 
     use cgpu::calls::Durations;
@@ -450,7 +459,7 @@ mod tests {
 
     use super::*;
 
-    fn snapshot() -> Snapshot {
+    pub(crate) fn snapshot() -> Snapshot {
         let gpu = GpuFigures {
             index: 0,
             uuid: "GPU-a".into(),
@@ -529,7 +538,7 @@ mod tests {
     fn written_text(snapshot: Snapshot) -> String {
         let refused = BTreeMap::from([(Cause::Memory, 2), (Cause::Request, 1)]);
         let creates = Creates { admitted: 5, refused };
-        text(Found { snapshot, creates, given: Vec::new() }).unwrap()
+        text(Found { snapshot, node: None, creates, given: Vec::new() }).unwrap()
     }
 
     #[test]
@@ -622,6 +631,56 @@ mod tests {
     }
 
     #[test]
+    fn every_series_names_the_node_once() {
+        let given = vec![PodGpu {
+            namespace: "team".into(),
+            pod: "train-0".into(),
+            container: "main".into(),
+            resource: "nvidia.com/gpu".into(),
+            uuid: "GPU-gone".into(),
+            devices: 1,
+        }];
+        let mut host = snapshot();
+        // A share of a GPU that this host no longer has.
+        let shares = &mut host.containers[0].shares;
+        shares.push(shares[0].clone());
+        shares[1].gpu.uuid = "GPU-gone".into();
+        let (node, creates) = (Some("node-1".to_owned()), Creates::default());
+        let text = text(Found { snapshot: host, node, creates, given }).unwrap();
+        let series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert!(series.len() > 40, "{text}");
+        for line in series {
+            for label in ["Hostname=\"node\"", "node=\"node-1\""] {
+                assert_eq!(line.matches(label).count(), 1, "{label} in {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn figures_that_no_count_can_reach_break_nothing() {
+        let mut host = snapshot();
+        let container = &mut host.containers[0];
+        container.durations = Some(Durations { counts: [u64::MAX; 13], sum_ns: u64::MAX });
+        container.calls = Some(Calls {
+            continued: u64::MAX,
+            executed: u64::MAX,
+            over_quota: u64::MAX,
+            refused: u64::MAX,
+            killed: u64::MAX,
+        });
+        container.workers = Some(0);
+        container.shares[0].compute_held = Some(f64::NAN);
+        container.shares[0].compute_share = Some(f64::INFINITY);
+        host.gpus[0].memory_promised_bytes = u64::MAX;
+        let odd = written_text(host);
+        for absent in ["call_duration", "compute_held", "compute_share", "worker_restarts", "NaN"] {
+            assert!(!odd.contains(absent), "{absent}\n{odd}");
+        }
+        assert!(odd.contains("verdict=\"executed\"} 18446744073709551615\n"), "{odd}");
+        assert!(odd.contains("cgpu_container_weight") && odd.ends_with("# EOF\n"), "{odd}");
+    }
+
+    #[test]
     fn a_pod_that_the_kubelet_gave_a_gpu_is_named_with_the_gpus_labels() {
         let given = |uuid: &str| PodGpu {
             namespace: "team".into(),
@@ -632,8 +691,8 @@ mod tests {
             devices: 1,
         };
         let given = vec![given("GPU-a"), given("MIG-\"c")];
-        let text =
-            text(Found { snapshot: snapshot(), creates: Creates::default(), given }).unwrap();
+        let creates = Creates::default();
+        let text = text(Found { snapshot: snapshot(), node: None, creates, given }).unwrap();
         let pod =
             r#"namespace="team",pod="train-0",container="main",resource="nvidia.com/gpu"} 1.0"#;
         for labels in [

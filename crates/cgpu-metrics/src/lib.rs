@@ -4,9 +4,12 @@
 //! come from: see [`cgpu::view`]. A crate of its own, so that no runtime links an HTTP server.
 
 mod args;
+mod counter;
 mod creates;
 mod exposition;
 mod pods;
+#[cfg(test)]
+mod scraped;
 mod serve;
 
 pub use args::Args;

@@ -14,22 +14,18 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::Listener;
-use cgpu::events::{Follower, Store};
+use cgpu::events::Store;
 use cgpu::host::Host;
 use cgpu::view::{Driver, Processes};
+use cgpu_http::{Bounds, answer};
 use cgpu_kubelet::Kubelet;
-use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 
 use crate::args::{Address, Args};
-use crate::creates::Creates;
+use crate::counter::Counter;
 use crate::exposition::{Found, text};
 use crate::pods::{PodGpu, pod_gpus};
 
@@ -39,21 +35,24 @@ const FRESH: Duration = Duration::from_millis(100);
 /// What OpenMetrics' text is called (the specification, section "Protocol Negotiation").
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// How many are answered at once; others wait until one has its answer.
-const MOST_CONNECTIONS: usize = 16;
+/// What one who asks may take: an answer more than the driver may take to say how it is.
+pub(crate) const BOUNDS: Bounds = Bounds {
+    connections: 16,
+    header: Duration::from_secs(2),
+    answer: Duration::from_secs(10),
+    header_bytes: 16 << 10,
+    keeps_alive: false,
+};
 
-/// How long one may take to ask and to be answered: more than the driver may take to say how it is.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The most bytes of a question that are kept.
-const MOST_ASKED: usize = 16 << 10;
+/// How many wait for metrics at once; the other connections are for probes, which ask for nothing that takes time.
+const MOST_SCRAPES: usize = 8;
 
 /// Who looks, and what was found last.
 struct Eyes {
     host: Host,
     driver: Option<Driver>,
-    events: Follower,
-    creates: Creates,
+    creates: Counter,
+    node: Option<String>,
     pod_resources: PathBuf,
     told: Option<(Instant, Arc<str>)>,
 }
@@ -68,15 +67,14 @@ impl Eyes {
         }
         let mut snapshot =
             self.host.chosen_anew().look(Processes::Numbered, self.driver.as_mut())?;
-        match self.events.read() {
-            Ok(events) => self.creates.count(&events),
-            Err(error) => snapshot.gaps.push(format!("cannot read the events: {error}")),
-        }
+        let (creates, unread) = self.creates.count();
+        snapshot.gaps.extend(unread.map(|error| format!("cannot read the events: {error}")));
         let given = self.given_to_pods().unwrap_or_else(|error| {
             snapshot.gaps.push(format!("{error:#}"));
             Vec::new()
         });
-        let text: Arc<str> = text(Found { snapshot, creates: self.creates.clone(), given })?.into();
+        let node = self.node.clone();
+        let text: Arc<str> = text(Found { snapshot, node, creates, given })?.into();
         self.told = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }
@@ -99,37 +97,63 @@ impl Eyes {
 pub fn run(args: &Args) -> Result<()> {
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
     let driver = (!args.no_nvml).then(|| Driver::new(host.config.driver.root.clone()));
-    let events = Follower::new(Store::of(&host.config.state_dir))
+    let creates = Counter::new(Store::of(&host.config.state_dir))
         .context("cannot read the events; run this as root")?;
+    let node = args.node(std::env::var("NODE_NAME").ok());
     let pod_resources = args.pod_resources.clone();
-    let creates = Creates::default();
-    let eyes = Eyes { host, driver, events, creates, pod_resources, told: None };
+    let eyes = Mutex::new(Eyes { host, driver, creates, node, pod_resources, told: None });
+    // Where looking panicked, its parts are whole all the same: each replaces what it has by what it found at once.
+    let look = move || eyes.lock().unwrap_or_else(PoisonError::into_inner).look();
+    let asked = Asked::new(look);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let eyes = Arc::new(Mutex::new(eyes));
     // What is wrong from the beginning is said before anybody asks.
-    let first = runtime.block_on(look(Arc::clone(&eyes)))?;
+    let first = runtime.block_on(asked.look(None))?;
     if args.once {
         return Ok(io::stdout().write_all(first.as_bytes())?);
     }
-    runtime.block_on(serve(eyes, &args.listen))
+    runtime.block_on(serve(asked, &args.listen))
 }
 
-async fn look(eyes: Arc<Mutex<Eyes>>) -> Result<Arc<str>> {
-    spawn_blocking(move || eyes.lock().unwrap_or_else(PoisonError::into_inner).look()).await?
+/// What is asked for metrics.
+#[derive(Clone)]
+pub(crate) struct Asked {
+    look: Arc<dyn Fn() -> Result<Arc<str>> + Send + Sync>,
+    scrapes: Arc<Semaphore>,
 }
 
-async fn serve(eyes: Arc<Mutex<Eyes>>, address: &Address) -> Result<()> {
-    let router = Router::new()
+impl Asked {
+    pub(crate) fn new(look: impl Fn() -> Result<Arc<str>> + Send + Sync + 'static) -> Self {
+        Asked { look: Arc::new(look), scrapes: Arc::new(Semaphore::new(MOST_SCRAPES)) }
+    }
+
+    /// What is found, by a thread that may wait. It has its `place` until it is done, however it ends: who asks may
+    /// have gone long before, and would ask for one thread after the other.
+    async fn look(&self, place: Option<OwnedSemaphorePermit>) -> Result<Arc<str>> {
+        let look = Arc::clone(&self.look);
+        let found = spawn_blocking(move || {
+            let _place = place;
+            look()
+        });
+        found.await.context("what reads this host panicked; the next scrape begins anew")?
+    }
+}
+
+pub(crate) fn router(asked: Asked) -> Router {
+    Router::new()
         .route("/metrics", get(metrics))
         .route("/", get(|| async { "cgpu-metrics: see /metrics\n" }))
-        .with_state(eyes);
+        .with_state(asked)
+}
+
+async fn serve(asked: Asked, address: &Address) -> Result<()> {
+    let router = router(asked);
     match address {
         Address::Net(address) => {
             let listener = TcpListener::bind(address).await.with_context(|| {
                 format!("cannot listen at {address}; choose another by --listen")
             })?;
             listens(&format!("http://{}/metrics", listener.local_addr()?));
-            answer_all(listener, router).await
+            Ok(answer(listener, router, BOUNDS).await?)
         }
         Address::Unix(path) => {
             make_room(path)?;
@@ -137,26 +161,8 @@ async fn serve(eyes: Arc<Mutex<Eyes>>, address: &Address) -> Result<()> {
                 format!("cannot listen at {}; choose another path by --listen", path.display())
             })?;
             listens(&path.display().to_string());
-            answer_all(listener, router).await
+            Ok(answer(listener, router, BOUNDS).await?)
         }
-    }
-}
-
-/// Answers all who connect, one question each: who is silent or slow keeps nobody for long.
-async fn answer_all<L: Listener>(mut listener: L, router: Router) -> Result<()> {
-    let places = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-    loop {
-        let place = Arc::clone(&places).acquire_owned().await?;
-        let (stream, _) = listener.accept().await;
-        let service = TowerToHyperService::new(router.clone());
-        tokio::spawn(async move {
-            let mut protocol = http1::Builder::new();
-            protocol.keep_alive(false).max_buf_size(MOST_ASKED);
-            let answered = protocol.serve_connection(TokioIo::new(stream), service);
-            // What a client breaks is its own affair.
-            let _ = timeout(PATIENCE, answered).await;
-            drop(place);
-        });
     }
 }
 
@@ -183,9 +189,118 @@ fn make_room(path: &Path) -> Result<()> {
     }
 }
 
-async fn metrics(State(eyes): State<Arc<Mutex<Eyes>>>) -> Response {
-    match look(eyes).await {
+async fn metrics(State(asked): State<Asked>) -> Response {
+    let Ok(place) = Arc::clone(&asked.scrapes).try_acquire_owned() else {
+        let words = "too many ask at once; ask again soon\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, words).into_response();
+    };
+    match asked.look(Some(place)).await {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text.to_string()).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}\n")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use axum::body::to_bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    fn now<T>(test: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // What waits for ever fails.
+        let test = async { tokio::time::timeout(Duration::from_secs(60), test).await.unwrap() };
+        runtime.block_on(test)
+    }
+
+    async fn scraped(asked: &Asked) -> (u16, String) {
+        let response = metrics(State(asked.clone())).await;
+        let status = response.status().as_u16();
+        let body = to_bytes(response.into_body(), 1 << 20).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    async fn over_tcp(asked: Asked, path: &str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        tokio::spawn(answer(listener, router(asked), BOUNDS));
+        let question = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        stream.write_all(question.as_bytes()).await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        text
+    }
+
+    /// A reader that reports each beginning and then waits for a word.
+    fn waiting() -> (Asked, Receiver<()>, Sender<()>) {
+        let ((began, begun), (word, words)) = (channel(), channel());
+        let words = Mutex::new(words);
+        let asked = Asked::new(move || {
+            began.send(()).unwrap();
+            let _ = words.lock().unwrap().recv();
+            Ok("all\n".into())
+        });
+        (asked, begun, word)
+    }
+
+    #[test]
+    fn a_reader_that_panics_keeps_no_place_and_no_later_scrape() {
+        let is_broken = Arc::new(AtomicBool::new(true));
+        let (breaks, state) = (Arc::clone(&is_broken), Mutex::new(()));
+        let asked = Asked::new(move || {
+            // As `run` does, so that it is poisoned.
+            let _eyes = state.lock().unwrap_or_else(PoisonError::into_inner);
+            assert!(!breaks.load(Ordering::Relaxed), "a figure that cannot be");
+            Ok("all\n".into())
+        });
+        now(async {
+            for _ in 0..=2 * MOST_SCRAPES {
+                let words = "what reads this host panicked; the next scrape begins anew";
+                let (status, text) = scraped(&asked).await;
+                assert!(status == 500 && text.starts_with(words), "{status} {text}");
+            }
+            assert_eq!(asked.scrapes.available_permits(), MOST_SCRAPES);
+            is_broken.store(false, Ordering::Relaxed);
+            assert_eq!(scraped(&asked).await, (200, "all\n".to_owned()));
+        });
+    }
+
+    #[test]
+    fn who_gave_up_keeps_its_place_until_the_reader_is_done() {
+        now(async {
+            let (asked, begun, word) = waiting();
+            for _ in 0..MOST_SCRAPES {
+                let scrape = tokio::spawn(metrics(State(asked.clone())));
+                tokio::task::yield_now().await;
+                begun.recv().unwrap();
+                // It is answered no more, as after the time that an answer may take.
+                scrape.abort();
+                assert!(scrape.await.unwrap_err().is_cancelled());
+            }
+            assert_eq!(scraped(&asked).await.0, 503, "no thread more than those that wait");
+            // A probe asks for no place.
+            let probed = over_tcp(asked.clone(), "/").await;
+            assert!(probed.contains(" 200 ") && probed.ends_with("see /metrics\n"), "{probed}");
+            drop(word);
+            let all = u32::try_from(MOST_SCRAPES).unwrap();
+            drop(asked.scrapes.acquire_many(all).await.unwrap());
+            assert_eq!(scraped(&asked).await, (200, "all\n".to_owned()));
+        });
+    }
+
+    #[test]
+    fn the_bounds_are_those_that_are_documented() {
+        assert_eq!(
+            (BOUNDS.connections, BOUNDS.header.as_secs(), BOUNDS.answer.as_secs()),
+            (16, 2, 10)
+        );
+        let words =
+            "16 clients are connected at once, each has 2 s to ask, and is answered within ten";
+        assert!(include_str!("../../../docs/operations.md").contains(words));
     }
 }

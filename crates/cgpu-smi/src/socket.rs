@@ -130,20 +130,31 @@ pub(crate) fn serve(
             thread::sleep(FRESH);
             continue;
         };
-        if served.fetch_add(1, Ordering::Relaxed) >= MOST {
-            served.fetch_sub(1, Ordering::Relaxed);
-            continue;
-        }
-        let (teller, ended) = (Arc::clone(&teller), Arc::clone(&served));
-        let spawned = thread::Builder::new().spawn(move || {
+        let Some(place) = Place::take(&served) else { continue };
+        let teller = Arc::clone(&teller);
+        // Where there is no thread for it, the place is free again, too.
+        let _ = thread::Builder::new().spawn(move || {
+            let _place = place;
             teller.tell(stream);
-            ended.fetch_sub(1, Ordering::Relaxed);
         });
-        if spawned.is_err() {
-            served.fetch_sub(1, Ordering::Relaxed);
-        }
     }
     Ok(())
+}
+
+/// One of [`MOST`] who are answered, until it is dropped: however its thread ends.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(served: &Arc<AtomicUsize>) -> Option<Self> {
+        let place = Place(Arc::clone(served));
+        (served.fetch_add(1, Ordering::Relaxed) < MOST).then_some(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 fn listen(view: &View) -> Result<UnixListener, SocketError> {
@@ -204,5 +215,41 @@ impl<L: FnMut() -> anyhow::Result<Snapshot>> Teller<L> {
             // Who doesn't read has gone.
             let _ = stream.write_all(&text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_that_panics_keeps_no_place_and_no_later_look() {
+        let mut is_broken = true;
+        let look = move || {
+            assert!(!std::mem::take(&mut is_broken), "a figure that cannot be");
+            anyhow::bail!("there is nothing")
+        };
+        let teller = Arc::new(Teller { look: Mutex::new(Last { look, told: None }) });
+        let served = Arc::new(AtomicUsize::new(0));
+        for panics in [true, false] {
+            let (place, teller) = (Place::take(&served).unwrap(), Arc::clone(&teller));
+            assert_eq!(served.load(Ordering::Relaxed), 1);
+            let thread = thread::spawn(move || {
+                let _place = place;
+                teller.tell(UnixStream::pair().unwrap().0);
+            });
+            assert_eq!(thread.join().is_err(), panics);
+            assert_eq!(served.load(Ordering::Relaxed), 0);
+        }
+    }
+
+    #[test]
+    fn as_many_as_there_are_places_are_answered() {
+        let served = Arc::new(AtomicUsize::new(0));
+        let mut places: Vec<_> = (0..MOST).map(|_| Place::take(&served).unwrap()).collect();
+        assert!(Place::take(&served).is_none());
+        assert_eq!(served.load(Ordering::Relaxed), MOST, "who is refused takes none");
+        places.pop();
+        assert!(Place::take(&served).is_some());
     }
 }

@@ -189,7 +189,6 @@ fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
         "usr/bin/cgpu-tree 755",
         "usr/bin/cgpu-device-plugin 755",
         "usr/bin/kubectl-inspect-gpushare 755",
-        "usr/share/cgpu/device-plugin-rbac.yaml 644",
         "usr/share/cgpu/cgpu.yaml 644",
         "usr/share/cgpu/scheduler-config.yaml 644",
         "usr/lib/systemd/system/cgpu-device-plugin.service 644",

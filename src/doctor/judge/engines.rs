@@ -3,9 +3,11 @@
 //! Owns the words that tell an engine of us. An engine that doesn't know us is worth a
 //! note, one that is told of a program that isn't there an error.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::super::facts::{Engine, EngineKind, Flaw, Handler, HookFile, Own, Toolkit as Tools};
+use super::super::facts::{
+    Engine, EngineFile, EngineKind, Flaw, Handler, HookFile, Own, Toolkit as Tools,
+};
 use crate::plan::Kind;
 
 use super::{Engines, Error, Finding, Fine, Note, Toolkit, Warning, listed};
@@ -134,6 +136,15 @@ fn configured(kind: EngineKind, handler: &Handler, path: &str) -> Finding {
                 "`cgpu setup {engine} --restart`, or SystemdCgroup = {systemd} in its options"
             ))
         }
+        Some(Flaw::OtherSnapshotter { name }) => {
+            let others =
+                name.as_ref().map_or("the default one".to_owned(), |name| format!("{name:?}"));
+            let what = format!(
+                "runtime {runtime} of {path} has another snapshotter than the runtime of other \
+                 pods, which has {others}: images may be unpacked for that one alone"
+            );
+            row(Warning, what).remedy(format!("`cgpu setup {engine} --restart`"))
+        }
         Some(Flaw::NoAnnotations) => {
             let what = format!(
                 "runtime {runtime} is {program} ({path}); not all annotations of pods reach it"
@@ -217,6 +228,26 @@ fn judge_hooks(Hooks { files, backend }: Hooks<'_>) -> Vec<Finding> {
         findings.push(row(Fine, listed(&good)));
     }
     findings
+}
+
+/// Engines that know us, and give nobody what the host's CDI specifications have.
+pub(super) fn without_cdi(engines: &[Engine], specifications: &[PathBuf]) -> Vec<Finding> {
+    let Some(specification) = specifications.first() else { return Vec::new() };
+    let knows_us = |file: &EngineFile| file.handlers.as_ref().is_ok_and(|all| !all.is_empty());
+    let deaf = engines.iter().filter(|engine| {
+        engine.gives_cdi_devices == Some(false) && engine.files.iter().any(knows_us)
+    });
+    let found = deaf.map(|engine| {
+        let what = format!(
+            "gives pods no devices by CDI (enable_cdi), and there is {}: who names GPUs so, as \
+             DRA drivers do and NVIDIA's device plugin can, gives none",
+            specification.display()
+        );
+        Finding::new(Engines, engine.kind.name(), Note, what).remedy(
+            "enable_cdi = true under [plugins.\"io.containerd.grpc.v1.cri\"], where that is used",
+        )
+    });
+    found.collect()
 }
 
 /// NVIDIA's toolkit: there or not, both are well.

@@ -25,7 +25,13 @@ fn node(name: &str, major: u64, minor: u64, needed: bool, made_by: &str) -> Node
 /// A host with two GPUs on which nothing is wrong.
 fn well() -> Facts {
     let gpu = |bus_id: &str| BusGpu { bus_id: bus_id.into(), driver: Some("nvidia".into()) };
-    let engine = |kind| Engine { kind, program: None, files: Vec::new(), cri_disabled_by: None };
+    let engine = |kind| Engine {
+        kind,
+        program: None,
+        files: Vec::new(),
+        cri_disabled_by: None,
+        gives_cdi_devices: None,
+    };
     Facts {
         driver: Driver {
             version_path: "/proc/driver/nvidia/version".into(),
@@ -110,6 +116,7 @@ fn docker(handlers: Result<Vec<Handler>, String>) -> Engine {
         program: Some("/usr/bin/dockerd".into()),
         files: vec![EngineFile { path: "/etc/docker/daemon.json".into(), handlers }],
         cri_disabled_by: None,
+        gives_cdi_devices: None,
     }
 }
 
@@ -522,6 +529,7 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
         program: Some("/usr/bin/x".into()),
         files: Vec::new(),
         cri_disabled_by: None,
+        gives_cdi_devices: None,
     };
     let bare = |kind| is(there(kind));
     for (kind, name, words) in [
@@ -596,6 +604,30 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
         Warning,
         "has SystemdCgroup = false, and the runtime of other pods has true: the kubelet looks for cgroups where they aren't -> `cgpu setup containerd --restart`",
         flawed(Flaw::OtherCgroups { systemd: true }),
+    );
+    for (name, others) in [(None, "the default one"), (Some("nydus".to_owned()), "\"nydus\"")] {
+        finds(
+            "containerd",
+            Warning,
+            &format!(
+                "another snapshotter than the runtime of other pods, which has {others}: images may be unpacked for that one alone -> `cgpu setup containerd --restart`"
+            ),
+            flawed(Flaw::OtherSnapshotter { name }),
+        );
+    }
+    let file =
+        EngineFile { path: "/etc/containerd/config.toml".into(), handlers: Ok(vec![handler()]) };
+    finds(
+        "containerd",
+        Note,
+        "gives pods no devices by CDI (enable_cdi), and there is /etc/cdi/nvidia.yaml: who names GPUs so, as DRA drivers do and NVIDIA's device plugin can, gives none -> enable_cdi = true under",
+        |facts| {
+            let deaf = Some(false);
+            let engine = there(EngineKind::Containerd);
+            let engine = Engine { files: vec![file], gives_cdi_devices: deaf, ..engine };
+            facts.engines = vec![engine];
+            facts.toolkit.cdi = vec!["/etc/cdi/nvidia.yaml".into()];
+        },
     );
     finds(
         "containerd",

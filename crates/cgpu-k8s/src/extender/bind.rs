@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Binding, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use kube::Client;
@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::fleet::{Fleet, Promise, Seeker};
 use super::lead::Leadership;
 use super::protocol::BindArgs;
-use crate::cluster::{PATIENCE, annotate, in_time};
+use crate::cluster::{PATIENCE, Refused, annotate, in_time};
 use crate::written::{ASSUME_TIME, CORE_ALLOCATION, Words, sum, words};
 
 /// Why nothing is known of the fleet.
@@ -111,8 +111,14 @@ impl Binder {
             ensure!(node == args.node, "the pod is on node {node} already");
             return Ok("as it is bound already".to_owned());
         }
-        let resource = self.with_fleet(|fleet| fleet.resource().to_owned())?;
-        let seeker = Seeker::of(&pod, &resource);
+        let seeker = self.with_fleet(|fleet| Seeker::of(&pod, fleet.asks()))?;
+        if let Err(why) = &seeker.ask.gpus {
+            bail!("{why}");
+        }
+        ensure!(
+            self.with_fleet(|fleet| fleet.asks().is_asked_for(&pod))?,
+            "the pod asks for nothing of cgpu's, and is no concern of this extender"
+        );
         if seeker.ask.is_empty() {
             self.post_binding(args).await?;
             return Ok("none".to_owned());
@@ -177,7 +183,7 @@ impl Binder {
 
 /// Whether the API server has answered that it doesn't.
 fn is_refusal(error: &anyhow::Error) -> bool {
-    let cause = error.downcast_ref::<kube::Error>();
+    let refused = error.downcast_ref::<Refused>();
     // In conflict is also what is bound already.
-    matches!(cause, Some(kube::Error::Api(status)) if (400..500).contains(&status.code) && status.code != 409)
+    refused.is_some_and(|refused| (400..500).contains(&refused.code) && refused.code != 409)
 }

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use thiserror::Error;
 
+use super::preempt::Need;
 use crate::ask::{ContainerAsk, PodAsk};
 use crate::place::Placement;
 use crate::pods::indivisible;
@@ -54,8 +55,13 @@ pub enum NoRoom {
     #[error("{}", large_enough(.0))]
     TooSmall(Wanted),
     /// Too much is taken.
-    #[error("{}", with_room(.0))]
-    Taken(Wanted),
+    #[error("{}{}", with_room(.wanted), though_sum(*.sum))]
+    Taken {
+        /// What there is not.
+        wanted: Wanted,
+        /// Units that are free of all GPUs together, where these would do.
+        sum: Option<u32>,
+    },
     /// There is the room, and there are as many pods as a GPU may have.
     #[error("{}, with fewer than {most_pods} pods", with_room(.wanted))]
     Crowded {
@@ -83,7 +89,7 @@ impl NoRoom {
     /// Whether it stays so if all other pods go.
     #[must_use]
     pub fn is_for_ever(&self) -> bool {
-        !matches!(self, NoRoom::Taken(_) | NoRoom::Crowded { .. })
+        !matches!(self, NoRoom::Taken { .. } | NoRoom::Crowded { .. })
     }
 }
 
@@ -104,6 +110,25 @@ fn with_room(wanted: &Wanted) -> String {
         1 => format!("no GPU has {units} {unit}{compute} free"),
         _ => format!("no {gpus} GPUs have {units} {unit}{compute} free each"),
     }
+}
+
+impl PodAsk {
+    /// What it needs of each of its GPUs where all its containers are on the same; `None` where it can be on none.
+    #[must_use]
+    pub fn need(&self) -> Option<Need> {
+        let count = *self.gpus.as_ref().ok()?;
+        let beside = self.containers.iter().filter(|ask| !ask.is_init);
+        let percent = beside.map(|ask| ask.percent.div_ceil(count)).fold(0, u32::saturating_add);
+        let units = self.units() / count + self.surplus() / count;
+        Some(Need { gpus: count as usize, units, percent })
+    }
+}
+
+/// What Kubernetes' scheduler makes of it that all GPUs together have the room: it counts sums.
+fn though_sum(sum: Option<u32>) -> String {
+    let told =
+        |free| format!(", though all together have {free}; the scheduler ends no pod for that");
+    sum.map(told).unwrap_or_default()
 }
 
 /// Which of these GPUs a pod gets: all its containers the same ones if that can be, and else each container its
@@ -130,10 +155,9 @@ pub fn choose(
     }
     let beside: Vec<&ContainerAsk> = ask.containers.iter().filter(|ask| !ask.is_init).collect();
     let has_init = beside.len() < ask.containers.len();
-    let percent = beside.iter().map(|ask| ask.percent.div_ceil(count)).fold(0, u32::saturating_add);
     let surplus = ask.surplus() / count;
     let wanted = |units, percent| Wanted { gpus: count, units, unit, percent };
-    let whole = wanted(ask.units() / count + surplus, percent);
+    let whole = ask.need().map_or(wanted(0, 0), |need| wanted(need.units, need.percent));
     let why_not = |need: Wanted, rooms: &[Room]| {
         let can = |room: &&Room| room.total >= need.units && need.percent <= ALL_PERCENT;
         if rooms.iter().filter(can).count() < count as usize {
@@ -141,7 +165,11 @@ pub fn choose(
         } else if best(rooms, need, placement, u32::MAX).is_some() {
             NoRoom::Crowded { wanted: need, most_pods }
         } else {
-            NoRoom::Taken(need)
+            let has_units = |room: &&Room| room.free >= need.units;
+            let is_for_units = rooms.iter().filter(has_units).count() < count as usize;
+            let free = rooms.iter().map(|room| room.free).fold(0, u32::saturating_add);
+            let suffices = free >= need.units.saturating_mul(count);
+            NoRoom::Taken { wanted: need, sum: (is_for_units && suffices).then_some(free) }
         }
     };
     let mut choice = Choice::default();
@@ -255,9 +283,12 @@ mod tests {
             (why.to_string(), why.is_for_ever())
         };
         assert_eq!(told(&[17], 1), ("no GPU has 17 GiB of memory".into(), true));
-        assert_eq!(told(&[14], 2), ("no 2 GPUs have 7 GiB free each".into(), false));
+        assert_eq!(told(&[14], 2), (
+                "no 2 GPUs have 7 GiB free each, though all together have 26; the scheduler ends no pod for that".into(),
+                false
+            ));
         assert_eq!(told(&[4], 4), ("no 4 GPUs have 1 GiB of memory each".into(), true));
-        assert_eq!(told(&[16, 7], 1), ("no GPU has 7 GiB free".into(), false));
+        assert_eq!(told(&[16, 7], 1), ("no GPU has 7 GiB free, though all together have 10; the scheduler ends no pod for that".into(), false));
         assert!(told(&[7], 2).0.contains("ask for a multiple of 2"));
         let impossible = PodAsk { gpus: Err("is no number".into()), ..ask(&[1], 1) };
         let why = choose(&rooms(&[1]), &impossible, Unit::GiB, BINPACK, 20).unwrap_err();

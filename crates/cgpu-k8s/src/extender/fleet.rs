@@ -1,17 +1,19 @@
 //! The GPUs of all nodes and which pods have what of them: [`Fleet`]. Pure: it is told what the API server has,
 //! and what was promised meanwhile.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::ask::PodAsk;
-use crate::node::{NodeGpus, gpus_of, most_pods_of, placement_of};
+use crate::ask::{AskRules, PodAsk};
+use crate::node::{Given, GivenByUid, NodeGpus, given_of, gpus_of, most_pods_of, placement_of};
 use crate::place::Placement;
 use crate::units::Unit;
-use crate::written::{ByContainer, ByGpu, CORE_ALLOCATION, Words, shares, sum};
+use crate::written::{ByGpu, Words, digest, shares, sum};
 
 use super::choose::{ALL_PERCENT, Choice, NoRoom, Room, choose};
+use super::preempt::{Free, Holder, completed, victims};
 
 /// The most units (or percent) that a pod counts for on one GPU, whatever is written on it: 2 TiB in MiB, and no
 /// sum over a node's pods overflows.
@@ -21,7 +23,7 @@ const MOST_UNITS: u32 = 1 << 21;
 #[derive(Debug, Clone)]
 pub struct FleetRules {
     /// What pods ask for.
-    pub resource: String,
+    pub asks: AskRules,
     /// Which GPU is preferred.
     pub placement: Placement,
     /// How many pods a GPU may have.
@@ -41,6 +43,8 @@ pub struct Seeker {
     pub ask: PodAsk,
     /// Who made it, by UID: a ReplicaSet, a StatefulSet, a Job.
     pub workload: Option<String>,
+    /// How important it is, and what it takes beside GPUs.
+    weight: Weight,
 }
 
 /// All nodes and pods, as far as they have to do with shared GPUs.
@@ -51,6 +55,8 @@ pub struct Fleet {
     /// What is taken of nodes, which may be there sooner or longer than the node.
     taken: HashMap<String, Taken>,
     pods: HashMap<String, Held>,
+    /// UIDs of pods on which something else may be written than their node says that they have.
+    unwritten: BTreeSet<String>,
     /// How many promises there were.
     promises: u64,
 }
@@ -58,6 +64,7 @@ pub struct Fleet {
 #[derive(Debug)]
 struct FleetNode {
     gpus: NodeGpus,
+    given: GivenByUid,
     placement: Option<Placement>,
     most_pods: Option<u32>,
 }
@@ -88,8 +95,21 @@ struct Held {
     gpus: Box<[(u32, u32, u32)]>,
     unknown: u32,
     workload: Option<Box<str>>,
+    weight: Weight,
+    /// What is written on it of what it has, in short.
+    written: u64,
     /// The number of the promise, where the API server hasn't told of the pod on its node yet.
     promise: Option<u64>,
+}
+
+/// How much it weighs that a pod goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Weight {
+    priority: i32,
+    /// Requests, in thousandths of a processor.
+    cpu_milli: u64,
+    /// Requests, in bytes.
+    memory_bytes: u64,
 }
 
 /// What a pod has of one GPU.
@@ -101,6 +121,19 @@ pub struct PodPart {
     pub name: String,
     /// Units.
     pub units: u32,
+}
+
+/// A pod by all its names, on a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// Its node.
+    pub node: String,
 }
 
 /// A GPU of a node, to be looked at.
@@ -134,27 +167,31 @@ impl Fleet {
             nodes: HashMap::new(),
             taken: HashMap::new(),
             pods: HashMap::new(),
+            unwritten: BTreeSet::new(),
             promises: 0,
         }
     }
 
     /// What pods ask for.
     #[must_use]
-    pub fn resource(&self) -> &str {
-        &self.rules.resource
+    pub fn asks(&self) -> &AskRules {
+        &self.rules.asks
     }
 
     /// Takes over what the API server has of a node.
     pub fn set_node(&mut self, node: &Node) {
         let Some(name) = &node.metadata.name else { return };
-        let Some(gpus) = gpus_of(node, &self.rules.resource) else {
+        let Some(gpus) = gpus_of(node, &self.rules.asks.memory) else {
             self.nodes.remove(name);
             return;
         };
         let none = Words::new();
         let labels = node.metadata.labels.as_ref().unwrap_or(&none);
         let (placement, most_pods) = (placement_of(labels), most_pods_of(labels));
-        self.nodes.insert(name.clone(), FleetNode { gpus, placement, most_pods });
+        let given = given_of(node);
+        let is_here = |uid: &&String| self.pods.get(*uid).is_some_and(|held| *held.node == **name);
+        self.unwritten.extend(given.keys().filter(is_here).cloned());
+        self.nodes.insert(name.clone(), FleetNode { gpus, given, placement, most_pods });
     }
 
     /// Forgets a node. What its pods have stays known until they are gone.
@@ -170,7 +207,7 @@ impl Fleet {
     /// Takes over what the API server has of a pod.
     pub fn set_pod(&mut self, pod: &Pod) {
         let Some(uid) = &pod.metadata.uid else { return };
-        let ask = PodAsk::of(pod, &self.rules.resource);
+        let ask = PodAsk::of(pod, &self.rules.asks.memory);
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         if ask.is_empty() || matches!(phase, Some("Succeeded" | "Failed")) {
             self.remove_pod(uid);
@@ -181,10 +218,19 @@ impl Fleet {
         let none = Words::new();
         let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
         let memory = shares(annotations, &ask);
-        let percent = annotations.get(CORE_ALLOCATION);
-        let percent = percent.and_then(|text| serde_json::from_str::<ByContainer>(text).ok());
-        let (unknown, memory) = match memory {
-            Some(shares) => (0, sum(&shares)),
+        let percent = memory.iter().flatten().flat_map(|(name, of_gpus)| {
+            let asked = ask.containers.iter().find(|ask| ask.name == *name);
+            let asked = asked.map_or(0, |ask| ask.percent);
+            let count = u32::try_from(of_gpus.len()).unwrap_or(u32::MAX).max(1);
+            of_gpus.keys().map(move |index| (*index, asked.div_ceil(count)))
+        });
+        let mut by_percent = ByGpu::new();
+        for (index, percent) in percent {
+            let of_gpu = by_percent.entry(index).or_default();
+            *of_gpu = of_gpu.saturating_add(percent);
+        }
+        let (unknown, memory) = match &memory {
+            Some(shares) => (0, sum(shares)),
             None => (ask.units().saturating_add(ask.surplus()).min(MOST_UNITS), ByGpu::new()),
         };
         let count = u32::try_from(memory.len()).unwrap_or(u32::MAX).max(1);
@@ -193,16 +239,15 @@ impl Fleet {
             node: node.into(),
             namespace: pod.metadata.namespace.clone().unwrap_or_default().into(),
             name: pod.metadata.name.clone().unwrap_or_default().into(),
-            gpus: joined(
-                &memory,
-                &percent.map(|shares| sum(&shares)).unwrap_or_default(),
-                &surplus,
-            ),
+            gpus: joined(&memory, &by_percent, &surplus),
             unknown,
             workload: workload(pod).map(Into::into),
+            weight: Weight::of(pod),
+            written: digest(annotations),
             promise: None,
         };
         self.hold(uid, held);
+        self.unwritten.insert(uid.clone());
     }
 
     /// Forgets a pod.
@@ -288,6 +333,8 @@ impl Fleet {
             gpus: joined(&memory, &sum(&choice.percent), &choice.surplus),
             unknown: 0,
             workload: seeker.workload.as_deref().map(Into::into),
+            weight: seeker.weight,
+            written: 0,
             promise: Some(self.promises),
         };
         self.hold(&seeker.uid, held);
@@ -308,21 +355,89 @@ impl Fleet {
             (true, Placement::Spread) => self.siblings(seeker, name),
             _ => ByGpu::new(),
         };
-        let rooms = self.rooms(seeker, name, node, &siblings);
+        let rooms = self.rooms(seeker, name, node, &siblings, &BTreeSet::new());
         let most_pods = node.most_pods.unwrap_or(self.rules.most_pods);
         choose(&rooms, &seeker.ask, node.gpus.unit, placement, most_pods)
     }
 
-    fn rooms(&self, seeker: &Seeker, name: &str, node: &FleetNode, siblings: &ByGpu) -> Vec<Room> {
+    /// Which pods of a node have to go so that `seeker` fits there, in place of those that the scheduler `proposed`, by
+    /// UID; `None` where no end of less important pods makes room.
+    #[must_use]
+    pub fn victims(
+        &self,
+        seeker: &Seeker,
+        name: &str,
+        proposed: &[String],
+    ) -> Option<BTreeSet<String>> {
+        let node = self.nodes.get(name)?;
+        let most_pods = node.most_pods.unwrap_or(self.rules.most_pods);
+        let rooms = |gone: &BTreeSet<String>| self.rooms(seeker, name, node, &ByGpu::new(), gone);
+        let fits = |gone: &BTreeSet<String>| {
+            let placement = node.placement.unwrap_or(self.rules.placement);
+            choose(&rooms(gone), &seeker.ask, node.gpus.unit, placement, most_pods).is_ok()
+        };
+        let free = |room: Room| Free {
+            index: room.index,
+            total: if node.gpus.closed.contains(&room.index) { 0 } else { room.total },
+            units: room.free,
+            percent: room.free_percent,
+            pods: most_pods.saturating_sub(room.pods),
+        };
+        let free: Vec<Free> = rooms(&BTreeSet::new()).into_iter().map(free).collect();
+        let of_node = self.taken.get(name).into_iter().flat_map(|taken| &taken.pods);
+        let holder = |(uid, held): (&String, &Held)| Holder {
+            uid: uid.clone(),
+            priority: held.weight.priority,
+            gpus: held
+                .gpus
+                .iter()
+                .map(|(index, units, percent)| (*index, (*units, *percent)))
+                .collect(),
+            cpu_milli: held.weight.cpu_milli,
+            memory_bytes: held.weight.memory_bytes,
+        };
+        let others =
+            of_node.filter(|uid| **uid != seeker.uid && !node.gpus.lost.contains_key(*uid));
+        let holders: Vec<Holder> =
+            others.filter_map(|uid| Some(holder((uid, self.pods.get(uid)?)))).collect();
+        let gone = seeker.ask.need().and_then(|need| {
+            let gone = victims(&free, &holders, seeker.weight.priority, need)?;
+            Some(completed(gone, proposed, &holders))
+        });
+        let as_proposed = || proposed.iter().cloned().collect::<BTreeSet<String>>();
+        gone.filter(&fits).or_else(|| Some(as_proposed()).filter(&fits))
+    }
+
+    /// What is free of a node's GPUs for `seeker` once the pods `gone` are.
+    fn rooms(
+        &self,
+        seeker: &Seeker,
+        name: &str,
+        node: &FleetNode,
+        siblings: &ByGpu,
+        gone: &BTreeSet<String>,
+    ) -> Vec<Room> {
         let none = Taken::default();
         let taken = self.taken.get(name).unwrap_or(&none);
-        // What the pod was promised before is its own.
-        let own = self.pods.get(&seeker.uid).filter(|held| &*held.node == name);
-        let unknown = taken.unknown - own.map_or(0, |held| held.unknown);
+        // What the pod was promised before is its own; who is lost has nothing of the GPUs that are there.
+        let is_here = |held: &&Held| &*held.node == name;
+        let uids =
+            gone.iter().chain([&seeker.uid]).chain(node.gpus.lost.keys()).collect::<BTreeSet<_>>();
+        let not_here: Vec<&Held> =
+            uids.into_iter().filter_map(|uid| self.pods.get(uid)).filter(is_here).collect();
+        // A GPU that the node doesn't have was written by somebody else than us.
+        let is_foreign = |index: &u32| !node.gpus.gpus.contains_key(index);
+        let sum = |units: &mut dyn Iterator<Item = u32>| units.fold(0, u32::saturating_add);
+        let all = taken.gpus.iter().filter(|(index, _)| is_foreign(index));
+        let foreign = sum(&mut all.map(|(_, of_gpu)| of_gpu.units));
+        let parts = not_here.iter().flat_map(|held| &held.gpus).filter(|part| is_foreign(&part.0));
+        let foreign = foreign.saturating_sub(sum(&mut parts.map(|part| part.1)));
+        let unknown = taken.unknown - sum(&mut not_here.iter().map(|held| held.unknown));
+        let unknown = unknown.saturating_add(foreign);
         let room = |(index, total): (&u32, &u32)| {
             let mut of_gpu = taken.gpus.get(index).copied().unwrap_or_default();
             for (_, units, percent) in
-                own.iter().flat_map(|own| &own.gpus).filter(|own| own.0 == *index)
+                not_here.iter().flat_map(|held| &held.gpus).filter(|part| part.0 == *index)
             {
                 of_gpu.units -= units;
                 of_gpu.percent -= percent;
@@ -356,6 +471,37 @@ impl Fleet {
         siblings
     }
 
+    /// The pods that have something of a GPU which is gone, by their nodes' word.
+    #[must_use]
+    pub fn lost(&self) -> Vec<PodName> {
+        let all = self
+            .nodes
+            .iter()
+            .flat_map(|(node, of)| of.gpus.lost.iter().map(move |pod| (node, pod)));
+        let name = |(node, (uid, pod)): (&String, (&String, &String))| {
+            let (namespace, name) = pod.split_once('/')?;
+            let [namespace, name, node] = [namespace, name, node].map(str::to_owned);
+            Some(PodName { namespace, name, uid: uid.clone(), node })
+        };
+        let mut lost: Vec<PodName> = all.filter_map(name).collect();
+        lost.sort();
+        lost
+    }
+
+    /// The pods on which something else is written than their node says that they have, and what it says; each is told
+    /// again once its node or the pod itself has changed. A node has a say in its own pods, and in no others.
+    pub fn take_unwritten(&mut self) -> Vec<(PodName, Given)> {
+        let told = |uid: String| {
+            let held = self.pods.get(&uid)?;
+            let given = self.nodes.get(&*held.node)?.given.get(&uid)?;
+            let [namespace, name, node] =
+                [&held.namespace, &held.name, &held.node].map(ToString::to_string);
+            let pod = PodName { namespace, name, uid, node };
+            (held.written != digest(&given.words())).then(|| (pod, given.clone()))
+        };
+        std::mem::take(&mut self.unwritten).into_iter().filter_map(told).collect()
+    }
+
     /// The names of all nodes, sorted.
     #[must_use]
     pub fn node_names(&self) -> Vec<&str> {
@@ -374,7 +520,8 @@ impl Fleet {
             views.insert(*index, view);
         }
         let uids = self.taken.get(name).into_iter().flat_map(|taken| &taken.pods);
-        for held in uids.filter_map(|uid| self.pods.get(uid)) {
+        let here = uids.filter(|uid| !node.gpus.lost.contains_key(*uid));
+        for held in here.filter_map(|uid| self.pods.get(uid)) {
             for (index, units, _) in &held.gpus {
                 let Some(view) = views.get_mut(index) else { continue };
                 view.used += units;
@@ -390,15 +537,62 @@ impl Fleet {
 impl Seeker {
     /// What a pod wants.
     #[must_use]
-    pub fn of(pod: &Pod, resource: &str) -> Self {
+    pub fn of(pod: &Pod, asks: &AskRules) -> Self {
         Seeker {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
-            ask: PodAsk::of(pod, resource),
+            ask: asks.ask(pod),
             workload: workload(pod),
+            weight: Weight::of(pod),
         }
     }
+}
+
+impl Weight {
+    fn of(pod: &Pod) -> Self {
+        let spec = pod.spec.as_ref();
+        let requests = || {
+            let containers = spec.into_iter().flat_map(|spec| &spec.containers);
+            containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref())
+        };
+        let sum = |name: &str, factor: f64| {
+            let amounts = requests().filter_map(|requests| amount(requests.get(name)?));
+            // No pod asks for as much as a float can't tell.
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+            {
+                (amounts.sum::<f64>() * factor) as u64
+            }
+        };
+        Weight {
+            priority: spec.and_then(|spec| spec.priority).unwrap_or_default(),
+            cpu_milli: sum("cpu", 1000.0),
+            memory_bytes: sum("memory", 1.0),
+        }
+    }
+}
+
+/// A quantity as a number; `None` where it is none.
+fn amount(quantity: &Quantity) -> Option<f64> {
+    let text = quantity.0.trim();
+    let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let factor = match suffix {
+        "n" => 1e-9,
+        "u" => 1e-6,
+        "m" => 1e-3,
+        "" => 1.0,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "Ki" => 1024.0,
+        "Mi" => 1_048_576.0,
+        "Gi" => 1_073_741_824.0,
+        "Ti" => 1_099_511_627_776.0,
+        _ => return text.parse().ok(),
+    };
+    Some(number.parse::<f64>().ok()? * factor)
 }
 
 /// GPU, units, percent.

@@ -8,17 +8,19 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
-use kube_lease_manager::{DurationSeconds, LeaseManagerBuilder};
-use tokio::sync::watch;
+
+use crate::turn::Turn;
 
 /// The lease's name.
 const LEASE: &str = "cgpu-scheduler-extender";
 
 /// How long a lease holds. A binding takes three calls of five seconds at most.
-const LEASE_SECONDS: DurationSeconds = 30;
+const LEASE_SECONDS: u64 = 30;
 
-/// How long before its end it is renewed.
-const GRACE_SECONDS: DurationSeconds = 20;
+/// The turn of the replica that serves, in that namespace.
+pub(crate) fn turn(namespace: &str) -> Turn<'_> {
+    Turn { lease: LEASE, namespace, seconds: LEASE_SECONDS }
+}
 
 /// What this replica knows of who serves.
 pub(crate) enum Leadership {
@@ -78,27 +80,6 @@ fn lasts(renewed: Timestamp, seconds: i32, needed: Duration, now: Timestamp) -> 
     let (renewed, now) = (SystemTime::from(renewed), SystemTime::from(now));
     let end = renewed + Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     end.duration_since(now).is_ok_and(|left| left >= needed)
-}
-
-/// Takes part in the election; what is returned says whether this replica has the lease. The lease is given up
-/// once nobody looks any more.
-pub(crate) async fn stand(
-    client: Client,
-    namespace: &str,
-    identity: &str,
-) -> Result<(watch::Receiver<bool>, impl Future<Output = ()>)> {
-    let manager = LeaseManagerBuilder::new(client, LEASE)
-        .with_namespace(namespace)
-        .with_identity(identity)
-        .with_duration(LEASE_SECONDS)
-        .with_grace(GRACE_SECONDS)
-        .build()
-        .await
-        .with_context(|| format!("lease {namespace}/{LEASE} can't be made"))?;
-    let (leads, task) = manager.watch().await;
-    Ok((leads, async move {
-        let _ = task.await; // it has told what failed
-    }))
 }
 
 #[cfg(test)]

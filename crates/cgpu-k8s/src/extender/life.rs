@@ -2,9 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use cgpu_http::tls::answer_tls;
+use cgpu_http::{Bounds, answer};
 use kube::Client;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,10 +15,11 @@ use tracing::info;
 
 use super::args::ExtenderArgs;
 use super::bind::Binder;
+use super::certificates::Certificates;
 use super::fleet::FleetRules;
-use super::lead::{Leadership, stand};
+use super::lead::{Leadership, turn};
 use super::serve::router;
-use super::watch::follow;
+use super::watch::{SeesTo, follow};
 use crate::server::api_server;
 
 /// How long a replica that ends waits for bindings that it has begun.
@@ -24,6 +27,15 @@ const LAST_BINDINGS: Duration = Duration::from_secs(15);
 
 /// How long a replica that ends waits until its lease is given up.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// What one who asks may take: a binding asks the API server four times at most, and a scheduler waits 20 s.
+pub(super) const BOUNDS: Bounds = Bounds {
+    connections: 32,
+    header: Duration::from_secs(10),
+    answer: Duration::from_secs(20),
+    header_bytes: 16 << 10,
+    keeps_alive: true,
+};
 
 /// Serves until told to end.
 ///
@@ -40,6 +52,10 @@ pub fn run(args: &ExtenderArgs) -> Result<()> {
 async fn live(args: &ExtenderArgs) -> Result<()> {
     let mut ends = signal(SignalKind::terminate())?;
     let mut interrupts = signal(SignalKind::interrupt())?;
+    let load = |files| Certificates::load(files, Instant::now()).map(Arc::new);
+    let certificates = args.tls.files().map(load).transpose();
+    let certificates =
+        certificates.context("--tls-cert, --tls-key and --client-ca can't be used")?;
     let Some(mut config) = api_server(args.kubeconfig.as_deref()).await? else {
         bail!(
             "no API server is known: name a --kubeconfig, or run this in a pod with a service account"
@@ -58,22 +74,35 @@ async fn live(args: &ExtenderArgs) -> Result<()> {
     };
     let binder = Arc::new(Binder::new(client.clone(), leadership));
     let rules = FleetRules {
-        resource: args.resource.clone(),
+        asks: args.asks.rules(),
         placement: args.placement,
         most_pods: args.most_pods,
     };
-    info!(address = %args.listen, identity, "listening");
-    let served = axum::serve(listener, router(binder.clone()));
+    let is_tls = certificates.is_some();
+    info!(address = %args.listen, identity, is_tls, "listening");
+    let router = router(binder.clone(), certificates.clone());
+    let served = async {
+        let Some(certificates) = certificates else {
+            return answer(listener, router, BOUNDS).await;
+        };
+        let settings = move || Arc::clone(&certificates.current(Instant::now()).server);
+        answer_tls(listener, router, BOUNDS, settings).await
+    };
     let lead = async {
+        let sees_to = SeesTo { client: client.clone(), evicts_lost: args.evict_lost };
         if args.alone {
-            follow(client, binder, rules).await;
+            tokio::select! {
+                () = follow(&sees_to, binder, rules) => {}
+                _ = ends.recv() => {}
+                _ = interrupts.recv() => {}
+            }
             return Ok(());
         }
         let namespace = &args.lease_namespace;
-        let (leads, ended) = stand(client.clone(), namespace, &identity).await?;
+        let (leads, ended) = turn(namespace).stand(client.clone(), &identity).await?;
         let lease = leads.clone();
         tokio::select! {
-            result = keep_serving(client, binder.clone(), rules, leads) => result?,
+            result = keep_serving(&sees_to, binder.clone(), rules, leads) => result?,
             _ = ends.recv() => {}
             _ = interrupts.recv() => {}
         }
@@ -93,7 +122,7 @@ async fn live(args: &ExtenderArgs) -> Result<()> {
 
 /// Serves while this replica leads, each time with what the API server has by then.
 async fn keep_serving(
-    client: Client,
+    sees_to: &SeesTo,
     binder: Arc<Binder>,
     rules: FleetRules,
     mut leads: watch::Receiver<bool>,
@@ -102,7 +131,7 @@ async fn keep_serving(
         leads.wait_for(|leads| *leads).await.context("the election has ended")?;
         info!("this replica has the lease");
         tokio::select! {
-            () = follow(client.clone(), binder.clone(), rules.clone()) => {}
+            () = follow(sees_to, binder.clone(), rules.clone()) => {}
             lost = async { leads.wait_for(|leads| !leads).await.map(|_| ()) } => {
                 lost.context("the election has ended")?;
                 info!("another replica has the lease");

@@ -8,11 +8,15 @@ pub mod choose;
 
 pub mod fleet;
 
+pub mod preempt;
+
 pub mod protocol;
 
 mod args;
 
 mod bind;
+
+mod certificates;
 
 mod lead;
 

@@ -64,6 +64,47 @@ pub struct FilterResult {
     pub error: String,
 }
 
+/// `ExtenderPreemptionArgs`: a pod that has room nowhere, and the pods of nodes that would go for it.
+#[derive(Debug, Deserialize)]
+pub struct PreemptArgs {
+    /// The pod.
+    #[serde(rename = "Pod", alias = "pod")]
+    pub pod: Pod,
+    /// By node, the pods as objects, where the scheduler's configuration doesn't say `nodeCacheCapable`.
+    #[serde(default, rename = "NodeNameToVictims", alias = "nodeNameToVictims")]
+    pub victims: Option<BTreeMap<String, Victims<Pod>>>,
+    /// By node, their UIDs, where it does.
+    #[serde(default, rename = "NodeNameToMetaVictims", alias = "nodeNameToMetaVictims")]
+    pub meta_victims: Option<BTreeMap<String, Victims<MetaPod>>>,
+}
+
+/// The pods of a node that go.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Victims<T> {
+    /// The pods.
+    #[serde(rename = "Pods", alias = "pods", default = "Vec::new")]
+    pub pods: Vec<T>,
+    /// How many disruption budgets that breaks.
+    #[serde(default, rename = "NumPDBViolations", alias = "numPDBViolations")]
+    pub broken_budgets: i64,
+}
+
+/// A pod by its UID.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct MetaPod {
+    /// The UID.
+    #[serde(rename = "UID", alias = "uid")]
+    pub uid: String,
+}
+
+/// `ExtenderPreemptionResult`.
+#[derive(Debug, Default, Serialize)]
+pub struct PreemptResult {
+    /// By node, the pods that go; nodes that aren't there are no way.
+    #[serde(rename = "NodeNameToMetaVictims")]
+    pub victims: BTreeMap<String, Victims<MetaPod>>,
+}
+
 /// `ExtenderBindingArgs`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -93,10 +134,10 @@ pub struct BindResult {
 /// Which of the nodes have the room for the pod.
 #[must_use]
 pub fn filter(fleet: &Fleet, args: FilterArgs) -> FilterResult {
-    let seeker = Seeker::of(&args.pod, fleet.resource());
+    let seeker = Seeker::of(&args.pod, fleet.asks());
     let mut result = FilterResult::default();
     let mut fits = |name: &str| {
-        if seeker.ask.is_empty() {
+        if seeker.ask.is_empty() && seeker.ask.gpus.is_ok() {
             return true;
         }
         let Err(why) = fleet.can_have(&seeker, name) else { return true };
@@ -118,6 +159,33 @@ pub fn filter(fleet: &Fleet, args: FilterArgs) -> FilterResult {
         result.error = "neither nodes nor nodenames: there is nothing to choose of".to_owned();
     }
     result
+}
+
+/// Which pods go for one that has room nowhere: of each node those whose end gives it its GPUs.
+#[must_use]
+pub fn preempt(fleet: &Fleet, args: PreemptArgs) -> PreemptResult {
+    let seeker = Seeker::of(&args.pod, fleet.asks());
+    let by_uid = |victims: Victims<Pod>| Victims {
+        pods: victims
+            .pods
+            .into_iter()
+            .filter_map(|pod| Some(MetaPod { uid: pod.metadata.uid? }))
+            .collect(),
+        broken_budgets: victims.broken_budgets,
+    };
+    let objects = args.victims.unwrap_or_default().into_iter();
+    let objects = objects.map(|(node, victims)| (node, by_uid(victims)));
+    let proposed = objects.chain(args.meta_victims.unwrap_or_default());
+    let answer = |(node, proposed): (String, Victims<MetaPod>)| {
+        if seeker.ask.is_empty() {
+            return Some((node, proposed));
+        }
+        let uids: Vec<String> = proposed.pods.into_iter().map(|pod| pod.uid).collect();
+        let gone = fleet.victims(&seeker, &node, &uids)?;
+        let pods = gone.into_iter().map(|uid| MetaPod { uid }).collect();
+        Some((node, Victims { pods, broken_budgets: proposed.broken_budgets }))
+    };
+    PreemptResult { victims: proposed.filter_map(answer).collect() }
 }
 
 /// What `inspect` tells.
@@ -208,7 +276,7 @@ pub fn inspection(fleet: &Fleet, only: Option<&str>) -> Inspection {
     let nodes: Vec<InspectedNode> = names.into_iter().filter_map(node).collect();
     let error = match only {
         Some(name) if nodes.is_empty() => {
-            format!("there is no node {name} with {}", fleet.resource())
+            format!("there is no node {name} with {}", fleet.asks().memory)
         }
         _ => String::new(),
     };

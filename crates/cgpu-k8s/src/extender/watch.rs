@@ -1,22 +1,39 @@
 //! Tells the fleet what the API server has of nodes and pods, for as long as this replica serves.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, EvictParams, Preconditions};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
+use tokio::time::sleep;
 use tokio_stream::StreamExt;
 use tracing::{debug, info};
 
 use super::bind::Binder;
-use super::fleet::{Fleet, FleetRules};
+use super::fleet::{Fleet, FleetRules, PodName};
+use crate::ask::{AskRules, PodAsk};
+use crate::cluster::{annotate, in_time};
 use crate::life::Complaint;
+use crate::node::Given;
+use crate::tell::{By, REFUSED, tell_pod_of, warning};
+use crate::written::shares;
+
+/// How long an eviction waits for the next one: of what is refused, as by a disruption budget, it is tried again.
+const BETWEEN_EVICTIONS: Duration = Duration::from_secs(10);
+
+/// How long a pod waits on which something was just written.
+const BETWEEN_WRITES: Duration = Duration::from_secs(10);
+
+/// How often it is looked what there is to write.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What was heard, of either kind.
 enum Heard {
@@ -24,19 +41,56 @@ enum Heard {
     Pod(Box<Event<Pod>>),
 }
 
+/// What is seen to beside the scheduler's questions.
+pub(crate) struct SeesTo {
+    /// The API server.
+    pub(crate) client: Client,
+    /// Whether pods are evicted whose GPU is gone.
+    pub(crate) evicts_lost: bool,
+}
+
 /// Lists and watches all nodes and pods, and serves once both lists are whole. Until it is dropped.
-pub(crate) async fn follow(client: Client, binder: Arc<Binder>, rules: FleetRules) {
+pub(crate) async fn follow(sees_to: &SeesTo, binder: Arc<Binder>, rules: FleetRules) {
+    let client = &sees_to.client;
+    let evict = async {
+        match sees_to.evicts_lost {
+            true => evict_lost(client, &binder).await,
+            false => std::future::pending().await,
+        }
+    };
+    let memory = rules.asks.memory.clone();
+    let write = write_given(client, &binder, &memory);
+    let (told, mut to_tell) = mpsc::channel::<Box<Pod>>(1000);
+    let asks = rules.asks.clone();
+    let tell_pods = async {
+        let mut complaint = Complaint::default();
+        while let Some(pod) = to_tell.recv().await {
+            let Some(why) = asks.refused(&pod) else { continue };
+            let event = warning(&pod, REFUSED, &why, &By::extender());
+            if let Err(error) = tell_pod_of(client, &event).await {
+                complaint.tell(format!("a pod isn't told why it can't be: {error:#}"));
+            }
+        }
+    };
     // Bounded: what comes faster than it is taken in waits in the connection.
     let (heard, mut inbox) = mpsc::channel(1000);
     let nodes = listen(Api::<Node>::all(client.clone()), heard.clone(), |event| {
         Heard::Node(Box::new(event))
     });
-    let pods = listen(Api::<Pod>::all(client), heard, |event| Heard::Pod(Box::new(event)));
+    let pods = listen(Api::<Pod>::all(client.clone()), heard, |event| Heard::Pod(Box::new(event)));
+    let rules_of_pods = rules.asks.clone();
     let take_in = async {
         let mut fleet = Some(Fleet::new(rules));
         let (mut has_nodes, mut has_pods) = (None, None);
         let (mut nodes, mut pods) = (Listed::default(), Listed::default());
+        let mut refused = HashSet::new();
         while let Some(heard) = inbox.recv().await {
+            if let Heard::Pod(event) = &heard
+                && let Some(pod) = unasked(event, &rules_of_pods, &mut refused)
+            {
+                // Where there are more than it holds they go untold; no scheduler waits for them.
+                let _ = told.try_send(pod);
+            }
             let tell = |fleet: &mut Fleet| match heard {
                 Heard::Node(event) => {
                     tell_node(fleet, *event, &mut nodes).then(|| has_nodes = Some(()))
@@ -55,7 +109,96 @@ pub(crate) async fn follow(client: Client, binder: Arc<Binder>, rules: FleetRule
             }
         }
     };
-    tokio::join!(nodes, pods, take_in);
+    tokio::join!(nodes, pods, take_in, tell_pods, evict, write);
+}
+
+/// The pod of `event`, if it asks for what it can't have, no scheduler will ask us about it, and it isn't among those
+/// that were `told` of.
+fn unasked(event: &Event<Pod>, asks: &AskRules, told: &mut HashSet<String>) -> Option<Box<Pod>> {
+    let pod = match event {
+        Event::Apply(pod) | Event::InitApply(pod) => pod,
+        Event::Delete(pod) => {
+            told.remove(pod.metadata.uid.as_deref()?);
+            return None;
+        }
+        Event::Init | Event::InitDone => return None,
+    };
+    let is_placed = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    // Of one that is on a node its plugin tells.
+    let is_meant = !is_placed && !asks.is_asked_for(pod) && asks.refused(pod).is_some();
+    (is_meant && told.insert(pod.metadata.uid.clone()?)).then(|| Box::new(pod.clone()))
+}
+
+/// Evicts pods that have something of a GPU which is gone, as often as they are seen.
+async fn evict_lost(client: &Client, binder: &Binder) {
+    let mut complaint = Complaint::default();
+    loop {
+        for pod in binder.with_fleet(|fleet| fleet.lost()).unwrap_or_default() {
+            let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
+            let here = in_time(async { Ok(pods.get_opt(&pod.name).await?) }).await;
+            if !here.is_ok_and(|here| here.as_ref().is_some_and(|here| is_its(here, &pod))) {
+                continue;
+            }
+            let preconditions = Preconditions { uid: Some(pod.uid), resource_version: None };
+            let how =
+                DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+            let how = EvictParams { delete_options: Some(how), ..EvictParams::default() };
+            let evicted = async { Ok(pods.evict(&pod.name, &how).await?) };
+            let pod = format!("{}/{}", pod.namespace, pod.name);
+            match in_time(evicted).await {
+                Ok(_) => info!(pod, "evicted: its GPU is gone"),
+                Err(error) => complaint.tell(format!("{pod}, whose GPU is gone, stays: {error:#}")),
+            }
+        }
+        sleep(BETWEEN_EVICTIONS).await;
+    }
+}
+
+/// Writes on pods what they have by their nodes' word, until it is dropped.
+async fn write_given(client: &Client, binder: &Binder, resource: &str) {
+    let mut complaint = Complaint::default();
+    let mut waiting: BTreeMap<PodName, Given> = BTreeMap::new();
+    // What was written just now: somebody who takes it away again isn't run a race with.
+    let mut written: HashMap<String, Instant> = HashMap::new();
+    loop {
+        waiting.extend(binder.with_fleet(Fleet::take_unwritten).unwrap_or_default());
+        written.retain(|_, when| when.elapsed() < BETWEEN_WRITES);
+        let due: Vec<PodName> =
+            waiting.keys().filter(|pod| !written.contains_key(&pod.uid)).cloned().collect();
+        for pod in due {
+            let Some(given) = waiting.remove(&pod) else { continue };
+            written.insert(pod.uid.clone(), Instant::now());
+            let pods = Api::<Pod>::namespaced(client.clone(), &pod.namespace);
+            let here = in_time(async { Ok(pods.get_opt(&pod.name).await?) }).await;
+            let done = match here {
+                Ok(Some(here)) if is_its(&here, &pod) => {
+                    // No node gives a pod another amount than it asks for, nor other containers.
+                    match shares(&given.words(), &PodAsk::of(&here, resource)) {
+                        Some(containers) => {
+                            let words = Given { containers, ..given }.words();
+                            annotate(client, &here, &words).await
+                        }
+                        None => Ok(()),
+                    }
+                }
+                Ok(_) => Ok(()),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = done {
+                let PodName { namespace, name, .. } = &pod;
+                complaint
+                    .tell(format!("what {namespace}/{name} has isn't written on it: {error:#}"));
+                waiting.insert(pod, given);
+            }
+        }
+        sleep(LOOK).await;
+    }
+}
+
+/// Whether a pod that is there is the one that is meant, on that node. A node has a say in its own pods, and in no others.
+fn is_its(here: &Pod, pod: &PodName) -> bool {
+    let on = here.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
+    here.metadata.uid.as_ref() == Some(&pod.uid) && on == Some(&pod.node)
 }
 
 /// What a list had until now.

@@ -33,3 +33,28 @@ imagePullSecrets:
 v{{ .Major }}.{{ .Minor }}.{{ .Patch }}
 {{- end -}}
 {{- end }}
+
+{{/* The options that say whose containers cgpu makes. */}}
+{{- define "cgpu.runtimeClasses" -}}
+{{- range .Values.runtimeClass.ours }}
+- --runtime-class={{ . }}
+{{- end }}
+{{- if not .Values.node.setup.default }}
+- --not-default-runtime
+{{- end }}
+{{- end }}
+
+{{/* The engine's CRI socket. */}}
+{{- define "cgpu.engineSocket" -}}
+{{- $sockets := dict "containerd" "/run/containerd/containerd.sock" "k3s" "/run/k3s/containerd/containerd.sock" "rke2" "/run/k3s/containerd/containerd.sock" "microk8s" "/var/snap/microk8s/common/run/containerd.sock" "k0s" "/run/k0s/containerd.sock" "crio" "/run/crio/crio.sock" -}}
+{{- .Values.node.setup.socket | default (get $sockets .Values.node.setup.engine) -}}
+{{- end }}
+
+{{/* The options by which the engine is asked whether it has the runtime cgpu. */}}
+{{- define "cgpu.engine" -}}
+- --engine={{ .Values.node.setup.engine }}
+- --engine-socket={{ include "cgpu.engineSocket" . | trim }}
+{{- if not .Values.node.setup.default }}
+- --not-default-runtime
+{{- end }}
+{{- end }}

@@ -7,7 +7,7 @@ use crate::written::{ASSUME_TIME, words};
 const MEM: &str = "aliyun.com/gpu-mem";
 
 fn fleet(placement: Placement) -> Fleet {
-    Fleet::new(FleetRules { resource: MEM.to_owned(), placement, most_pods: 20 })
+    Fleet::new(FleetRules { asks: AskRules::default(), placement, most_pods: 20 })
 }
 
 fn node(name: &str, gpus: &[u32]) -> Node {
@@ -42,7 +42,7 @@ fn bound(mut pod: Pod, node: &str, promise: &Promise) -> Pod {
 }
 
 fn seeker(pod: &Pod) -> Seeker {
-    Seeker::of(pod, MEM)
+    Seeker::of(pod, &AskRules::default())
 }
 
 fn gpus(promise: &Promise) -> Vec<u32> {
@@ -85,6 +85,50 @@ fn what_is_promised_is_taken_until_the_pod_is_gone_and_counted_once() {
 }
 
 #[test]
+fn what_a_node_says_of_its_own_pods_is_to_be_written_on_them_and_nothing_else() {
+    let mut fleet = fleet(Placement::Binpack);
+    let given = |uids: &[&str]| -> Node {
+        let what = json!({"units": 16, "containers": {"c": {"1": 6}}});
+        let given: BTreeMap<&str, Value> = uids.iter().map(|uid| (*uid, what.clone())).collect();
+        let mut node = node("n", &[16, 16]);
+        let text = json!(given).to_string();
+        node.metadata.annotations.as_mut().unwrap().insert("cgpu.pods".to_owned(), text);
+        node
+    };
+    let on = |node: &str, uid: &str| {
+        let mut pod = pod(uid, 6, 1, &json!([]));
+        pod.spec.as_mut().unwrap().node_name = Some(node.to_owned());
+        pod
+    };
+    fleet.set_pod(&on("n", "a"));
+    fleet.set_pod(&on("other", "b"));
+    assert_eq!(fleet.take_unwritten(), [], "no node has said anything");
+    fleet.set_node(&given(&["a", "b", "gone"]));
+    let told = fleet.take_unwritten();
+    let names: Vec<_> = told.iter().map(|(pod, _)| (&*pod.uid, &*pod.name, &*pod.node)).collect();
+    assert_eq!(names, [("a", "a", "n")], "of another node's pod it has no say");
+    let words = told[0].1.words();
+    assert_eq!(
+        (&*words["ALIYUN_COM_GPU_MEM_IDX"], &*words["ALIYUN_COM_GPU_MEM_ASSIGNED"]),
+        ("1", "true")
+    );
+    assert_eq!(fleet.take_unwritten(), [], "nothing has changed since");
+    let mut written = on("n", "a");
+    written.metadata.annotations = Some(words.clone());
+    fleet.set_pod(&written);
+    fleet.set_node(&given(&["a"]));
+    assert_eq!(fleet.take_unwritten(), [], "it is there");
+    // Somebody writes something else over it.
+    let idx = "ALIYUN_COM_GPU_MEM_IDX".to_owned();
+    written.metadata.annotations.as_mut().unwrap().insert(idx, "0".to_owned());
+    fleet.set_pod(&written);
+    assert_eq!(fleet.take_unwritten()[0].1.words(), words);
+    fleet.remove_pod("a");
+    fleet.set_node(&given(&["a"]));
+    assert_eq!(fleet.take_unwritten(), []);
+}
+
+#[test]
 fn a_pod_whose_gpu_nobody_wrote_down_may_be_on_any() {
     let mut fleet = fleet(Placement::Binpack);
     fleet.set_node(&node("n", &[16, 16]));
@@ -98,6 +142,60 @@ fn a_pod_whose_gpu_nobody_wrote_down_may_be_on_any() {
     elsewhere.metadata.annotations = Some(words.into());
     fleet.set_pod(&elsewhere);
     assert_eq!(gpus(&fleet.promise(&of(11), "n").unwrap()), [0]);
+}
+
+#[test]
+fn what_a_pod_s_author_writes_on_it_hides_nothing() {
+    let mut fleet = fleet(Placement::Binpack);
+    fleet.set_node(&node("n", &[16, 16]));
+    let mut placed = pod("a", 6, 1, &json!([]));
+    placed.spec.as_mut().unwrap().node_name = Some("n".into());
+    let of = |units| seeker(&pod("b", units, 1, &json!([])));
+    for (name, value) in [
+        ("ALIYUN_COM_GPU_MEM_IDX", "7"),
+        ("ALIYUN_COM_GPU_MEM_IDX", "0,1"),
+        ("scheduler.framework.gpushare.allocation", r#"{"main":{"1":1}}"#),
+        ("scheduler.framework.gpushare.allocation", r#"{"main":{"1":16}}"#),
+        ("scheduler.framework.gpushare.allocation", r#"{"other":{"1":6}}"#),
+        ("scheduler.framework.gpushare.allocation", r#"{"main":{"9":6}}"#),
+        ("scheduler.framework.gpushare.allocation", "{}"),
+    ] {
+        placed.metadata.annotations = Some([(name.to_owned(), value.to_owned())].into());
+        fleet.set_pod(&placed);
+        // It may be on either GPU.
+        fleet.can_have(&of(10), "n").unwrap();
+        fleet.can_have(&of(11), "n").expect_err(value);
+        // Its own units are never in its own way.
+        let itself = seeker(&placed);
+        fleet.can_have(&itself, "n").unwrap();
+    }
+    fleet.remove_pod("a");
+    assert!(fleet.taken.is_empty());
+}
+
+#[test]
+fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
+    let mut fleet = fleet(Placement::Binpack);
+    let mut told = node("n", &[16]);
+    fleet.set_node(&told);
+    let held = pod("a", 10, 1, &json!([]));
+    let promise = fleet.promise(&seeker(&held), "n").unwrap();
+    fleet.set_pod(&bound(held, "n", &promise));
+    let next = seeker(&pod("b", 12, 1, &json!([])));
+    fleet.can_have(&next, "n").unwrap_err();
+    assert!(fleet.lost().is_empty());
+    let words =
+        json!({"unit": "GiB", "gpus": {"0": 16}, "lost": {"a": "team/a", "unknown": "team/whole"}})
+            .to_string();
+    told.metadata.annotations = Some([("cgpu.devices".to_owned(), words)].into());
+    fleet.set_node(&told);
+    let lost: Vec<_> = fleet.lost().into_iter().map(|pod| pod.uid).collect();
+    assert_eq!(lost, ["a", "unknown"], "one that has a GPU as a whole too");
+    assert_eq!(used(&fleet, "n"), [0]);
+    fleet.promise(&next, "n").unwrap();
+    assert_eq!(used(&fleet, "n"), [12]);
+    fleet.remove_pod("a");
+    assert_eq!(used(&fleet, "n"), [12]);
 }
 
 #[test]

@@ -1,0 +1,82 @@
+//! Waits until something in a directory is new or gone: [`Directory`].
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use tokio::sync::Notify;
+use tokio::time::timeout;
+
+/// How long a directory that can't be watched is left alone.
+const BETWEEN_TRIES: Duration = Duration::from_secs(1);
+
+/// A directory that is watched by a thread, for as long as the program lives.
+pub(crate) struct Directory(Arc<Notify>);
+
+impl Directory {
+    pub(crate) fn watch(path: &Path) -> Self {
+        let changed = Arc::new(Notify::new());
+        let (path, told) = (path.to_owned(), Arc::clone(&changed));
+        thread::spawn(move || {
+            loop {
+                // It ends with the directory; another may come in its place.
+                let _ = tell_of_changes(&path, &told);
+                thread::sleep(BETWEEN_TRIES);
+            }
+        });
+        Directory(changed)
+    }
+
+    /// Returns once something is new or gone in it since it was asked last, and after `at_most` in any case.
+    pub(crate) async fn changed(&self, at_most: Duration) {
+        // Nothing happened in time, which is fine.
+        let _ = timeout(at_most, self.0.notified()).await;
+    }
+}
+
+fn tell_of_changes(path: &PathBuf, told: &Notify) -> nix::Result<()> {
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
+    let what = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_TO;
+    inotify.add_watch(path, what | AddWatchFlags::IN_ONLYDIR)?;
+    loop {
+        // What happened before it was watched counts, too.
+        told.notify_one();
+        let events = inotify.read_events()?;
+        if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) {
+            return Ok(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    /// Longer than any test may take.
+    const NEVER: Duration = Duration::from_secs(100_000);
+
+    #[test]
+    fn who_waits_wakes_when_a_file_comes_or_goes_and_when_the_directory_comes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("plugins");
+            let watched = Directory::watch(&path);
+            watched.changed(Duration::from_millis(1)).await;
+            fs::create_dir(&path).unwrap();
+            watched.changed(NEVER).await;
+            for _ in 0..3 {
+                fs::write(path.join("kubelet.sock"), "").unwrap();
+                watched.changed(NEVER).await;
+                fs::remove_file(path.join("kubelet.sock")).unwrap();
+                watched.changed(NEVER).await;
+            }
+            fs::remove_dir(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+            watched.changed(NEVER).await;
+        });
+    }
+}
