@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu::backend::Way;
 use cgpu::config::{Backend, Config};
 use cgpu::host::Host;
 use cgpu::plan::{Candidate, Kind, Plan, PlannedGpu, Proposal, WeightAsked};
@@ -373,7 +372,7 @@ impl Bench {
         let mut config =
             Config { state_dir: self.work.join("crowd"), log: String::new(), ..Config::default() };
         config.isolation.backend = Backend::None;
-        let host = Host::new(config, None, Way::Bundle);
+        let host = Host::new(config, None);
         let own = ProcessId::own().expect("/proc is mounted");
         let reserve = |n: usize| {
             let gpu = PlannedGpu {

@@ -18,7 +18,6 @@ use tracing::warn;
 
 use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError};
-use crate::backend::{Launch, Way};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::config::{ConfigError, Whole};
 use crate::events::Cause;
@@ -441,6 +440,9 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         };
     }
     host::require_root()?;
+    if request.has_quota() && host.backend.needs_bundle() {
+        return Err(HookError::BundleNeeded);
+    }
     let inventory = host.inventory(request)?;
     let proposal = host.plan(request, &inventory)?;
     let mut host = host.clone();
@@ -475,22 +477,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     };
     host.tell_of(&record, name.as_deref(), Some(driver.mode));
     let equip = || -> Result<(), HookError> {
-        let farewell = calls.last().cloned();
         bundle.apply(&host.edits((&record, request), &bundle, nodes, driver.edits, calls)?)?;
-        if let Some(farewell) = &farewell {
-            let own_mounts = bundle.has_own_mounts();
-            let how = Launch {
-                way: Way::Bundle,
-                own_mounts,
-                bundle: Path::new(""),
-                root: PRECREATE_ROOT,
-                name: name.as_deref(),
-                launcher: None,
-                state_file: None,
-                farewell,
-            };
-            host.launch(&record, how, None)?;
-        }
         write(bundle.to_text().as_bytes())
     };
     equip().inspect_err(|_| {

@@ -16,7 +16,7 @@ use tracing::warn;
 
 use crate::admission::error::AdmissionError;
 use crate::admission::marks;
-use crate::backend::{self, Isolation, Tenant, Way};
+use crate::backend::{self, Isolation, Tenant};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
 use crate::gpu::Inventory;
@@ -41,8 +41,6 @@ pub struct Host {
     pub config: Config,
     /// The file it came from, by absolute path.
     pub config_path: Option<PathBuf>,
-    /// How containers get their isolation.
-    pub way: Way,
     /// The backend of containers that are made from now on.
     pub backend: Kind,
     /// Why that one, in a sentence for the log.
@@ -52,16 +50,16 @@ pub struct Host {
 impl Host {
     /// The host with that configuration, from that file; its backend is chosen here.
     #[must_use]
-    pub fn new(config: Config, config_path: Option<PathBuf>, way: Way) -> Self {
+    pub fn new(config: Config, config_path: Option<PathBuf>) -> Self {
         let (backend, why_backend) = backend::choose(&config.isolation);
-        Host { config, config_path, way, backend, why_backend }
+        Host { config, config_path, backend, why_backend }
     }
 
     /// The same host with its backend chosen anew, for a program that runs on: the vendor's module may
     /// have been loaded meanwhile.
     #[must_use]
     pub fn chosen_anew(&self) -> Self {
-        Host::new(self.config.clone(), self.config_path.clone(), self.way)
+        Host::new(self.config.clone(), self.config_path.clone())
     }
 
     /// The host as the configuration that `flag` or `CGPU_CONFIG` names has it.
@@ -72,7 +70,7 @@ impl Host {
     pub fn load(flag: Option<&OsStr>) -> Result<Self, ConfigError> {
         let variable = std::env::var_os(config::PATH_VARIABLE);
         let loaded = config::load(flag, variable.as_deref())?;
-        Ok(Host::new(loaded.config, loaded.path, Way::Bundle))
+        Ok(Host::new(loaded.config, loaded.path))
     }
 
     /// Where its GPUs are learnt of.
@@ -470,7 +468,7 @@ impl Host {
             mounts_from: Some(inject::tree::home(&self.config.state_dir).display().to_string()),
             ..driver
         };
-        self.isolation(plan.backend).edit(tenant(record), bundle.seccomp(), &mut edits)?;
+        self.isolation(plan.backend).edit(bundle.seccomp(), &mut edits)?;
         let leads = |path: &str| bundle::leads_to_mps(Path::new(path));
         let mps = bundle.mounted().find(|(to, from)| leads(to) || leads(from));
         if let Some((path, _)) = mps.filter(|_| edits.without_mps) {
@@ -496,7 +494,7 @@ impl Host {
     /// The backend of that kind on this host.
     #[must_use]
     pub fn isolation(&self, kind: Kind) -> Box<dyn Isolation> {
-        backend::isolation(kind, &self.config, self.way)
+        backend::isolation(kind, &self.config)
     }
 }
 
@@ -555,7 +553,7 @@ fn token<'a>(env: &[&'a str]) -> Option<&'a str> {
 /// Whether the container of `bundle` may be started without a configuration that can be read: no
 /// setting of it asks for anything.
 pub(crate) fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
-    let host = Host::new(config::Config::default(), None, Way::Ahead);
+    let host = Host::new(config::Config::default(), None);
     let is_ours = bundle.hooks().is_some_and(marks::are_ours);
     let decision = host.decide(bundle, id, EntryPoint::Runtime);
     let asks =
@@ -573,7 +571,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.isolation.km_root = root.path().to_owned();
-        let host = Host::new(config, None, Way::Bundle);
+        let host = Host::new(config, None);
         assert_eq!(host.backend, Kind::Gate);
         std::fs::write(root.path().join("inst_ctl"), "").unwrap();
         assert_eq!((host.backend, host.chosen_anew().backend), (Kind::Gate, Kind::Km));

@@ -1,7 +1,6 @@
 //! The gate: quotas held at the driver's ioctl boundary, by a monitor for each container.
 //!
-//! Knows what a plan becomes for a monitor: its settings, its place, the section of the
-//! bundle that makes calls come to it. What becomes of the calls is not known here.
+//! Knows what a plan becomes for a monitor: its settings, its place. What becomes of the calls is not known here.
 
 mod ability;
 mod held;
@@ -22,15 +21,13 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::{BackendError, Instance, Isolation, Launch, Launcher, Leftover, Observed, Tenant, Way};
+use super::{BackendError, Instance, Isolation, Launch, Launcher, Leftover, Observed, Tenant};
 use crate::bundle::Edits;
 use crate::config;
 use crate::gate::client::{AskError, ask, ask_all, is_listening};
 use crate::gate::enter::{EnterError, abilities, enter};
-use crate::gate::figures;
-use crate::gate::filter::Machine;
 use crate::gate::launch::{LaunchError, MonitorDir, StartedKeeper, start_keeper};
-use crate::gate::seccomp::{self, ListenerPath, SectionError};
+use crate::gate::profile::{ProfileError, check_no_listener};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use crate::inject::host_nodes::device_root;
@@ -59,7 +56,6 @@ pub struct Gate {
     proc_root: PathBuf,
     log: String,
     monitor: PathBuf,
-    way: Way,
 }
 
 /// Why the gate could not do its part.
@@ -152,7 +148,7 @@ pub enum GateError {
     },
     /// The bundle's seccomp profile.
     #[error(transparent)]
-    Section(#[from] SectionError),
+    Profile(#[from] ProfileError),
     /// The monitor can't be started.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -209,9 +205,9 @@ pub enum GateError {
 }
 
 impl Gate {
-    /// The gate as `config` has it, for containers that are made so.
+    /// The gate as `config` has it.
     #[must_use]
-    pub fn new(config: &config::Config, way: Way) -> Self {
+    pub fn new(config: &config::Config) -> Self {
         let own = std::env::current_exe().unwrap_or_default();
         Gate {
             state_dir: config.state_dir.clone(),
@@ -226,7 +222,6 @@ impl Gate {
             proc_root: config.driver.proc_root.clone(),
             log: config.log.clone(),
             monitor: own.with_file_name(MONITOR),
-            way,
         }
     }
 
@@ -295,22 +290,10 @@ impl Gate {
             farewell: std::iter::once(program).chain(words).collect(),
             launcher: how.launcher,
             state_file: how.state_file.map(Path::to_owned),
-            spares_host: how.way == Way::Ahead && how.own_mounts,
-            interruptible: how.way == Way::Bundle || !abilities().killable_wait,
+            spares_host: how.own_mounts,
+            interruptible: !abilities().killable_wait,
             log: self.log.clone(),
         })
-    }
-
-    /// The section, as if a listener of ours that an earlier container of this bundle had was
-    /// already at `path`: its rules are there, and stay. `None` where there is no such.
-    fn taken_over(&self, section: &Value, path: &Path) -> Option<Value> {
-        let former = section.get("listenerPath").and_then(Value::as_str)?;
-        if !Path::new(former).starts_with(MonitorDir::all(&self.state_dir)) {
-            return None;
-        }
-        let mut section = section.as_object()?.clone();
-        section.insert("listenerPath".into(), path.to_string_lossy().into());
-        Some(section.into())
     }
 
     /// Starts the monitor of a container: gives the settings to a keeper that was started ahead, or to a new one.
@@ -327,12 +310,8 @@ impl Gate {
             self.see_that_slices_are_set(&release, &settings.nodes, &settings.gpus)?;
         }
         let place = self.place(tenant.short_id);
-        let socket = match how.way {
-            Way::Ahead => place.entry(),
-            Way::Bundle => place.listener(),
-        };
         let mut keeper = started.map_or_else(|| start_keeper(&self.monitor), Ok)?;
-        Ok(keeper.start_serving(&place, &socket, &settings)?)
+        Ok(keeper.start_serving(&place, &settings)?)
     }
 
     /// Sees that the driver holds what a GPU is to be changed to.
@@ -453,33 +432,14 @@ impl Isolation for Gate {
         }
     }
 
-    fn edit(
-        &self,
-        tenant: Tenant<'_>,
-        section: Option<&Value>,
-        edits: &mut Edits,
-    ) -> Result<(), BackendError> {
+    fn edit(&self, profile: Option<&Value>, edits: &mut Edits) -> Result<(), BackendError> {
         edits.without_mps = true;
-        let path = self.place(tenant.short_id).listener();
-        let former = section.and_then(|section| self.taken_over(section, &path));
-        // Whose section was merged once has its listener by that.
-        if self.way == Way::Ahead && former.is_none() {
-            return Ok(seccomp::check_no_listener(section).map_err(GateError::from)?);
-        }
-        let listener = ListenerPath { path: &path.to_string_lossy(), metadata: tenant.short_id };
-        let section = former.as_ref().or(section);
-        let merged = seccomp::merge(section, Machine::HERE, &listener).map_err(GateError::from)?;
-        edits.seccomp = Some(merged);
-        Ok(())
+        Ok(check_no_listener(profile).map_err(GateError::from)?)
     }
 
     /// The filter is here before the runtime is.
     fn enter(&self, tenant: Tenant<'_>) -> Result<(), BackendError> {
-        let place = self.place(tenant.short_id);
-        match place.is_by_bundle() {
-            true => Ok(()),
-            false => Ok(enter(&place.entry()).map_err(GateError::from)?),
-        }
+        Ok(enter(&self.place(tenant.short_id).entry()).map_err(GateError::from)?)
     }
 
     fn begin_launch(&self) -> Launcher {

@@ -294,12 +294,7 @@ impl Isolation for Km {
 
     /// The tree is writable for everyone, and procfs is the same in every container: one
     /// could raise its own quota.
-    fn edit(
-        &self,
-        _tenant: Tenant<'_>,
-        _section: Option<&Value>,
-        edits: &mut Edits,
-    ) -> Result<(), BackendError> {
+    fn edit(&self, _profile: Option<&Value>, edits: &mut Edits) -> Result<(), BackendError> {
         edits.masked.push(self.tree.root().to_string_lossy().into_owned());
         Ok(())
     }

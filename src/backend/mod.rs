@@ -33,30 +33,19 @@ pub struct Tenant<'a> {
     pub plan: &'a Plan,
 }
 
-/// How a container gets its isolation before its first driver call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// The process that becomes its runtime takes it on first: [`Isolation::enter`].
-    Ahead,
-    /// Its bundle tells the runtime, which somebody else starts.
-    Bundle,
-}
-
 /// How a container is about to be made.
 #[derive(Debug)]
 pub struct Launch<'a> {
-    /// How it gets its isolation.
-    pub way: Way,
     /// Whether it gets a mount namespace of its own, new with it.
     pub own_mounts: bool,
-    /// Its bundle; empty where that isn't known yet.
+    /// Its bundle.
     pub bundle: &'a Path,
     /// Its runtime's root.
     pub root: &'a str,
     /// What its engine calls it, where that is known.
     pub name: Option<&'a str>,
-    /// The process that makes it; `None` where that isn't known.
-    pub launcher: Option<ProcessId>,
+    /// The process that becomes its runtime.
+    pub launcher: ProcessId,
     /// The runtime's own state of it, where that is known to come.
     pub state_file: Option<&'a Path>,
     /// What deregisters it, for a backend that sees its end by itself.
@@ -129,18 +118,12 @@ pub trait Isolation: std::fmt::Debug {
     /// Why not, and what to do.
     fn usable(&self) -> Result<(), BackendError>;
 
-    /// Adds to the edits of a bundle, whose seccomp section is `section`, what isolation
-    /// needs there.
+    /// Adds to the edits of a bundle, whose seccomp profile is `profile`, what isolation needs there.
     ///
     /// # Errors
     ///
-    /// Where the bundle can't have it.
-    fn edit(
-        &self,
-        tenant: Tenant<'_>,
-        section: Option<&Value>,
-        edits: &mut Edits,
-    ) -> Result<(), BackendError>;
+    /// If isolation can't hold next to the profile.
+    fn edit(&self, profile: Option<&Value>, edits: &mut Edits) -> Result<(), BackendError>;
 
     /// Begins to start what has to be there before the runtime makes a container: it takes its time, and
     /// the container need not be known yet. The [`Launcher`] does the rest. Where it is dropped, what
@@ -150,8 +133,7 @@ pub trait Isolation: std::fmt::Debug {
     }
 
     /// Brings this process, and all that comes of it, behind the isolation of a container
-    /// that it is about to make, or to start another process in. A container of
-    /// [`Way::Bundle`] needs nothing of the kind.
+    /// that it is about to make, or to start another process in.
     ///
     /// # Errors
     ///
@@ -214,13 +196,13 @@ fn chosen(configured: config::Backend, km_loaded: bool) -> (Kind, &'static str) 
     }
 }
 
-/// The backend of that kind, for containers that are made so.
+/// The backend of that kind.
 #[must_use]
-pub fn isolation(kind: Kind, config: &config::Config, way: Way) -> Box<dyn Isolation> {
+pub fn isolation(kind: Kind, config: &config::Config) -> Box<dyn Isolation> {
     match kind {
         Kind::Km => Box::new(km::Km::new(config.isolation.km_root.clone())),
         Kind::None => Box::new(none::Unisolated),
-        Kind::Gate => Box::new(gate::Gate::new(config, way)),
+        Kind::Gate => Box::new(gate::Gate::new(config)),
     }
 }
 
@@ -257,7 +239,7 @@ pub fn set_gpu(
 ) -> Result<(), BackendError> {
     match kind {
         Kind::Km => Ok(km::Km::new(config.isolation.km_root.clone()).set_gpu(gpu.index, change)?),
-        Kind::Gate => Ok(gate::Gate::new(config, Way::Ahead).see_that_it_holds(gpu, change)?),
+        Kind::Gate => Ok(gate::Gate::new(config).see_that_it_holds(gpu, change)?),
         Kind::None => Ok(()),
     }
 }

@@ -36,12 +36,7 @@ impl Isolation for Unisolated {
         Ok(())
     }
 
-    fn edit(
-        &self,
-        _tenant: Tenant<'_>,
-        _section: Option<&Value>,
-        _edits: &mut Edits,
-    ) -> Result<(), BackendError> {
+    fn edit(&self, _profile: Option<&Value>, _edits: &mut Edits) -> Result<(), BackendError> {
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::devices::{allow, declare, withhold};
 use super::edits::{Bind, Edits, HookCall, HookStage, Mount};
-use super::shape::{Misshapen, list, mounts, object, plain, text};
+use super::shape::{Misshapen, list, mounts, plain, text};
 use crate::request::brought::{DEVICE_MOUNTS, by_cli_hook, is_cdi_annotation};
 
 /// Applies `edits`; what it was before, where that changed anything.
@@ -48,9 +48,6 @@ pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, 
     }
     for hook in &edits.hooks {
         append_hook(config, hook)?;
-    }
-    if let Some(section) = &edits.seccomp {
-        object(config, &["linux"], "linux")?.insert("seccomp".to_owned(), section.clone());
     }
     for path in &edits.masked {
         let masked = list(config, &["linux", "maskedPaths"], "linux.maskedPaths")?;
@@ -312,7 +309,6 @@ mod tests {
                 timeout_s: Some(10),
             }],
             masked: vec!["/proc/cgpu_km".into()],
-            seccomp: Some(json!({"defaultAction": "SCMP_ACT_ALLOW"})),
             ..Edits::default()
         }
     }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 /// What a plan changes in a bundle.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -45,8 +44,6 @@ pub struct Edits {
     /// annotations that ask for devices by CDI's names, mounts that ask NVIDIA's toolkit, hooks that call
     /// `nvidia-container-cli`. Mounts of the sockets of the driver's daemons, too, which set any GPU.
     pub without_requests: bool,
-    /// What `linux.seccomp` becomes, where that changes.
-    pub seccomp: Option<Value>,
 }
 
 /// A character device.

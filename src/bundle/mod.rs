@@ -240,7 +240,7 @@ impl Bundle {
         .ok_or_else(|| self.misshapen("annotations", "a map of strings"))
     }
 
-    /// The seccomp section as it is.
+    /// The container's seccomp profile.
     #[must_use]
     pub fn seccomp(&self) -> Option<&Value> {
         self.value.pointer("/linux/seccomp")

@@ -149,13 +149,12 @@ pub(super) fn line(event: &Event, name: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Way;
     use crate::config::Config;
     use crate::events::Kind;
 
     fn host(dir: &std::path::Path) -> Host {
         let config = Config { state_dir: dir.to_owned(), ..Config::default() };
-        Host::new(config, None, Way::Bundle)
+        Host::new(config, None)
     }
 
     fn asked(container: Option<&str>, json: bool) -> Events {

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use super::driver::device_root;
 use super::facts::Facts;
 use super::{driver, engines, host, own};
-use crate::backend::Way;
 use crate::config::{self, Config};
 use crate::engines::files::Tree;
 use crate::host::Host;
@@ -33,7 +32,7 @@ pub struct Roots {
 pub fn look(roots: &Roots) -> Facts {
     let tree = Tree::new(&roots.root, roots.search.as_deref());
     let (config, told) = configuration(roots, &tree);
-    let reached = Host::new(reached(&tree, &config), None, Way::Ahead);
+    let reached = Host::new(reached(&tree, &config), None);
     Facts {
         driver: driver::look(&tree, &config),
         isolation: host::look(&tree, &reached),

@@ -6,7 +6,6 @@
 //!
 //! ```text
 //! STATE_DIR/gate/SHORT_ID/entry      the process that becomes the runtime brings its listener here
-//! STATE_DIR/gate/SHORT_ID/listener   or the runtime does, as its bundle says
 //! STATE_DIR/gate/SHORT_ID/control    the socket for questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and start time
 //! STATE_DIR/gate/SHORT_ID/figures    the container's status, see `figures`
@@ -174,18 +173,6 @@ impl MonitorDir {
         self.dir.join("entry")
     }
 
-    /// Whether the runtime brings the listener, as the bundle says, and not the process that becomes the runtime.
-    #[must_use]
-    pub fn is_by_bundle(&self) -> bool {
-        fs::symlink_metadata(self.listener()).is_ok()
-    }
-
-    /// The socket for a runtime whose bundle names the socket as its listener's.
-    #[must_use]
-    pub fn listener(&self) -> PathBuf {
-        self.dir.join("listener")
-    }
-
     /// The control socket, for questions.
     #[must_use]
     pub fn control(&self) -> PathBuf {
@@ -282,8 +269,8 @@ impl Drop for StartedKeeper {
 }
 
 impl StartedKeeper {
-    /// Gives the keeper its `settings` and the directory `place`, in which it takes listeners at `socket`. Removes
-    /// what an earlier keeper left there.
+    /// Gives the keeper its `settings` and the directory `place`, in which it takes listeners. Removes what an earlier
+    /// keeper left there.
     ///
     /// # Errors
     ///
@@ -291,7 +278,6 @@ impl StartedKeeper {
     pub fn start_serving(
         &mut self,
         place: &MonitorDir,
-        socket: &Path,
         settings: &Settings,
     ) -> Result<(), LaunchError> {
         let failed = |action, path: &Path| {
@@ -314,7 +300,7 @@ impl StartedKeeper {
                 .map_err(|errno| failed("cannot make", path)(errno.into()))
         };
         if let Some([listener, control]) = self.sockets.take() {
-            open(&listener, socket)?;
+            open(&listener, &place.entry())?;
             open(&control, &place.control())?;
         }
         let memory = memfd_create("cgpu-settings", MemfdFlags::CLOEXEC)

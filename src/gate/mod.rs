@@ -1,13 +1,13 @@
 //! The gate: seccomp user notification brings a container's driver ioctls to a monitor.
 //!
 //! Owns a call's way to the monitor, and how other programs speak with a monitor. [`monitor`](crate::monitor) decides
-//! what becomes of a call. The gate must not know OCI beyond the section that it merges into a bundle.
+//! what becomes of a call. Of OCI the gate knows a bundle's seccomp profile alone.
 
 pub mod enter;
 
 pub mod filter;
 
-pub mod seccomp;
+pub mod profile;
 
 pub mod settings;
 

@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// What the monitor of one container needs to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The container's id; empty where the id is not known yet.
+    /// The container's id.
     pub id: String,
     /// The container's short id.
     pub short_id: String,
@@ -35,7 +35,7 @@ pub struct Settings {
     /// The state directory, in which events are kept; empty for none.
     #[serde(default)]
     pub state_dir: PathBuf,
-    /// The container's bundle; empty where the bundle is not known yet.
+    /// The container's bundle.
     pub bundle: PathBuf,
     /// The monitor's directory, beside those of other monitors; empty for none.
     #[serde(default)]
@@ -56,16 +56,15 @@ pub struct Settings {
     /// The program with its arguments that the keeper becomes when the container is gone: it deregisters the
     /// container.
     pub farewell: Vec<String>,
-    /// The runtime process that makes the container; `None` where it is not known.
-    pub launcher: Option<ProcessId>,
+    /// The process that becomes the runtime and makes the container.
+    pub launcher: ProcessId,
     /// The runtime's own state file of the container, which names the container's first process; `None` where it is
     /// not known.
     pub state_file: Option<PathBuf>,
     /// Whether the monitor lets calls from the host's own mount namespace pass: where the runtime is behind the gate
     /// with its hooks, and the container has its own mount namespace.
     pub spares_host: bool,
-    /// Whether a signal can interrupt a call that is not answered yet: before Linux 5.19, and behind a filter that
-    /// the runtime installed.
+    /// Whether a signal can interrupt a call that is not answered yet: before Linux 5.19.
     #[serde(default = "default_interruptible")]
     pub interruptible: bool,
     /// The log's file; empty for none.

@@ -106,14 +106,6 @@ const PAGE_BYTES: u64 = 4096;
 const SHARED: u64 = 1;
 const ANONYMOUS: u64 = 0x20;
 
-/// `linux/prctl.h`, `linux/personality.h`.
-const PR_SET_MM: u32 = 35;
-const ADDR_NO_RANDOMIZE: u32 = 0x0004_0000;
-
-/// `asm-generic/errno-base.h`.
-const EPERM: i32 = 1;
-const EINVAL: i32 = 22;
-
 /// A system call that the monitor answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syscall {
@@ -137,31 +129,6 @@ pub enum Syscall {
         /// The offset in bytes.
         offset: u64,
     },
-    /// `prctl`, which may change the addresses that tell one program of a process from the next.
-    Prctl {
-        /// The option, such as `PR_SET_MM`.
-        option: u32,
-    },
-    /// `personality`.
-    Personality {
-        /// The new personality's bits; all bits set ask for the present one.
-        bits: u32,
-    },
-}
-
-impl Syscall {
-    /// The error for a call that would make two programs of a process look alike: the error of a kernel without that
-    /// `prctl`, or of docker's profile (see `X86_64` above). `None` for every other call.
-    #[must_use]
-    pub fn refusal(self) -> Option<i32> {
-        match self {
-            Self::Prctl { option } if option == PR_SET_MM => Some(EINVAL),
-            Self::Personality { bits } if bits != u32::MAX && bits & ADDR_NO_RANDOMIZE != 0 => {
-                Some(EPERM)
-            }
-            _ => None,
-        }
-    }
 }
 
 /// The call; `None` where no filter brings such a call to the monitor.
@@ -193,10 +160,11 @@ pub fn decode(architecture: u32, number: i32, arguments: &[u64; 6]) -> Option<Sy
         TrappedCall::Ioctl => Some(ioctl(c)),
         TrappedCall::Mmap => Some(map(b, f)),
         TrappedCall::Mmap2 => Some(map(low(b), pages(f))),
-        TrappedCall::Prctl => Some(Syscall::Prctl { option: low_word(a) }),
-        TrappedCall::Personality => Some(Syscall::Personality { bits: low_word(a) }),
-        // The filter refuses these.
-        TrappedCall::OldMmap | TrappedCall::RemapFilePages => None,
+        // The filter answers these itself.
+        TrappedCall::OldMmap
+        | TrappedCall::Prctl
+        | TrappedCall::Personality
+        | TrappedCall::RemapFilePages => None,
     }
 }
 
@@ -244,28 +212,6 @@ mod tests {
         let wanted = |offset| Syscall::Map { descriptor: 5, length: 0x2000, shared: true, offset };
         assert_eq!(decode(AUDIT_ARCH_X86_64, 9, &arguments), Some(wanted(2)));
         assert_eq!(decode(AUDIT_ARCH_I386, 192, &arguments), Some(wanted(0x2000)));
-    }
-
-    #[test]
-    fn what_would_make_programs_alike_is_refused() {
-        let upper = 0xdead_beef_0000_0000;
-        let said = |architecture, number, first: u64| {
-            decode(architecture, number, &[first | upper, 0, 0, 0, 0, 0]).and_then(Syscall::refusal)
-        };
-        for (architecture, control, personality) in [
-            (AUDIT_ARCH_X86_64, 157, 135),
-            (AUDIT_ARCH_X86_64, 157 | X32_BIT, 135 | X32_BIT),
-            (AUDIT_ARCH_I386, 172, 136),
-            (AUDIT_ARCH_AARCH64, 167, 92),
-            (AUDIT_ARCH_ARM, 172, 136),
-        ] {
-            assert_eq!(said(architecture, control, 35), Some(EINVAL));
-            assert_eq!(said(architecture, control, 99), None);
-            assert_eq!(said(architecture, personality, 0x0004_0008), Some(EPERM));
-            for permitted in [0, 8, 0xffff_ffff] {
-                assert_eq!(said(architecture, personality, permitted), None);
-            }
-        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which driver calls are trapped: [`escapes`] and [`uvm`], and coarser, [`TRAPS`].
+//! Which driver calls are trapped: [`escapes`] and [`uvm`].
 //!
 //! A trap costs the container a few microseconds a call, so only calls that the quota needs are trapped, each with
 //! its reason here. The sizes are those of all releases, because a bundle outlives an update of the driver. The
@@ -38,41 +38,6 @@ const UVM: &[(u32, &str)] = &[
     (UVM_ALLOC_SEMAPHORE_POOL, "announces a range that is no managed memory"),
 ];
 
-/// The requests that a filter which the runtime makes from the bundle sends to the monitor, as (mask, value): a
-/// request is trapped where `request & mask == value`.
-///
-/// The masks match every call of [`is_decided_by_monitor`], and other calls too. They are few because a runtime needs a
-/// tenth of a millisecond for each rule. The monitor lets the other calls continue, which is safe whatever their
-/// descriptor is: the request lies in a register.
-///
-/// - numbers with bit 5 or 6 and a size with bit 4 or 5: every escape;
-/// - numbers with bit 5 or 6, or with bit 4, and nothing else: UVM's calls;
-/// - sizes with the bit of 4096, which `UVM_INITIALIZE` has;
-/// - numbers with bit 5 or 6 and the type of NVIDIA's libraries, of any size: all of [`may_have_grown`].
-///
-/// The frequent calls of terminals and sockets have no size and have bits above the number: no mask matches them.
-pub const TRAPS: [(u32, u32); 10] = [
-    (BIT_5 | SIZE_16, BIT_5 | SIZE_16),
-    (BIT_5 | SIZE_32, BIT_5 | SIZE_32),
-    (BIT_6 | SIZE_16, BIT_6 | SIZE_16),
-    (BIT_6 | SIZE_32, BIT_6 | SIZE_32),
-    (BIT_5 | ABOVE_NUMBER, BIT_5),
-    (BIT_6 | ABOVE_NUMBER, BIT_6),
-    (BIT_4 | ABOVE_NUMBER, BIT_4),
-    (SIZE_4096, SIZE_4096),
-    (BIT_5 | TYPE, BIT_5 | MAGIC),
-    (BIT_6 | TYPE, BIT_6 | MAGIC),
-];
-
-/// Every trapped number has bit 5 or 6, except `UVM_INITIALIZE`, and `UVM_UNREGISTER_GPU_VASPACE`, which has bit 4.
-const BIT_5: u32 = 1 << 5;
-const BIT_6: u32 = 1 << 6;
-const BIT_4: u32 = 1 << 4;
-/// Every trapped escape has one of these two bits in its size.
-const SIZE_16: u32 = 16 << 16;
-const SIZE_32: u32 = 32 << 16;
-/// `UVM_INITIALIZE` has this bit.
-const SIZE_4096: u32 = 4096 << 16;
 /// All bits but the number's: they are 0 in UVM's calls.
 pub(super) const ABOVE_NUMBER: u32 = !0xff;
 
@@ -126,7 +91,6 @@ pub fn may_have_grown(request: u32) -> bool {
 }
 
 /// Parts of a request (asm-generic/ioctl.h).
-const TYPE: u32 = 0xff00;
 pub(super) const TYPE_AND_NUMBER: u32 = 0xffff;
 pub(super) const SIZE: u32 = 0x3fff << 16;
 
@@ -150,12 +114,8 @@ fn sizes(key: Key) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn trapped(request: u32) -> bool {
-        TRAPS.iter().any(|(mask, value)| request & mask == *value)
-    }
-
     #[test]
-    fn every_call_to_decide_on_is_trapped_whatever_its_type_and_direction() {
+    fn the_monitor_decides_whatever_type_and_direction() {
         for (number, why) in ESCAPES {
             let sizes = sizes(Key::Escape(*number));
             assert!(!sizes.is_empty(), "{number:#x} {why}");
@@ -164,7 +124,6 @@ mod tests {
                 for garbage in [0, 0x4600, 0xff00, 0xc000_0000, 0xc000_ff00, 0x4000_5400] {
                     assert!(is_decided_by_monitor(request | garbage), "{number:#x} of {size}");
                     assert!(is_escape(request | garbage), "{number:#x} of {size}");
-                    assert!(trapped(request | garbage), "{number:#x} of {size} {why}");
                 }
                 assert!(
                     !is_decided_by_monitor(request + (1 << 16)),
@@ -173,7 +132,7 @@ mod tests {
             }
         }
         for (number, why) in UVM {
-            assert!(trapped(*number) && is_decided_by_monitor(*number), "{number:#x} {why}");
+            assert!(is_decided_by_monitor(*number), "{number:#x} {why}");
             assert!(!is_escape(*number), "{number:#x} {why}");
             assert!(!is_decided_by_monitor(number | 0x100), "UVM looks at all of it");
         }
@@ -181,15 +140,13 @@ mod tests {
 
     /// Tries every size that a later release can give a struct.
     #[test]
-    fn a_struct_that_has_grown_is_trapped_by_both_filters() {
+    fn a_struct_that_has_grown_is_trapped() {
         for (number, why) in ESCAPES {
             let known = sizes(Key::Escape(*number));
             for size in (1..1 << 14).filter(|size| !known.contains(size)) {
                 let request = u32::try_from(size).unwrap() << 16 | MAGIC | number;
                 for direction in [0, 1 << 30, 2 << 30, 3 << 30] {
-                    // Both the filter of [`super::filter`] and [`TRAPS`] trap it, and the monitor refuses it.
-                    assert!(may_have_grown(request | direction), "{number:#x} of {size}");
-                    assert!(trapped(request | direction), "{number:#x} of {size} {why}");
+                    assert!(may_have_grown(request | direction), "{number:#x} of {size} {why}");
                 }
             }
         }
@@ -216,42 +173,7 @@ mod tests {
             ("RNDGETENTCNT", 0x8004_5200),
         ];
         for (name, request) in often {
-            assert!(!trapped(request), "{name}");
-        }
-    }
-
-    #[test]
-    fn a_bit_of_each_mask_is_needed() {
-        let all: Vec<u32> = ESCAPES
-            .iter()
-            .flat_map(|(number, _)| {
-                let with = move |size| u32::try_from(size).unwrap() << 16 | number;
-                sizes(Key::Escape(*number)).into_iter().map(with)
-            })
-            .chain(UVM.iter().map(|(number, _)| *number))
-            // A size that some later release may have.
-            .chain(of_any_size().map(|escape| 64 << 16 | escape))
-            .collect();
-        for left_out in TRAPS {
-            let missed = |request: &u32| {
-                let mut rest = TRAPS.iter().filter(|trap| **trap != left_out);
-                !rest.any(|(mask, value)| request & mask == *value)
-            };
-            assert!(all.iter().any(missed), "{left_out:x?} is for nothing");
-        }
-    }
-
-    /// Each mask becomes a rule, and nothing joins masks on the way.
-    #[test]
-    fn no_two_masks_could_be_one() {
-        for (place, (mask, value)) in TRAPS.iter().enumerate() {
-            assert_eq!(value & !mask, 0, "{value:#x} of {mask:#x}");
-            for (other, another) in &TRAPS[..place] {
-                let (common, differing) = (mask & other, value ^ another);
-                let has_other = (common == *mask || common == *other) && differing & common == 0;
-                let is_half = mask == other && differing.is_power_of_two();
-                assert!(!has_other && !is_half, "{mask:#x} {value:#x}, {other:#x} {another:#x}");
-            }
+            assert!(!is_decided_by_monitor(request) && !may_have_grown(request), "{name}");
         }
     }
 }

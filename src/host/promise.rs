@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use self::bundles::{Brings, GPUS, RECORDED, Recorded, brings, recorded, set_env};
 use self::container::{Reached, reached};
 use super::Host;
-use crate::backend::Way;
 use crate::bundle::{Bundle, DeviceNode, Withheld};
 use crate::config::{Config, Inject, Privileged, Whole};
 use crate::gpu::{Gpu, GpuState, Inventory};
@@ -203,7 +202,7 @@ impl Rules {
         if self.is_under_nvidias {
             config.runtime.candidates = vec!["/usr/bin/nvidia-container-runtime".into()];
         }
-        Host::new(config, None, Way::Ahead)
+        Host::new(config, None)
     }
 
     /// The bundle as the real runtime gets it, and the plan, if the container is ours.

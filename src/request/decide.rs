@@ -311,14 +311,10 @@ fn check(request: &mut Request, said: &Said<'_>, rules: &Rules<'_>) -> Result<()
             .unwrap_or_else(|| Setting { name: "CGPU_GPUS".into(), value: String::new() });
         return Err(RequestError::ChoiceByHook { setting });
     }
-    if said.entry == EntryPoint::PrecreateHook {
-        let replaces = |key: &str| key.starts_with("run.oci.seccomp") || key == "run.oci.handler";
-        if let Some((key, _)) = said.annotations.iter().find(|(key, _)| replaces(key)) {
-            return Err(RequestError::ReplacesFilter { key: (*key).to_owned() });
-        }
-        if let Some(memory) = memory.clone().filter(|_| rules.is_gate) {
-            return Err(RequestError::GateByPrecreateHook { memory });
-        }
+    if said.entry == EntryPoint::PrecreateHook
+        && let Some(memory) = memory.clone().filter(|_| rules.is_gate)
+    {
+        return Err(RequestError::GateByPrecreateHook { memory });
     }
     let reaches = (said.reaches)();
     if let Some(memory) = memory.clone().filter(|_| rules.is_gate && reaches.host_pids) {

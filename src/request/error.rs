@@ -362,24 +362,11 @@ pub enum RequestError {
         /// How.
         ways: String,
     },
-    /// An annotation by which crun would replace the filter.
-    #[error(
-        "the annotation {} has crun ignore the container's seccomp section or replace the runtime, \
-         and an image can carry it; a container with GPUs is not created so by the precreate hook: \
-         make cgpu-runtime the runtime (podman --runtime cgpu, or runtime = \"cgpu\" under [engine] \
-         in containers.conf), or take the annotation out",
-        Quoted(.key)
-    )]
-    ReplacesFilter {
-        /// The annotation.
-        key: String,
-    },
     /// A quota that the gate would enforce, by podman's precreate hook.
     #[error(
-        "{memory} asks for a quota, and podman's precreate hook can't enforce it: what it puts into \
-         the bundle another runtime may read otherwise; make cgpu-runtime the runtime (podman \
-         --runtime cgpu, or runtime = \"cgpu\" under [engine] in containers.conf; `cgpu setup podman` \
-         registers it)"
+        "{memory} asks for a quota, and podman's precreate hook can't enforce it, because it doesn't \
+         start the container; make cgpu-runtime the runtime (podman --runtime cgpu, or runtime = \
+         \"cgpu\" under [engine] in containers.conf; `cgpu setup podman` registers it)"
     )]
     GateByPrecreateHook {
         /// What asks for the quota.

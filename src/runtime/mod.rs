@@ -24,7 +24,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::{self, AdmissionError, marks};
-use crate::backend::{Launch, Launcher, Way};
+use crate::backend::{Launch, Launcher};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::config::{self, ConfigError};
 use crate::events::Cause;
@@ -251,7 +251,7 @@ fn host_of<'a>(
     match config::state_dir(line.config.as_deref(), variable.as_deref()) {
         Ok(state_dir) => {
             let config = config::Config { state_dir, ..config::Config::default() };
-            Ok(Some(Host::new(config, None, Way::Ahead)))
+            Ok(Some(Host::new(config, None)))
         }
         Err(error) => {
             let is_ours = |id| kept(id).map(|kept| kept.is_some_and(|kept| kept.has_quota));
@@ -382,18 +382,13 @@ impl Reserved {
         let farewell = calls.last().cloned();
         let edits = self.host.edits((record, request), bundle, nodes, driver, calls)?;
         let changed = bundle.apply(&edits)?;
-        let way = match edits.seccomp {
-            Some(_) => Way::Bundle,
-            None => Way::Ahead,
-        };
         if let Some(farewell) = &farewell {
             let how = Launch {
-                way,
                 own_mounts: bundle.has_own_mounts(),
                 bundle: &record.bundle,
                 root: &self.key.root,
                 name: self.name.as_deref(),
-                launcher: Some(by),
+                launcher: by,
                 state_file: match &record.holder {
                     Holder::Launched { state_file, .. } => Some(state_file),
                     Holder::Reserved { .. }
@@ -410,10 +405,7 @@ impl Reserved {
             bundle.save()?;
         }
         failpoint("bundle-replaced");
-        match way {
-            Way::Ahead => self.host.enter(record),
-            Way::Bundle => Ok(()),
-        }
+        self.host.enter(record)
     }
 
     fn undo(&self) {
@@ -443,7 +435,7 @@ fn prepare(
     };
     let id = create.id.as_ref().and_then(|id| id.to_str());
     let host = match Host::load(line.config.as_deref()) {
-        Ok(host) => Host { way: Way::Ahead, ..host },
+        Ok(host) => host,
         Err(_) if host::names_nothing(&bundle, id) => return Ok(None),
         Err(error) => return Err(error.into()),
     };

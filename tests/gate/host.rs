@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use cgpu::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use cgpu::gate::wire::{Answer, Notice, Order, Question, Status};
 use cgpu::monitor::journal::JOURNAL_BYTES;
+use cgpu::process::ProcessId;
 use cgpu::registry::share::{self, Share};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -252,7 +253,7 @@ impl Monitor {
             .collect(),
             monitor: "cgpu-monitor".into(),
             farewell: Vec::new(),
-            launcher: None,
+            launcher: ProcessId::own().expect("/proc is mounted"),
             state_file: None,
             spares_host,
             interruptible: !wait_killable,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::engines::{APP, HOOK, config, options, volume, was_held};
+use crate::engines::{APP, config, options, volume, was_held};
 use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes, rmtool};
 use crate::support::{Bundle, Containerd, Docker, IMAGE, Podman, eventually, program};
 
@@ -365,20 +365,18 @@ fn near_misses_are_events_and_shown_by_inspect() {
 
 /// podman copies annotations from an image's manifest.
 #[test]
-fn annotations_of_an_image_neither_cancel_a_quota_nor_replace_the_filter() {
+fn annotations_of_an_image_cancel_no_quota() {
     let gated = Gated::new();
     let scratch = &gated.host.scratch;
     let context = scratch.directory("context");
     fs::write(context.join("Containerfile"), format!("FROM {IMAGE}\n")).unwrap();
-    let build = |podman: &Podman, tag: &str, annotation: &str| {
-        let context = context.display().to_string();
-        podman.call(&["build", "--annotation", annotation, "-t", tag, &context]).ok();
-    };
     let podman = Podman::builder()
         .runtime(RUNTIME)
         .runtime_flag(format!("cgpu-config={}", config(&gated)))
         .start();
-    build(&podman, "sandboxed", "io.kubernetes.cri.container-type=sandbox");
+    let context = context.display().to_string();
+    let annotation = "io.kubernetes.cri.container-type=sandbox";
+    podman.call(&["build", "--annotation", annotation, "-t", "sandboxed", &context]).ok();
     let volume = volume();
     let quota = [
         "--annotation",
@@ -392,37 +390,5 @@ fn annotations_of_an_image_neither_cancel_a_quota_nor_replace_the_filter() {
     ];
     was_held(&podman.run(&[&["--rm"][..], &quota, &["sandboxed"], &APP].concat()));
     drop(podman);
-
-    // By the precreate hook over crun, which would ignore the bundle's seccomp section.
-    let hooks = scratch.directory("hooks.d");
-    let hook = json!({
-        "version": "1.0.0",
-        "hook": {"path": HOOK, "args": ["cgpu-hook", "precreate", "--config", config(&gated)]},
-        "when": {"always": true},
-        "stages": ["precreate"],
-    });
-    fs::write(hooks.join("cgpu-precreate.json"), hook.to_string()).unwrap();
-    let podman = Podman::builder().hooks_dir(&hooks).start();
-    let unfiltered = "run.oci.seccomp_bpf_data=BgAAAAAA/38=";
-    build(&podman, "unfiltered", unfiltered);
-    // podman 5 leaves them in the image; any podman takes them from a user.
-    podman.call(&["create", "--network", "none", "--name", "bare", "unfiltered", "true"]).ok();
-    let copied = podman.call(&["inspect", "--format", "{{.Config.Annotations}}", "bare"]).ok();
-    let by_image = copied.stdout.contains("run.oci.seccomp_bpf_data").then_some(&[][..]);
-    let by_user = &["--annotation", unfiltered][..];
-    let mut refused = 0;
-    for by in by_image.into_iter().chain([by_user]) {
-        for asks in [&options(&volume)[..], &["-e", "NVIDIA_VISIBLE_DEVICES=0", "-v", &volume]] {
-            podman.run(&[&["--rm"], by, asks, &["unfiltered"], &APP].concat()).fails();
-            refused += 1;
-        }
-    }
-    podman.remove("bare").ok();
-    let log = gated.host.log();
-    assert_eq!(
-        log.matches("the annotation run.oci.seccomp_bpf_data has crun ignore").count(),
-        refused,
-        "{log}"
-    );
     gated.soon_is_empty();
 }

@@ -1,8 +1,8 @@
-//! A filter as libseccomp made it, or we did, run by hand: for machines and entries that aren't here.
+//! An interpreter of the filter, for machines and entries that aren't here.
 
 use nix::libc::sock_filter;
 
-/// Instructions of classic BPF as libseccomp and we write them: code, jumps, operand.
+/// Instructions of classic BPF: code, jumps, operand.
 pub(crate) struct Filter(Vec<(u16, u8, u8, u32)>);
 
 /// A system call as a filter sees it.
@@ -24,38 +24,21 @@ pub(crate) enum Verdict {
 }
 
 impl Filter {
-    /// From the bytes of `struct sock_filter`s, little-endian.
-    pub(crate) fn parse(bytes: &[u8]) -> Self {
-        let instruction = |bytes: &[u8]| {
-            let code = u16::from_le_bytes([bytes[0], bytes[1]]);
-            let operand = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-            (code, bytes[2], bytes[3], operand)
-        };
-        Self(bytes.chunks_exact(8).map(instruction).collect())
-    }
-
-    /// One that we made.
     pub(crate) fn of(program: &[sock_filter]) -> Self {
         Self(program.iter().map(|one| (one.code, one.jt, one.jf, one.k)).collect())
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The verdict, and how many instructions it took.
-    pub(crate) fn run(&self, call: Call) -> (Verdict, usize) {
+    pub(crate) fn run(&self, call: Call) -> Verdict {
         let mut data = Vec::new();
         data.extend(call.number.to_le_bytes());
         data.extend(call.architecture.to_le_bytes());
         data.extend([0; 8]);
         data.extend(call.args.into_iter().flat_map(u64::to_le_bytes));
-        let (mut here, mut accumulator, mut steps) = (0, 0u32, 0);
+        let (mut here, mut accumulator) = (0, 0u32);
         loop {
             let (code, yes, no, operand) = self.0[here];
             let offset = usize::try_from(operand).unwrap();
             here += 1;
-            steps += 1;
             let branch = |holds| usize::from(if holds { yes } else { no });
             match code {
                 0x20 => {
@@ -68,7 +51,7 @@ impl Filter {
                 0x25 => here += branch(accumulator > operand),
                 0x35 => here += branch(accumulator >= operand),
                 0x45 => here += branch(accumulator & operand != 0),
-                0x06 => return (verdict(operand), steps),
+                0x06 => return verdict(operand),
                 _ => panic!("somebody writes an instruction that is new: {code:#x}"),
             }
         }

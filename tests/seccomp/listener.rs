@@ -1,5 +1,4 @@
-//! The other end of `linux.seccomp.listenerPath`: answers every call it is told of with one
-//! error, by which the tests know it again.
+//! A monitor that answers every trapped call with one error, by which the tests recognise it.
 #![allow(
     unsafe_code,
     reason = "descriptors that come over a socket and the kernel's seccomp ioctls have no safe \
@@ -10,14 +9,12 @@ use std::io::{IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
 use cgpu::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
 use nix::errno::Errno;
 use nix::libc::{seccomp_notif, seccomp_notif_resp};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, UnixAddr, recvmsg};
-use serde_json::Value;
 
 /// What a trapped call fails with; no call of the probe would otherwise.
 pub(crate) const MARK: i32 = Errno::EOWNERDEAD as i32;
@@ -28,62 +25,44 @@ nix::ioctl_readwrite!(respond, b'!', 1, seccomp_notif_resp);
 /// A socket that runtimes connect to, and threads that answer until the containers are gone.
 pub(crate) struct Listener {
     path: PathBuf,
-    greetings: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Listener {
     pub(crate) fn new(path: PathBuf) -> Self {
         let socket = UnixListener::bind(&path).expect("a socket can be made in a scratch");
-        let greetings = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&greetings);
         std::thread::spawn(move || {
             for stream in socket.incoming().map_while(Result::ok) {
-                // crun connects on create, and says nothing where it is never told to start.
-                let Some((greeting, listener)) = greet(&stream) else { continue };
-                seen.lock().expect("nobody panics with it").push(greeting);
+                let listener = take(&stream);
                 std::thread::spawn(move || answer(&listener));
             }
         });
-        Self { path, greetings }
+        Self { path }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
-
-    /// What the runtimes said when they connected.
-    pub(crate) fn greetings(&self) -> Vec<Value> {
-        self.greetings.lock().expect("nobody panics with it").clone()
-    }
 }
 
-/// Receives the container's state and the descriptor that belongs to it.
-fn greet(mut stream: &UnixStream) -> Option<(Value, OwnedFd)> {
-    let mut bytes = vec![0; 1 << 16];
+/// Receives a listener, and reports that it is held.
+fn take(mut stream: &UnixStream) -> OwnedFd {
+    let mut bytes = [0; LISTENER_SENT.len()];
     let mut space = nix::cmsg_space!([i32; 4]);
     let mut into = [IoSliceMut::new(&mut bytes)];
     let message =
         recvmsg::<UnixAddr>(stream.as_raw_fd(), &mut into, Some(&mut space), MsgFlags::empty())
-            .expect("a runtime that connects says something");
+            .expect("a process that connects sends a message");
     let mut received = Vec::new();
     for control in message.cmsgs().expect("the space is large enough") {
         if let ControlMessageOwned::ScmRights(descriptors) = control {
             for descriptor in descriptors {
-                // SAFETY: `recvmsg` has just made this descriptor, and nobody else has it.
+                // SAFETY: `recvmsg` has just made this descriptor, and nothing else owns it.
                 received.push(unsafe { OwnedFd::from_raw_fd(descriptor) });
             }
         }
     }
-    let length = message.bytes;
-    if length == 0 {
-        return None;
-    }
-    if bytes[..length] == *LISTENER_SENT {
-        // One that has gone behind the filter before it becomes a runtime.
-        stream.write_all(LISTENER_TAKEN).expect("it waits for that");
-    }
-    let greeting = serde_json::from_slice(&bytes[..length]).expect("a runtime speaks JSON");
-    Some((greeting, received.pop().expect("a runtime sends the listener")))
+    stream.write_all(LISTENER_TAKEN).expect("the sender waits for the answer");
+    received.pop().expect("the message has the listener")
 }
 
 /// Answers until the last process under the filter is gone.

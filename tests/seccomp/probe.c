@@ -1,7 +1,6 @@
 /* Makes system calls by number and prints what the kernel said of each.
  *
  *   probe call ENTRY:NUMBER:ARG:ARG:ARG:ARG:ARG:ARG ...   one line each: errno, 0, or "signal N"
- *   probe cost COUNT                                      nanoseconds per read, ioctl, mmap
  *
  * ENTRY: w is the 64-bit one; n is i386's (int 0x80), which the kernel takes from a 64-bit
  * program too; x is x32's, the 64-bit one with bit 30 in the number. Numbers are hexadecimal.
@@ -14,7 +13,6 @@
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef unsigned long word;
@@ -66,27 +64,8 @@ static int call(const char *text)
 	return result < 0 ? (int)-result : 0;
 }
 
-static double cost(word number, word second, word fourth, int count)
-{
-	const word arg[6] = { (word)-1, second, 0, fourth, (word)-1, 0 };
-	struct timespec from, to;
-
-	clock_gettime(CLOCK_MONOTONIC, &from);
-	for (int i = 0; i < count; i++)
-		wide(number, arg);
-	clock_gettime(CLOCK_MONOTONIC, &to);
-	return ((to.tv_sec - from.tv_sec) * 1e9 + (to.tv_nsec - from.tv_nsec)) / count;
-}
-
 int main(int argc, char **argv)
 {
-	if (argc == 3 && strcmp(argv[1], "cost") == 0) {
-		int count = atoi(argv[2]);
-
-		printf("%.1f %.1f %.1f\n", cost(SYS_read, 0, 0, count),
-		       cost(SYS_ioctl, 0x5401, 0, count), cost(SYS_mmap, 4096, 2, count));
-		return 0;
-	}
 	for (int i = 2; i < argc; i++) {
 		int status;
 		pid_t child = fork();

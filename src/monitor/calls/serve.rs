@@ -41,9 +41,6 @@ pub(crate) fn serve(case: &mut Case<'_>) {
         Some(Syscall::Map { descriptor, length, shared, offset }) => {
             serve_map(case, descriptor, length, shared, offset)
         }
-        Some(call @ (Syscall::Prctl { .. } | Syscall::Personality { .. })) => {
-            Ok(call.refusal().map_or_else(|| continue_other_call(case), Reply::Errno))
-        }
         None => {
             if case.parts.state.log.limit.take_line() {
                 tracing::warn!(number = data.nr, "a system call that nobody asked for");

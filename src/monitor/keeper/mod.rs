@@ -95,7 +95,7 @@ pub fn main() -> io::Result<()> {
     drop(settings_file);
     let mut keeper = Keeper {
         workers,
-        container: Container::new(settings.launcher, settings.bundle.as_os_str().is_empty()),
+        container: Container::new(settings.launcher),
         signals: signals()?,
         listener,
         control,
@@ -104,14 +104,10 @@ pub fn main() -> io::Result<()> {
         container_called: false,
     };
     keeper.serve()?;
-    let Keeper { workers, container, mut settings, end_requested, .. } = keeper;
+    let Keeper { workers, settings, end_requested, .. } = keeper;
     drop(workers);
     if end_requested.is_some_and(|since| since.elapsed() >= DEREGISTER_TIMEOUT) {
         return Ok(());
-    }
-    if let Some(names) = container.names().filter(|_| settings.id.is_empty()) {
-        settings.id.clone_from(&names.id);
-        settings.bundle.clone_from(&names.bundle);
     }
     run_deregister_hook(&deregister_hook, &settings)
 }

@@ -10,6 +10,7 @@ use super::{DRIVER, ModelDriver};
 use crate::gate::settings::{Gpu, Managed, Settings};
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::worker::Worker;
+use crate::process::ProcessId;
 
 /// The settings of a container whose GPUs have these bytes and quotas.
 pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) -> Settings {
@@ -35,7 +36,7 @@ pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) 
         nodes: driver.nodes(),
         monitor: "/nowhere".into(),
         farewell: Vec::new(),
-        launcher: None,
+        launcher: ProcessId::own().expect("/proc is mounted"),
         state_file: None,
         spares_host: false,
         interruptible: true,
