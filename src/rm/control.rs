@@ -23,7 +23,6 @@ mod served;
 mod withheld;
 
 pub mod clients;
-pub mod debug;
 pub mod processes;
 
 use super::export;

@@ -9,13 +9,11 @@ use nix::errno::Errno;
 
 use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::case::{Case, EarlyReply, pretended};
-use crate::monitor::calls::debug::access;
 use crate::monitor::calls::export::export_or_import;
 use crate::monitor::calls::fb_info::show_memory;
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
 use crate::monitor::calls::share_controls::{after_control, before_control};
 use crate::monitor::decide::Denial;
-use crate::rm::control::debug::Access;
 use crate::rm::control::{
     Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
 };
@@ -45,9 +43,6 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
     }
     if !clients::are_all(client, control, &case.scratch.params) {
         return Err(case.deny(&Denial::ForeignClient { control }));
-    }
-    if let Some(part) = Access::of(control, &case.scratch.params) {
-        return access(case, &part, params);
     }
     match known {
         Known::Nested => nested(case, control, params),

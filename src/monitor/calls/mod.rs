@@ -5,7 +5,6 @@ mod callers;
 mod case;
 mod charge;
 mod control;
-mod debug;
 mod duplicate;
 mod escape;
 mod export;
