@@ -29,6 +29,7 @@ use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::launch::{LaunchError, MonitorDir, StartedKeeper, start_keeper};
 use crate::gate::profile::{ProfileError, check_no_listener};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
+use crate::gate::status_file;
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use crate::inject::host_nodes::device_root;
 use crate::monitor::worker::Unanswered;
@@ -390,11 +391,6 @@ fn planned(plan: &Plan) -> Vec<Gpu> {
     gpus.collect()
 }
 
-/// What the monitor at that place noted, where that is so now.
-fn noted(place: &MonitorDir) -> Option<Answer> {
-    serde_json::from_slice(&figures::read(&place.figures())?).ok()
-}
-
 fn refused(id: &str, answer: &Answer) -> GateError {
     if let Answer::InUse { reason } = answer {
         return GateError::InUse { id: id.to_owned(), reason: reason.clone() };
@@ -465,7 +461,9 @@ impl Isolation for Gate {
                 return Leftover::Nothing;
             };
             let left = until.saturating_duration_since(Instant::now());
-            let answer = noted(&place).or_else(|| match patience.is_zero() {
+            let written = status_file::read(&place.status());
+            let written = written.map(|status| Answer::Status(Box::new(status)));
+            let answer = written.or_else(|| match patience.is_zero() {
                 true => None,
                 false => ask_all(&[(&place.control(), &Question::Status)], left).pop()?,
             });
@@ -511,19 +509,25 @@ impl Isolation for Gate {
                 GateError::Unlisted { path, source }
             })?,
         };
-        let noted = all.into_iter().map(|place| (noted(&place), place));
-        let there = noted.filter(|(noted, place)| noted.is_some() || place.dir().exists());
-        let (noted, all): (Vec<Option<Answer>>, Vec<MonitorDir>) = there.unzip();
-        // Only who has changed since is asked, and woken.
-        let changed = all.iter().zip(&noted).filter(|(_, noted)| noted.is_none());
-        let sockets: Vec<_> = changed.map(|(place, _)| place.control()).collect();
+        let written = all.into_iter().map(|place| (status_file::read(&place.status()), place));
+        let there = written.filter(|(status, place)| status.is_some() || place.dir().exists());
+        let (written, all): (Vec<Option<Status>>, Vec<MonitorDir>) = there.unzip();
+        // Only monitors without a status file are asked, and woken.
+        let unwritten = all.iter().zip(&written).filter(|(_, status)| status.is_none());
+        let sockets: Vec<_> = unwritten.map(|(place, _)| place.control()).collect();
         let asked: Vec<_> = sockets.iter().map(|socket| (&**socket, &Question::Status)).collect();
         let mut answers = ask_all(&asked, LOOK_PATIENCE).into_iter();
-        let observed =
-            all.iter().zip(noted).map(|(place, noted)| match noted.or_else(|| answers.next()?) {
-                Some(Answer::Status(status)) => observed(place.short_id(), &status),
-                _ => Observed { short_id: place.short_id(), ..Observed::default() },
-            });
+        let mut answer = || match answers.next()?? {
+            Answer::Status(status) => Some(*status),
+            _ => None,
+        };
+        let observed = all.iter().zip(written).map(|(place, written)| {
+            let short_id = place.short_id();
+            match written.or_else(&mut answer) {
+                Some(status) => observed(short_id, &status),
+                None => Observed { short_id, ..Observed::default() },
+            }
+        });
         Ok(observed.collect())
     }
 

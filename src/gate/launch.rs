@@ -8,7 +8,7 @@
 //! STATE_DIR/gate/SHORT_ID/entry      the process that becomes the runtime brings its listener here
 //! STATE_DIR/gate/SHORT_ID/control    the socket for questions, see `wire`
 //! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and start time
-//! STATE_DIR/gate/SHORT_ID/figures    the container's status, see `figures`
+//! STATE_DIR/gate/SHORT_ID/status     the container's status, see `status_file`
 //! STATE_DIR/gate/SHORT_ID/channels.UUID   the container's channels on a GPU, while the monitor takes turns on it
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
@@ -187,8 +187,8 @@ impl MonitorDir {
 
     /// The file with the container's status.
     #[must_use]
-    pub fn figures(&self) -> PathBuf {
-        self.dir.join("figures")
+    pub fn status(&self) -> PathBuf {
+        self.dir.join("status")
     }
 
     /// The file that lists the channels of the monitor's container on the GPU with that UUID, while the monitor takes

@@ -27,6 +27,6 @@ pub(crate) mod traps;
 
 pub mod syscall;
 
-pub mod figures;
+pub mod status_file;
 
-pub use traps::{TRAPS, is_decided_by_monitor, may_have_grown};
+pub use traps::{is_decided_by_monitor, may_have_grown};

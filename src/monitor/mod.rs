@@ -5,7 +5,6 @@
 //! [`gate`](crate::gate) brings the container's calls to the monitor.
 
 mod audit;
-mod bell;
 mod caller;
 mod calls;
 mod compute;
@@ -19,6 +18,7 @@ mod log;
 #[cfg(test)]
 mod model;
 mod node;
+mod notifier;
 mod peer;
 mod processes;
 mod resident;

@@ -24,13 +24,9 @@ use crate::monitor::state::ContainerState;
 use crate::process::ProcessId;
 use crate::rm::about::Held;
 
-/// How long memory may show under a dead process's pid before users of its clients are killed. The driver may close the
-/// process's files later than the kernel says that the process is gone.
-const GRACE: Duration = Duration::from_millis(400);
-
-/// How long such memory may show where no process was seen with such a client. Processes that inherited a client's file
-/// and never called are killed then.
-const LONGER_GRACE: Duration = Duration::from_millis(900);
+/// How long memory may show under a dead process's pid before the processes that have its client are killed. The driver
+/// may close the process's files later than the kernel says that the process is gone.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// How long such memory may show at most. All the container's processes that called or have a client's file are
 /// killed then: the file may be in a socket.
@@ -39,27 +35,25 @@ const LONGEST_GRACE: Duration = Duration::from_secs(5);
 /// The kind of node that a client's file is opened on.
 const CLIENT_NODE: NodeKind = NodeKind::Control;
 
-/// Which processes are to be killed, so that the memory under a dead process's pid is freed.
+/// Which processes are killed, so that the memory under a dead process's pid is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ToEnd {
-    /// No process yet.
-    Nobody,
-    /// Processes that were seen with a client of the dead process.
-    Users,
-    /// Processes that never called and inherited a client's file.
-    Inheritors,
-    /// All processes that called or have a client's file.
-    All,
+enum KillScope {
+    /// None yet.
+    None,
+    /// Those that have a client of the dead process.
+    ClientOwners,
+    /// All that called or have a client's file.
+    AllCallers,
 }
 
-/// Which processes are to be killed when memory has shown for `lasted` under a dead process's pid. `were_seen`: whether
-/// living processes were seen with a client of that process.
-fn to_end(lasted: Duration, were_seen: bool) -> ToEnd {
-    match lasted {
-        _ if lasted >= LONGEST_GRACE => ToEnd::All,
-        _ if lasted >= GRACE && were_seen => ToEnd::Users,
-        _ if lasted >= LONGER_GRACE => ToEnd::Inheritors,
-        _ => ToEnd::Nobody,
+impl KillScope {
+    /// The scope once memory has shown for `lasted` under a dead process's pid.
+    fn after(lasted: Duration) -> Self {
+        match lasted {
+            _ if lasted >= LONGEST_GRACE => KillScope::AllCallers,
+            _ if lasted >= GRACE => KillScope::ClientOwners,
+            _ => KillScope::None,
+        }
     }
 }
 
@@ -81,12 +75,13 @@ pub(crate) fn end_client_users(
         processes.state.books().due.schedule_by(Instant::now() + GRACE);
     }
     for (pid, lasted) in seen_pids.note(&lingering, Instant::now()) {
-        let seen_users = users_of_clients_by(&processes.state.books(), pid);
-        let users = match to_end(lasted, !seen_users.is_empty()) {
-            ToEnd::Nobody => continue,
-            ToEnd::Users => seen_users,
-            ToEnd::Inheritors => inheritors(processes),
-            ToEnd::All => {
+        let users = match KillScope::after(lasted) {
+            KillScope::None => continue,
+            KillScope::ClientOwners => {
+                let seen = users_of_clients_by(&processes.state.books(), pid);
+                if seen.is_empty() { inheritors(processes) } else { seen }
+            }
+            KillScope::AllCallers => {
                 let callers = living_callers(&processes.state.books());
                 callers.into_iter().chain(silent_processes_with_files(processes, &[])).collect()
             }
@@ -140,11 +135,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_was_seen_with_a_dead_ones_client_is_ended_first_and_all_who_called_last() {
-        let at = |ms, were_seen| to_end(Duration::from_millis(ms), were_seen);
-        assert_eq!([at(0, true), at(399, true), at(899, false)], [ToEnd::Nobody; 3]);
-        assert_eq!([at(400, true), at(4999, true)], [ToEnd::Users; 2]);
-        assert_eq!([at(900, false), at(4999, false)], [ToEnd::Inheritors; 2]);
-        assert_eq!([at(5000, true), at(5000, false)], [ToEnd::All; 2]);
+    fn owners_of_a_dead_processs_client_are_killed_first() {
+        let after = |ms| KillScope::after(Duration::from_millis(ms));
+        assert_eq!([after(0), after(999)], [KillScope::None; 2]);
+        assert_eq!([after(1000), after(4999)], [KillScope::ClientOwners; 2]);
+        assert_eq!(after(5000), KillScope::AllCallers);
     }
 }

@@ -149,8 +149,8 @@ impl EscapeSearch {
         };
         let now = Instant::now();
         // All processes are asked for only with reason: there are many processes, and many monitors that ask.
-        let was_used = !callers.is_empty() || origins.has_dead_caller();
-        let often = self.state.pace(was_used, now).full_look;
+        let has_called = !callers.is_empty() || origins.has_dead_caller();
+        let often = self.state.pace(has_called, now).scan_interval;
         if last.is_some_and(|(bytes, at)| bytes == other_bytes && now - at < often)
             && suspicion.is_none_or(|until| until <= now)
         {

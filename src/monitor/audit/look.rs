@@ -94,7 +94,7 @@ impl Audit {
 
     /// Has the auditor's thread audit now.
     pub(crate) fn wake(&self) {
-        self.audit_wait.ring();
+        self.audit_wait.wake();
     }
 
     /// Brings the books in line with the driver, for a call on the lane that came at `came` and would be refused
@@ -224,7 +224,7 @@ impl Audit {
         } else if !self.history.doubts.note(gpu) {
             books.due.schedule(Instant::now());
             drop(books);
-            self.audit_wait.ring();
+            self.audit_wait.wake();
             return None;
         }
         match finding {
@@ -300,7 +300,7 @@ impl Audit {
             } else {
                 // The memory of the dead processes is looked at once more.
                 books.due.schedule(Instant::now());
-                self.audit_wait.ring();
+                self.audit_wait.wake();
             }
         }
     }
@@ -315,7 +315,7 @@ impl Audit {
             books.close_all(&kept);
         } else {
             books.due.schedule(Instant::now());
-            self.audit_wait.ring();
+            self.audit_wait.wake();
         }
     }
 

@@ -48,7 +48,7 @@ impl Mappings {
         Mappings { state, processes, lane, uvm, mapped, managed }
     }
 
-    /// Looks at mappings whenever the bell rings. This thread alone waits where the driver or the container holds up
+    /// Looks at mappings whenever it is woken. This thread alone waits where the driver or the container holds up
     /// the look.
     pub(crate) fn audit_mappings_forever(&self) {
         // The former worker watched these processes.

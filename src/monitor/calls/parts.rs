@@ -45,10 +45,10 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Makes the parts of a worker. `state` is the container's. Fails where the host's mount namespace can't be found
-    /// out ([`Targets::new`]).
+    /// Makes the parts of a worker. `state` is the container's. Fails if the host's mount namespace can't be found
+    /// out ([`Targets::new`]), or the worker can have no further descriptors.
     pub(crate) fn new(state: ContainerState, keeper: &Arc<KeeperSocket>) -> io::Result<Self> {
-        let (state, audit_wait) = (Arc::new(state), Arc::new(AuditWait::default()));
+        let (state, audit_wait) = (Arc::new(state), Arc::new(AuditWait::new()?));
         let keeper = || Arc::clone(keeper);
         let lane = Arc::new(Lane::open(state.journal, is_left));
         let driver = Arc::new(DriverAccess::new(Arc::clone(&state), keeper()));

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
-use crate::monitor::bell::Bell;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::{Failure, Rm};
+use crate::monitor::notifier::Notifier;
 use crate::monitor::state::DueSlice;
 use crate::registry::share::Turns;
 use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
@@ -24,8 +24,8 @@ const OUT_OF_REACH: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Shares {
     gpus: Lock<Vec<OnGpu>>,
-    /// Rings when something has changed that slices depend on.
-    pub(crate) changed: Bell,
+    /// Wakes the thread that sets slices: something has changed that they depend on.
+    pub(crate) changed: Notifier,
 }
 
 /// What is known of a GPU.
@@ -51,7 +51,7 @@ pub(crate) struct OnGpu {
 impl Shares {
     pub(crate) fn new(gpus: usize) -> Self {
         let gpus = (0..gpus).map(|_| OnGpu::default()).collect();
-        Shares { gpus: Lock::new(gpus), changed: Bell::default() }
+        Shares { gpus: Lock::new(gpus), changed: Notifier::default() }
     }
 
     /// Asks or changes what is known of a GPU. Returns the default where the container has no such GPU.
@@ -127,7 +127,7 @@ impl Shares {
 
     /// Has slices set again, because groups or processes have come or gone.
     pub(crate) fn wake(&self) {
-        self.changed.ring();
+        self.changed.wake();
     }
 
     /// The processes of `computing` that no sample shows at work, without new ones, which samples may not show yet.

@@ -134,7 +134,7 @@ impl Stakes {
         }
         if has_freed {
             // The auditor closes the monitor's client where this stake was the last reason to keep it.
-            self.audit_wait.ring();
+            self.audit_wait.wake();
         }
     }
 

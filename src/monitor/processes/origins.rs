@@ -2,16 +2,13 @@
 //! container's first process, and the pids of its dead ones.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -23,8 +20,11 @@ use crate::monitor::processes::origin::{Origin, mounts};
 use crate::monitor::state::ContainerState;
 use crate::process::{ProcessId, first_of, told};
 
-/// How long after a change the mounts of a container's first process may still be changing.
+/// How long after it was found the mounts of a container's first process may still be changing.
 const MOUNTING: Duration = Duration::from_secs(5);
+
+/// How often they are read again meanwhile.
+const MOUNTING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most dead processes that are remembered, to ask for their figures.
 const MOST_REMEMBERED: usize = 4096;
@@ -51,25 +51,12 @@ struct KnownOrigins {
     judged: BTreeSet<u64>,
 }
 
-/// The container's first process, as it was found.
-#[derive(Debug)]
+/// The container's first process.
+#[derive(Debug, Clone, Copy)]
 struct FirstProcess {
-    /// The process's `mountinfo`, by which the kernel tells of changes.
-    mounts: File,
-    /// Since when the process's mounts are unchanged, and when they were last looked at.
-    since: Instant,
-    looked: Instant,
-}
-
-impl FirstProcess {
-    /// Asks the kernel for changes of the mounts. `true` where the process need not be looked at again yet: a change
-    /// is followed by more, and after `interval` the process can have moved into other mounts.
-    fn poll_is_stable(&mut self, interval: Duration, now: Instant) -> bool {
-        if take_mount_change(&self.mounts) {
-            self.since = now;
-        }
-        now - self.since >= MOUNTING && now - self.looked < interval
-    }
+    found: Instant,
+    /// When its mounts were last read.
+    read: Instant,
 }
 
 impl Origins {
@@ -107,31 +94,43 @@ impl Origins {
         origins.origin.add_mount(mount, private.then_some(filesystem));
     }
 
-    /// Looks for the container's first process, before any process has called: a descriptor can be sent away unused.
-    /// The mounts of the first process may still be changing, so they are looked at again.
+    /// Reads the mounts of the container's first process, before any process has called: a descriptor can be sent away
+    /// unused.
     pub(crate) fn find_first_process(&self) {
         let now = Instant::now();
-        let mut since = now;
-        let interval = self.state.pace(false, now).full_look;
-        if let Some(first) = &mut *self.first_process.lock() {
-            if first.poll_is_stable(interval, now) {
-                return;
-            }
-            since = first.since;
+        let mut first_process = self.first_process.lock();
+        if first_process.is_some_and(|first| now - first.read < self.reading_interval(first, now)) {
+            return;
         }
         let Some(state_file) = &self.state.settings.state_file else { return };
         let Ok(Some(first)) = first_of(state_file) else { return };
         let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        let path = format!("/proc/{}/mountinfo", first.pid);
-        let Ok((file, text)) = open_and_read(&path) else { return };
+        let Ok(text) = fs::read_to_string(format!("/proc/{}/mountinfo", first.pid)) else { return };
         let (own, mut found) = (mounts(&own), mounts(&text));
         found.retain(|mount| !own.contains(mount));
         if !first.alive() || found.is_empty() || found.len() > MOST_MOUNTS {
             return;
         }
         self.known.lock().origin.set_first_process_mounts(found);
+        let found = first_process.map_or(now, |first| first.found);
+        *first_process = Some(FirstProcess { found, read: now });
+        drop(first_process);
         self.note_process(first.pid);
-        *self.first_process.lock() = Some(FirstProcess { mounts: file, since, looked: now });
+    }
+
+    /// How often the mounts of the first process are read.
+    fn reading_interval(&self, first: FirstProcess, now: Instant) -> Duration {
+        match now - first.found < MOUNTING {
+            true => MOUNTING_INTERVAL,
+            false => self.state.pace(false, now).scan_interval,
+        }
+    }
+
+    /// How soon [`Self::find_first_process`] is to be called again.
+    pub(crate) fn finding_interval(&self) -> Duration {
+        let now = Instant::now();
+        let first = *self.first_process.lock();
+        first.map_or(MOUNTING_INTERVAL, |first| self.reading_interval(first, now))
     }
 
     /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
@@ -243,24 +242,6 @@ fn reaches_driver(fdinfo: &str) -> bool {
     let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
     flags.is_some_and(|flags| flags & libc::O_PATH == 0)
-}
-
-/// Takes the kernel's note that mounts came or went since `mountinfo` was opened or last asked (proc(5): the kernel
-/// marks a change with an error and a priority event). `true` where the kernel can't be asked.
-fn take_mount_change(mountinfo: &File) -> bool {
-    let mut asked = [PollFd::new(mountinfo.as_fd(), PollFlags::POLLPRI)];
-    let told = poll(&mut asked, PollTimeout::ZERO);
-    let events = asked[0].revents();
-    let changed = PollFlags::POLLPRI | PollFlags::POLLERR;
-    told.is_err() || events.is_none_or(|events| events.intersects(changed))
-}
-
-/// A file below /proc, and its text when it was opened.
-fn open_and_read(path: &str) -> io::Result<(File, String)> {
-    let mut file = File::open(path)?;
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    Ok((file, text))
 }
 
 #[cfg(test)]

@@ -1,25 +1,25 @@
-//! The state of the container: its settings, its books, and the figures that others read of both.
+//! The state of the container: its settings and its books, and whether the status has changed that others read of both.
 
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use crate::gate::figures::Figures;
-use crate::gate::launch::MonitorDir;
 use crate::gate::settings::Settings;
 use crate::gate::wire::End;
 use crate::monitor::journal::{Count, JournalMap};
 use crate::monitor::lock::Lock;
 use crate::monitor::log::ContainerLog;
 use crate::monitor::state::books::Books;
-use crate::monitor::state::rest::{Pace, Rest};
+use crate::monitor::state::change_flag::ChangeFlag;
+use crate::monitor::state::pace::{Idleness, Pace};
 use crate::monitor::state::self_ranges;
 use crate::rm::release::Standing;
 use crate::rm::{Release, about};
 
-/// The container's settings, books and figures.
+/// The container's settings and books.
 #[derive(Debug)]
 pub(crate) struct ContainerState {
     pub(crate) settings: Arc<Settings>,
@@ -31,17 +31,19 @@ pub(crate) struct ContainerState {
     pub(crate) journal: &'static JournalMap,
     pub(crate) log: ContainerLog,
     books: Lock<Books>,
-    /// The figures that others read: of the books, and of the counted calls.
-    pub(crate) figures: Figures,
-    rest: Lock<Rest>,
+    /// Set after a change of the status: of the books, or of the counted calls.
+    pub(crate) status_changed: ChangeFlag,
+    /// The ledger's mark when the books were last closed.
+    mark: AtomicU64,
+    idleness: Lock<Idleness>,
     end: Lock<End>,
 }
 
-/// The [`Books`], locked. A holder that has changed them updates the figures' mark before another thread gets them.
+/// The [`Books`], locked. If their holder has changed what the status reports, dropping them sets the flag.
 #[derive(Debug)]
 pub(crate) struct OpenBooks<'a> {
     books: MutexGuard<'a, Books>,
-    figures: &'a Figures,
+    state: &'a ContainerState,
     changed: bool,
 }
 
@@ -63,7 +65,10 @@ impl DerefMut for OpenBooks<'_> {
 impl Drop for OpenBooks<'_> {
     fn drop(&mut self) {
         if self.changed {
-            self.figures.set_mark(self.books.ledger.mark());
+            let mark = self.books.ledger.mark();
+            if self.state.mark.swap(mark, Ordering::Relaxed) != mark {
+                self.state.status_changed.set();
+            }
         }
     }
 }
@@ -85,14 +90,6 @@ impl ContainerState {
         // The journal stays mapped until the process ends: threads that hang in the driver use slots of it.
         let journal: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal)?));
         let books = Books::open(journal, &settings.gpus, &settings.nodes);
-        let figures = Figures::create(&MonitorDir::at(&settings.place).figures());
-        let figures = figures.or_else(|error| {
-            // The directory of a container that has ended is gone, and nobody reads its figures.
-            if error.kind() != io::ErrorKind::NotFound {
-                tracing::warn!(%error, "those who look at this container have to wake its monitor");
-            }
-            Figures::without_file()
-        })?;
         let settings = Arc::new(settings);
         Ok(ContainerState {
             log: ContainerLog::new(Arc::clone(&settings), journal),
@@ -102,8 +99,9 @@ impl ContainerState {
             own_ranges: self_ranges::ranges(&std::fs::read_to_string("/proc/self/maps")?),
             journal,
             books: Lock::new(books),
-            figures,
-            rest: Lock::new(Rest::new(0, Instant::now())),
+            status_changed: ChangeFlag::new()?,
+            mark: AtomicU64::new(0),
+            idleness: Lock::new(Idleness::new(0, Instant::now())),
             end: Lock::default(),
         })
     }
@@ -116,7 +114,7 @@ impl ContainerState {
     /// Opens the books. Other threads wait until they are dropped.
     pub(crate) fn books(&self) -> OpenBooks<'_> {
         let books = self.books.lock();
-        OpenBooks { books, figures: &self.figures, changed: false }
+        OpenBooks { books, state: self, changed: false }
     }
 
     /// How far the container's end has come.
@@ -131,7 +129,7 @@ impl ContainerState {
         *now = end;
         drop(now);
         if is_new {
-            self.figures.change();
+            self.status_changed.set();
         }
         is_new
     }
@@ -140,28 +138,28 @@ impl ContainerState {
     pub(crate) fn count(&self, became: Count, took: Duration) {
         self.journal.add_duration(took);
         self.journal.count(became);
-        self.figures.change();
+        self.status_changed.set();
     }
 
     /// Counts a process that was killed.
     pub(crate) fn count_killed(&self) {
         self.journal.count(Count::Killed);
-        self.figures.change();
+        self.status_changed.set();
     }
 
-    /// Whether the container has called nothing for a while.
-    pub(crate) fn is_at_rest(&self, now: Instant) -> bool {
-        self.rest(now).is_at_rest(now)
+    /// Whether the container is idle.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        self.idleness(now).is_idle(now)
     }
 
-    /// How often the container is to be looked at; `was_used`: whether any of its processes has used the driver.
-    pub(crate) fn pace(&self, was_used: bool, now: Instant) -> Pace {
-        self.rest(now).pace(was_used, now)
+    /// How often the container is audited; `has_called`: whether any of its processes has ever called.
+    pub(crate) fn pace(&self, has_called: bool, now: Instant) -> Pace {
+        self.idleness(now).pace(has_called, now)
     }
 
-    fn rest(&self, now: Instant) -> MutexGuard<'_, Rest> {
-        let mut rest = self.rest.lock();
-        rest.note(self.journal.calls().received(), now);
-        rest
+    fn idleness(&self, now: Instant) -> MutexGuard<'_, Idleness> {
+        let mut idleness = self.idleness.lock();
+        idleness.note(self.journal.calls().received(), now);
+        idleness
     }
 }

@@ -1,6 +1,7 @@
 //! What the monitor knows of the container. Most of it outlives a worker.
 
 mod books;
+mod change_flag;
 mod channels;
 mod container_state;
 mod devices;
@@ -9,7 +10,7 @@ mod groups;
 mod lane;
 mod makers;
 mod occasion;
-mod rest;
+mod pace;
 mod self_ranges;
 mod space_ranges;
 

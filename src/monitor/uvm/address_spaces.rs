@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use nix::libc;
 
 use crate::ledger::Process;
-use crate::monitor::bell::Bell;
 use crate::monitor::lock::Lock;
+use crate::monitor::notifier::Notifier;
 use crate::monitor::state::Mapped;
 use crate::process::{ProcessId, told};
 
@@ -165,7 +165,7 @@ pub(crate) fn is_randomized(process: Process) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpaces {
     /// Wakes the thread that looks at mappings.
-    bell: Bell,
+    notifier: Notifier,
     all: Lock<Vec<Arc<AddressSpace>>>,
     /// Whether all address spaces are to be looked at, and when they were looked at last.
     is_due: AtomicBool,
@@ -191,9 +191,9 @@ impl AddressSpaces {
         all
     }
 
-    /// Waits for the bell.
+    /// Waits to be woken.
     pub(crate) fn wait(&self) {
-        self.bell.wait(None);
+        self.notifier.wait(None);
     }
 
     /// Whether all address spaces are to be looked at now: [`Self::look_at_all`] asked for it, or `pause` is over.
@@ -209,14 +209,14 @@ impl AddressSpaces {
     }
 
     /// Wakes the thread that looks at mappings: a look may be due.
-    pub(crate) fn ring(&self) {
-        self.bell.ring();
+    pub(crate) fn wake(&self) {
+        self.notifier.wake();
     }
 
     /// Has the thread look at all address spaces.
     pub(crate) fn look_at_all(&self) {
         self.is_due.store(true, Ordering::Relaxed);
-        self.ring();
+        self.wake();
     }
 
     /// Watches the address space in which a thread is about to map something. Fails where the list can't be opened, or

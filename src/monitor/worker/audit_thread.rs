@@ -13,7 +13,6 @@ use crate::monitor::resident::{give_back_heap, give_back_startup_code};
 use crate::monitor::state::{Due, Occasion};
 use crate::monitor::thread::spawn;
 use crate::monitor::worker::container_end::ContainerEnd;
-use crate::monitor::worker::worker_end::WorkerEnd;
 use crate::process::ProcessId;
 
 /// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
@@ -34,22 +33,13 @@ pub(crate) struct AuditThread {
 }
 
 impl AuditThread {
-    /// Starts the thread. Where the audit can't go on, the thread ends the worker.
-    pub(crate) fn start(
-        parts: Arc<Parts>,
-        container_end: Arc<ContainerEnd>,
-        worker_end: Arc<WorkerEnd>,
-    ) -> io::Result<()> {
+    /// Starts the thread.
+    pub(crate) fn start(parts: Arc<Parts>, container_end: Arc<ContainerEnd>) -> io::Result<()> {
         let thread = AuditThread { parts, container_end };
-        spawn("audit", move || {
-            if let Err(error) = thread.audit_forever() {
-                worker_end.finish(Err(error.into()));
-            }
-        })
+        spawn("audit", move || thread.audit_forever())
     }
 
-    /// Audits until an error ends it.
-    fn audit_forever(&self) -> nix::Result<()> {
+    fn audit_forever(&self) {
         let Parts { state, driver, callers, processes, stakes, exports, uvm, audit, .. } =
             &*self.parts;
         let mut watched = Watched::new();
@@ -60,12 +50,13 @@ impl AuditThread {
         // Nothing was looked at since the worker before ended.
         state.books().due.schedule(Instant::now());
         loop {
-            self.watch(&mut watched)?;
+            self.watch(&mut watched);
             let woken = audit.audit_wait.wait(self.plan_wait(Instant::now()));
             let now = Instant::now();
             callers.undo_unclaimed();
-            let occasion = if woken == WaitEnd::Death { Occasion::Death } else { Occasion::Tick };
-            if state.books().due.take(now) || woken != WaitEnd::Rung {
+            let occasion =
+                if woken == WaitEnd::ProcessExited { Occasion::Death } else { Occasion::Tick };
+            if state.books().due.take(now) || woken != WaitEnd::Woken {
                 audit.audit(occasion);
                 // Once the container ends, its end searches.
                 if self.container_end.most_wait().is_none() {
@@ -84,23 +75,23 @@ impl AuditThread {
             let calls = state.journal.calls().received();
             if given_back.elapsed() > GIVE_BACK && heap_given_after != Some(calls) {
                 give_back_startup_code();
-                if state.is_at_rest(now) {
+                if state.is_idle(now) {
                     give_back_heap();
                     heap_given_after = Some(calls);
                 }
                 given_back = Instant::now();
             }
             let are_due =
-                mapped.elapsed() > MAPPINGS || woken == WaitEnd::Late || uvm.spaces.has_new();
+                mapped.elapsed() > MAPPINGS || woken == WaitEnd::Timeout || uvm.spaces.has_new();
             if are_due && (uvm.spaces.has_any() || !uvm.files.all().is_empty()) {
-                uvm.spaces.ring();
+                uvm.spaces.wake();
                 mapped = Instant::now();
             }
         }
     }
 
     /// Has the wait end by the death of each process that called.
-    fn watch(&self, watched: &mut Watched) -> nix::Result<()> {
+    fn watch(&self, watched: &mut Watched) {
         let Parts { state, processes, audit, .. } = &*self.parts;
         let callers = state.books().processes.clone();
         watched.retain(|process, _| callers.contains(process));
@@ -111,9 +102,8 @@ impl AuditThread {
             }
             let Ok(pidfd) = crate::process::pidfd(pid.pid) else { continue };
             processes.origins.note_process(pid.pid);
-            audit.audit_wait.watch(watched, process, pidfd)?;
+            audit.audit_wait.watch(watched, process, pidfd);
         }
-        Ok(())
     }
 
     /// Whether the container's first process is to be found: none has called yet, and its state file is known.
@@ -129,9 +119,13 @@ impl AuditThread {
         let Parts { state, callers, processes, exports, uvm, .. } = &*self.parts;
         let awaits_first = self.awaits_first_process();
         let has_files = !uvm.files.all().is_empty();
-        let was_used = !(awaits_first && processes.origins.is_watched());
-        let tick = state.pace(was_used, now).tick;
-        let tick = if exports.all.has_any() { tick.min(EXPORTS) } else { tick };
+        let mut interval = state.pace(!awaits_first, now).interval;
+        if awaits_first {
+            interval = interval.min(processes.origins.finding_interval());
+        }
+        if exports.all.has_any() {
+            interval = interval.min(EXPORTS);
+        }
         let last_wait = self.container_end.most_wait();
         let mut books = state.books();
         let watched = awaits_first
@@ -145,8 +139,10 @@ impl AuditThread {
             books.due = Due::default();
             return None;
         }
-        let wait =
-            books.due.next().map_or(tick, |due| due.saturating_duration_since(now).min(tick));
+        let wait = books
+            .due
+            .next()
+            .map_or(interval, |due| due.saturating_duration_since(now).min(interval));
         Some(last_wait.map_or(wait, |most| wait.min(most)))
     }
 }

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use crate::gate::wire::{End, Holder, Notice};
 use crate::monitor::audit::Evidence;
 use crate::monitor::caller::Listeners;
-use crate::monitor::calls::{CallService, Parts};
+use crate::monitor::calls::Parts;
 use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::When;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::control_socket;
+use crate::monitor::worker::status_writer::StatusWriter;
 use crate::monitor::worker::worker_end::WorkerEnd;
 
 /// How often descriptors are searched, and how long nothing may be found before the keeper is told.
@@ -43,7 +43,7 @@ pub(crate) struct ContainerEnd {
     listeners: Arc<Listeners>,
     keeper: Arc<KeeperSocket>,
     worker_end: Arc<WorkerEnd>,
-    calls: Arc<CallService>,
+    status_writer: Arc<StatusWriter>,
     ending: Lock<Ending>,
 }
 
@@ -66,9 +66,16 @@ impl ContainerEnd {
         listeners: Arc<Listeners>,
         keeper: Arc<KeeperSocket>,
         worker_end: Arc<WorkerEnd>,
-        calls: Arc<CallService>,
+        status_writer: Arc<StatusWriter>,
     ) -> Self {
-        ContainerEnd { parts, listeners, keeper, worker_end, calls, ending: Lock::default() }
+        ContainerEnd {
+            parts,
+            listeners,
+            keeper,
+            worker_end,
+            status_writer,
+            ending: Lock::default(),
+        }
     }
 
     /// Whether a listener has ended that the keeper isn't told of yet.
@@ -85,11 +92,6 @@ impl ContainerEnd {
     /// Whether a program of the host has a way to the container's memory.
     fn is_leaked(&self) -> bool {
         matches!(self.parts.state.end(), End::Over { holders } if !holders.is_empty())
-    }
-
-    /// Has the stored status tell how far the end has come. Not while `ending` is locked: the status takes other locks.
-    fn note(&self) {
-        control_socket::note_status(&self.parts, &self.calls);
     }
 
     /// Removes a listener whose last process has ended, and tells the keeper. For the container's last listener, that
@@ -117,11 +119,11 @@ impl ContainerEnd {
         }
         drop(ending);
         state.log.tell_left_out(When::End);
-        self.note();
+        self.status_writer.write_now();
         if is_over {
             return self.keeper.tell(Notice::Gone { number });
         }
-        self.parts.audit.audit_wait.ring();
+        self.parts.audit.audit_wait.wake();
         // The auditor may hang in the driver for ever.
         let end = Arc::clone(self);
         let limited = spawn("end", move || end.wait_for_limit());
@@ -243,7 +245,7 @@ impl ContainerEnd {
         }
         drop(ending);
         if self.parts.state.set_end(End::Over { holders }) {
-            self.note();
+            self.status_writer.write_now();
         }
     }
 }

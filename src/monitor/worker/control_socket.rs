@@ -1,19 +1,17 @@
 //! Answers questions about the container's state, and changes quotas: one line each way.
 
-use std::cmp::Reverse;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::events::{Event, Kind};
-use crate::gate::wire::{
-    Answer, GpuStatus, LastSeen, MOST_PROCESSES_TOLD, ProcessStatus, Question, Status,
-};
-use crate::ledger::{Entry, Ledger, LedgerError, Process};
-use crate::monitor::calls::{CallService, Parts};
+use crate::gate::wire::{Answer, LastSeen, Question};
+use crate::ledger::{Entry, LedgerError};
+use crate::monitor::calls::Parts;
 use crate::monitor::log::described;
 use crate::monitor::peer;
+use crate::monitor::worker::status_writer::StatusWriter;
 use crate::rm::usage;
 
 /// The longest question, in bytes.
@@ -23,7 +21,7 @@ const MOST_BYTES: u64 = 4096;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers the questions of a connection until it ends.
-pub(crate) fn answer_questions(parts: &Parts, calls: &CallService, connection: OwnedFd) {
+pub(crate) fn answer_questions(parts: &Parts, writer: &StatusWriter, connection: OwnedFd) {
     let mut stream = UnixStream::from(connection);
     if !peer::may_ask(&stream) {
         return;
@@ -41,52 +39,28 @@ pub(crate) fn answer_questions(parts: &Parts, calls: &CallService, connection: O
             Ok(read) if read > 0 => {}
             Ok(_) | Err(_) => return,
         }
-        let text = match serde_json::from_slice(&line) {
-            Ok(Question::Status) => note_status(parts, calls),
-            Ok(Question::LastSeen { uuid }) => serde_json::to_vec(&last_seen(parts, &uuid)).ok(),
+        let answer = match serde_json::from_slice(&line) {
+            Ok(Question::Status) => Answer::Status(Box::new(writer.status())),
+            Ok(Question::LastSeen { uuid }) => last_seen(parts, &uuid),
             Ok(Question::Limit { uuid, limit_bytes }) => {
-                let answer = match peer::may_change(&stream, &parts.state.settings.state_dir) {
-                    Ok(pid) => change_limit(parts, &uuid, limit_bytes, pid),
+                match peer::may_change(&stream, &parts.state.settings.state_dir) {
+                    Ok(pid) => {
+                        let answer = change_limit(parts, &uuid, limit_bytes, pid);
+                        // The sender reads the status next.
+                        writer.write_now();
+                        answer
+                    }
                     Err(reason) => Answer::Refused { reason },
-                };
-                serde_json::to_vec(&answer).ok()
+                }
             }
-            Err(error) => {
-                let reason = format!("not a question: {error}");
-                serde_json::to_vec(&Answer::Refused { reason }).ok()
-            }
+            Err(error) => Answer::Refused { reason: format!("not a question: {error}") },
         };
-        let Some(mut text) = text else { return };
+        let Ok(mut text) = serde_json::to_vec(&answer) else { return };
         text.push(b'\n');
         if stream.write_all(&text).is_err() {
             return;
         }
     }
-}
-
-/// The container's state as an answer. The answer is also kept in the figures, for whoever looks next.
-pub(crate) fn note_status(parts: &Parts, calls: &CallService) -> Option<Vec<u8>> {
-    if !calls.has_threads() {
-        // No thread follows the shares before the first call.
-        parts.slices.read_shares();
-    }
-    let changes = parts.state.figures.changes();
-    let text = serde_json::to_vec(&Answer::Status(Box::new(status(parts)))).ok()?;
-    parts.state.figures.note(changes, &text);
-    Some(text)
-}
-
-/// The processes that hold a client, those with most memory first.
-fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
-    let status = |(process, used_bytes): (Process, _)| {
-        let pid = process.pid().cast_signed();
-        ProcessStatus { pid, used_bytes }
-    };
-    let mut processes: Vec<ProcessStatus> =
-        ledger.used_by_process().into_iter().map(status).collect();
-    // The sort is stable: of processes with as much memory, the earlier one stays first.
-    processes.sort_by_key(|process| Reverse(process.used_bytes.iter().sum::<u64>()));
-    processes
 }
 
 /// The processes that used a GPU lately, where the monitor's client of the driver is open: a question opens none.
@@ -97,37 +71,6 @@ fn last_seen(parts: &Parts, uuid: &str) -> Answer {
     match samples.filter(|samples| !samples.is_empty()) {
         Some(samples) => Answer::LastSeen(LastSeen { of_processes: usage::parts(&samples) }),
         None => Answer::Refused { reason: format!("who uses the GPU {uuid} is not known here") },
-    }
-}
-
-fn status(parts: &Parts) -> Status {
-    let books = parts.state.books();
-    let gpus = parts.state.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
-        let usage = books.ledger.usage(gpu);
-        GpuStatus {
-            index: settings.index,
-            uuid: settings.uuid.clone(),
-            limit_bytes: usage.map_or(0, |usage| usage.limit_bytes),
-            used_bytes: usage.map_or(0, |usage| usage.used_bytes),
-            round: parts.slices.shares.round(gpu),
-            share_refused: parts.slices.shares.failure(gpu),
-        }
-    });
-    let gpus = gpus.collect();
-    let mut processes = processes(&books.ledger);
-    drop(books);
-    let process_count = processes.len();
-    processes.truncate(MOST_PROCESSES_TOLD);
-    Status {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        worker_pid: std::process::id(),
-        gpus,
-        calls: parts.state.journal.calls(),
-        durations: parts.state.journal.durations(),
-        workers: parts.state.journal.workers(),
-        processes,
-        process_count,
-        end: Some(parts.state.end()),
     }
 }
 

@@ -26,6 +26,8 @@ mod audit_thread;
 mod container_end;
 mod control_socket;
 mod privilege;
+mod status;
+mod status_writer;
 mod worker_end;
 
 pub use crate::monitor::caller::check_sizes;
@@ -55,6 +57,7 @@ use crate::monitor::state::ContainerState;
 use crate::monitor::thread::spawn;
 use audit_thread::AuditThread;
 use container_end::ContainerEnd;
+use status_writer::StatusWriter;
 use worker_end::WorkerEnd;
 
 /// How long calls may take to finish when the worker ends.
@@ -63,6 +66,9 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// How soon it is checked again whether calls have their threads, where the first call hangs or a thread can't be
 /// started, in milliseconds.
 const THREADS_MS: u16 = 20;
+
+/// A poll ends up to a millisecond early.
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 /// Connections that are answered at the same time.
 const CONNECTIONS: usize = 8;
@@ -78,6 +84,7 @@ pub(crate) struct Worker {
     connections: Arc<()>,
     end: Arc<WorkerEnd>,
     container_end: Arc<ContainerEnd>,
+    status_writer: Arc<StatusWriter>,
 }
 
 /// How the former worker ended.
@@ -133,14 +140,13 @@ pub fn main(former: Former) -> io::Result<()> {
     let parts = &worker.parts;
     parts.exports.forget_never_exported();
     worker.former_clients.take_over(&parts.driver);
-    let (container_end, end) = (Arc::clone(&worker.container_end), Arc::clone(&worker.end));
-    AuditThread::start(Arc::clone(parts), container_end, end)?;
+    AuditThread::start(Arc::clone(parts), Arc::clone(&worker.container_end))?;
     if former == Former::Crashed {
         count_crash(parts);
     }
     queue_left_calls(parts);
     parts.state.journal.count_worker();
-    control_socket::note_status(parts, &worker.calls);
+    worker.status_writer.write_now();
     worker.keeper.tell(Notice::Ready)?;
     resident::give_back_startup_code();
     resident::give_back_heap();
@@ -161,12 +167,13 @@ impl Worker {
         let listeners = Arc::new(Listeners::new()?);
         let end = Arc::new(WorkerEnd::new(Arc::clone(&keeper)));
         let calls = Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(&listeners)));
+        let status_writer = Arc::new(StatusWriter::new(Arc::clone(&parts), Arc::clone(&calls)));
         let container_end = Arc::new(ContainerEnd::new(
             Arc::clone(&parts),
             Arc::clone(&listeners),
             Arc::clone(&keeper),
             Arc::clone(&end),
-            Arc::clone(&calls),
+            Arc::clone(&status_writer),
         ));
         Ok(Worker {
             calls,
@@ -177,6 +184,7 @@ impl Worker {
             connections: Arc::new(()),
             end,
             container_end,
+            status_writer,
         })
     }
 
@@ -200,9 +208,9 @@ impl Worker {
                 if Arc::strong_count(&open) > CONNECTIONS {
                     return;
                 }
-                let (parts, calls) = (Arc::clone(&self.parts), Arc::clone(&self.calls));
+                let (parts, writer) = (Arc::clone(&self.parts), Arc::clone(&self.status_writer));
                 let _ = spawn("control", move || {
-                    control_socket::answer_questions(&parts, &calls, connection);
+                    control_socket::answer_questions(&parts, &writer, connection);
                     drop(open);
                 });
             }
@@ -246,7 +254,8 @@ impl Worker {
         result
     }
 
-    /// Waits for a message of the keeper's, the end of a listener's last process, or the container's first call.
+    /// Waits for a message of the keeper's, the end of a listener's last process, the container's first call, or a change
+    /// of the status, which is written then.
     fn listen(&self) {
         let listeners = self.listeners.all();
         // Poll always tells of a hang-up. Once the call threads are there, they receive the calls.
@@ -255,12 +264,23 @@ impl Worker {
             CallThreads::Starting(_) => (PollFlags::empty(), THREADS_MS.into()),
             CallThreads::Started => (PollFlags::empty(), PollTimeout::NONE),
         };
+        let status_due = self.status_writer.due_in();
+        let patience = match status_due.map(|due| PollTimeout::try_from(due + MILLISECOND)) {
+            Some(Ok(due)) if patience.is_none() || due < patience => due,
+            _ => patience,
+        };
         let mut asked = vec![PollFd::new(self.keeper.as_fd(), PollFlags::POLLIN)];
         asked.extend(listeners.iter().map(|of| PollFd::new(of.descriptor(), calls)));
+        if status_due.is_none() {
+            asked.push(PollFd::new(self.status_writer.changed(), PollFlags::POLLIN));
+        }
         match poll(&mut asked, patience) {
-            Ok(0) => return self.calls.start_missing_threads(),
             Ok(_) => {}
             Err(_) => return,
+        }
+        self.status_writer.write_if_due();
+        if matches!(self.calls.call_threads(), CallThreads::Starting(_)) {
+            self.calls.start_missing_threads();
         }
         let said = |of: &PollFd<'_>| of.revents().unwrap_or(PollFlags::empty());
         if asked.first().is_some_and(|keeper| !said(keeper).is_empty()) {
@@ -269,7 +289,7 @@ impl Worker {
                 Err(error) => self.end.finish(Err(error)),
             }
         }
-        let said: Vec<PollFlags> = asked.iter().skip(1).map(said).collect();
+        let said: Vec<PollFlags> = asked.iter().skip(1).take(listeners.len()).map(said).collect();
         for (listener, said) in listeners.iter().zip(&said) {
             if !said.difference(PollFlags::POLLIN).is_empty() {
                 self.end_listener(listener.number());
