@@ -10,7 +10,7 @@ use std::ptr;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::libc::{self, sock_fprog};
+use nix::libc::{self, sock_filter, sock_fprog};
 use thiserror::Error;
 
 use super::filter::{Machine, program};
@@ -128,6 +128,18 @@ fn install_filter() -> Result<OwnedFd, Errno> {
     let listener = RawFd::try_from(listener).map_err(|_| Errno::EBADF)?;
     // SAFETY: the kernel has just made this descriptor for this process.
     Ok(unsafe { OwnedFd::from_raw_fd(listener) })
+}
+
+/// Puts a filter without a listener on this thread, and on those that it starts. It turns on no speculation mitigation.
+///
+/// # Errors
+///
+/// If the kernel refuses the filter.
+pub(crate) fn confine(mut program: Vec<sock_filter>) -> io::Result<()> {
+    let len = libc::c_ushort::try_from(program.len()).map_err(|_| Errno::EINVAL)?;
+    let filter = sock_fprog { len, filter: program.as_mut_ptr() };
+    set_filter(libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW, Some(&filter))?;
+    Ok(())
 }
 
 /// Calls seccomp(2) with these flags. Where `filter` is `None`, the kernel only checks the flags.

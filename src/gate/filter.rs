@@ -10,6 +10,7 @@
 
 use nix::libc::{self, sock_filter};
 
+use super::bpf::{ARCHITECTURE, FIRST_ARGUMENT, Label, NUMBER, Step, assemble, errno};
 use super::syscall::{AARCH64, Entry, TrappedCall, X86_64};
 use super::traps::{self, ABOVE_NUMBER, SIZE, TYPE_AND_NUMBER};
 
@@ -45,13 +46,11 @@ fn label(call: TrappedCall) -> To {
 }
 
 /// Offsets in `struct seccomp_data` (linux/seccomp.h). An argument has 64 bits.
-const NUMBER: u32 = 0;
-const ARCHITECTURE: u32 = 4;
-const OPTION: u32 = 16;
-const ADDRESS: u32 = 16;
-const REQUEST: u32 = 16 + 8;
-const FLAGS: u32 = 16 + 3 * 8;
-const OFFSET: u32 = 16 + 5 * 8;
+const OPTION: u32 = FIRST_ARGUMENT;
+const ADDRESS: u32 = FIRST_ARGUMENT;
+const REQUEST: u32 = FIRST_ARGUMENT + 8;
+const FLAGS: u32 = FIRST_ARGUMENT + 3 * 8;
+const OFFSET: u32 = FIRST_ARGUMENT + 5 * 8;
 #[cfg(target_endian = "little")]
 const UPPER: u32 = 4;
 
@@ -87,16 +86,8 @@ enum To {
     Enosys,
 }
 
-/// A step of the program, before labels become distances.
-#[derive(Debug, Clone, Copy)]
-enum Step {
-    /// The place of a label.
-    Here(To),
-    Load(u32),
-    And(u32),
-    IfEqual(u32, To, To),
-    IfAny(u32, To, To),
-    Return(u32),
+impl Label for To {
+    const NEXT: Self = To::Next;
 }
 
 /// The filter of a container, as instructions.
@@ -112,7 +103,7 @@ pub fn program(machine: Machine) -> Vec<sock_filter> {
     }))
 }
 
-fn steps(entries: &[Entry]) -> Vec<Step> {
+fn steps(entries: &[Entry]) -> Vec<Step<To>> {
     let mut steps = vec![Step::Load(ARCHITECTURE)];
     for (at, entry) in entries.iter().enumerate() {
         steps.push(Step::IfEqual(entry.architecture, To::Entry(at), To::Next));
@@ -195,41 +186,4 @@ fn steps(entries: &[Entry]) -> Vec<Step> {
         Step::Return(errno(libc::ENOSYS)),
     ]);
     steps
-}
-
-fn errno(number: i32) -> u32 {
-    libc::SECCOMP_RET_ERRNO | number.cast_unsigned()
-}
-
-/// Turns labels into distances. Every jump leads forward.
-fn assemble(steps: &[Step]) -> Vec<sock_filter> {
-    let mut program = Vec::new();
-    for (at, step) in steps.iter().enumerate() {
-        let jump = |to: To| {
-            let rest = steps.get(at + 1..).unwrap_or_default().iter();
-            let until = rest.take_while(|step| !matches!(step, Step::Here(here) if *here == to));
-            let between = until.filter(|step| !matches!(step, Step::Here(_))).count();
-            u8::try_from(if to == To::Next { 0 } else { between }).expect("the program is short")
-        };
-        let jumping = |test: u32, k: u32, yes: To, no: To| {
-            instruction(libc::BPF_JMP | test | libc::BPF_K, jump(yes), jump(no), k)
-        };
-        program.push(match *step {
-            Step::Here(_) => continue,
-            Step::Load(offset) => {
-                instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset)
-            }
-            Step::And(mask) => instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask),
-            Step::IfEqual(value, yes, no) => jumping(libc::BPF_JEQ, value, yes, no),
-            Step::IfAny(bits, yes, no) => jumping(libc::BPF_JSET, bits, yes, no),
-            Step::Return(verdict) => instruction(libc::BPF_RET | libc::BPF_K, 0, 0, verdict),
-        });
-    }
-    program
-}
-
-fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
-    // Classic BPF's codes have 8 bits (linux/bpf_common.h): the two low bytes hold all of a code.
-    let [low, high, ..] = code.to_le_bytes();
-    sock_filter { code: u16::from_le_bytes([low, high]), jt, jf, k }
 }

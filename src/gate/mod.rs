@@ -5,6 +5,8 @@
 
 pub mod enter;
 
+pub(crate) mod bpf;
+
 pub mod filter;
 
 pub mod profile;

@@ -28,6 +28,8 @@ fn no_thread_of_a_worker_may_do_more_than_answering_takes() {
         }
         assert_eq!((status.capinh, status.capamb), (0, Some(0)), "thread {}", thread.tid);
         assert_eq!(status.nonewprivs, Some(1), "thread {}", thread.tid);
+        // `SECCOMP_MODE_FILTER`: the worker's deny list.
+        assert_eq!(status.seccomp, Some(2), "thread {}", thread.tid);
     }
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();

@@ -1,6 +1,6 @@
 //! Serves one driver call, from its receipt to its reply, in this order:
 //! 1. A thread of [`threads`](crate::monitor::calls::threads) receives the notification into a slot of the journal.
-//! 2. [`serve`] decodes the system call from its registers. `prctl` and `personality` are answered at once.
+//! 2. [`serve`] decodes the system call from its registers.
 //! 3. [`ioctl`] lets requests continue that are none of the driver's. [`read_escape`] copies the struct of a call to
 //!    `nvidiactl` or `nvidiaN`, and has [`decide`](crate::monitor::decide) judge the call by these bytes.
 //! 4. [`identify`] duplicates the descriptor, finds out which driver file it is, and notes the calling process.

@@ -25,6 +25,7 @@
 mod audit_thread;
 mod container_end;
 mod control_socket;
+mod deny_list;
 mod privilege;
 mod status;
 mod status_writer;

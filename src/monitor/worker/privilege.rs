@@ -2,12 +2,15 @@
 //!
 //! The driver judges privilege by the thread that calls it, and the worker calls it for a container. So before its
 //! first call the worker gives up every privilege that the driver or the kernel asks for, except those with which it
-//! reaches into the container's processes.
+//! reaches into the container's processes. It also gives up the system calls of [`deny_list`].
 
 use std::io;
 
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::prctl::{set_dumpable, set_no_new_privs};
+
+use crate::gate::enter::confine;
+use crate::monitor::worker::deny_list;
 
 /// To read the memory and descriptors of other processes, to end them, and to look at what they have mapped.
 const KEPT: [Capability; 4] = [
@@ -28,5 +31,6 @@ pub(crate) fn drop_privileges() -> io::Result<()> {
     }
     caps::clear(None, CapSet::Inheritable).map_err(io::Error::other)?;
     set_no_new_privs()?;
-    Ok(set_dumpable(false)?)
+    set_dumpable(false)?;
+    confine(deny_list::program())
 }
