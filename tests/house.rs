@@ -3,8 +3,6 @@
 
 #[path = "house/circles.rs"]
 mod circles;
-#[path = "house/sizes.rs"]
-mod sizes;
 
 use std::fs;
 use std::path::{Path, PathBuf};
