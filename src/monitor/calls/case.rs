@@ -62,6 +62,8 @@ pub(crate) struct Effects {
     /// The command for the driver, unless this is a call to UVM.
     pub(crate) command: Command,
     pub(crate) counted: Count,
+    /// Whether the call may initialize a file of UVM's once it continues.
+    pub(crate) initializes: bool,
 }
 
 /// The reply that ends a call early: functions of a case return it as their error.
@@ -94,6 +96,7 @@ impl<'a> Case<'a> {
                 status_layout: None,
                 command: Command::of_ioctl(0),
                 counted: Count::Refused,
+                initializes: false,
             },
             lane: None,
         }

@@ -24,6 +24,7 @@ use crate::monitor::calls::case::retry::{keep, remember_answer};
 use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call};
 use crate::monitor::calls::escape::{ReadEscape, answer_escape, read_escape};
 use crate::monitor::calls::identify::{caller_error, identify, note_caller, spare_runtime};
+use crate::monitor::calls::initialize::{cancel_initialization, end_earlier_initialization};
 use crate::monitor::calls::mmap::serve_map;
 use crate::monitor::calls::uvm::serve_uvm;
 use crate::monitor::journal::Count;
@@ -31,6 +32,7 @@ use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, refuse};
 
 pub(crate) fn serve(case: &mut Case<'_>) {
+    end_earlier_initialization(case);
     let data = case.notice.data;
     let reply = match syscall::decode(data.arch, data.nr, &data.args) {
         Some(Syscall::Ioctl { descriptor, request, argument }) => {
@@ -86,6 +88,7 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         taken = case.listener.send(case.notice.id, parts);
     }
     if !taken {
+        cancel_initialization(case);
         keep(case, (reply, is_ok), object);
         // From now on the kept call says what is to be undone. The slot is cleared by the notification's id: another
         // thread may have cleared the slot already, and the slot may have another call by now.

@@ -75,8 +75,8 @@ pub(crate) enum Denial {
     NotRandom,
     #[error("more nodes of nvidia-uvm than can be kept account of")]
     UvmNodesFull,
-    #[error("a file of nvidia-uvm that another program asked to initialize first")]
-    UvmGranted,
+    #[error("a file of nvidia-uvm, while another's initialization isn't over")]
+    UvmBusy,
     #[error("a file of nvidia-uvm for several processes, where managed memory is charged")]
     UvmShared,
     #[error("nvidia-uvm was initialized with HMM all the same")]
@@ -115,9 +115,8 @@ impl Denial {
             | Self::UnknownExport { .. }
             | Self::NotRandom => NV_ERR_NOT_SUPPORTED,
             Self::ForeignImport => NV_ERR_INVALID_PARAMETER,
-            Self::UvmGranted | Self::UvmShared | Self::UvmWithHmm | Self::UvmOrphaned => {
-                NV_ERR_INVALID_ARGUMENT
-            }
+            Self::UvmBusy => NV_ERR_BUSY_RETRY,
+            Self::UvmShared | Self::UvmWithHmm | Self::UvmOrphaned => NV_ERR_INVALID_ARGUMENT,
             Self::UvmDenied => NV_ERR_INVALID_DEVICE,
         };
         Answer::Status(status)
@@ -171,7 +170,7 @@ mod tests {
             (Denial::ChannelsFull, NV_ERR_INSUFFICIENT_RESOURCES),
             (Denial::NotRandom, NV_ERR_NOT_SUPPORTED),
             (Denial::UvmNodesFull, NV_ERR_NO_MEMORY),
-            (Denial::UvmGranted, NV_ERR_INVALID_ARGUMENT),
+            (Denial::UvmBusy, NV_ERR_BUSY_RETRY),
             (Denial::UvmShared, NV_ERR_INVALID_ARGUMENT),
             (Denial::UvmOrphaned, NV_ERR_INVALID_ARGUMENT),
             (Denial::UvmDenied, NV_ERR_INVALID_DEVICE),

@@ -77,12 +77,19 @@ pub(crate) enum Record {
         /// The first address.
         base: u64,
     },
-    /// A process may initialize a file of UVM's, and no other one.
-    Grant {
+    /// A call that may initialize a file of UVM's is continued. No other such call is underway.
+    Initialize {
         /// The file's number.
         file: u32,
-        /// The process to whose memory the file is bound.
+        /// The thread that makes the call.
+        tid: u32,
+        /// The process to whose memory the call binds the file.
         maker: Maker,
+    },
+    /// The call of [`Initialize`](Self::Initialize) is over, or is known to have initialized the file.
+    Initialized {
+        /// Whether the file was initialized.
+        done: bool,
     },
     /// A file of UVM's is bound to one memory, and has had a GPU.
     Bound {
@@ -240,7 +247,7 @@ mod tests {
             certain: true,
             reach: Some(reach),
         };
-        [commit, adopt, group, stake, Record::Bound { file: 0 }]
+        [commit, adopt, group, stake, Record::Initialized { done: false }]
     }
 
     #[test]

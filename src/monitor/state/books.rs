@@ -10,8 +10,7 @@ use crate::ledger::{
     Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
 };
 use crate::monitor::journal::{
-    CallObject, CallReservation, HALF_BYTES, JournalMap, Log, Maker, RECORD_BYTES, Record, Slot,
-    Stage,
+    CallObject, CallReservation, HALF_BYTES, JournalMap, Log, RECORD_BYTES, Record, Slot, Stage,
 };
 use crate::monitor::state::channels::{Channels, MOST_CHANNELS};
 use crate::monitor::state::devices::Devices;
@@ -130,7 +129,9 @@ impl Books {
             Record::Node { device, inode } => {
                 self.nodes.insert((device, inode));
             }
-            Record::Grant { .. } | Record::Bound { .. } => self.makers.replay(record),
+            Record::Initialize { .. } | Record::Initialized { .. } | Record::Bound { .. } => {
+                self.makers.replay(record);
+            }
             Record::Group { .. } => self.groups.replay(record),
             Record::Channel { .. } => self.channels.replay(record),
             Record::Ungroup { .. } => {
@@ -217,18 +218,6 @@ impl Books {
         }
         self.write(Record::Node { device, inode });
         true
-    }
-
-    /// Grants a file of UVM's to a process that asks to initialize it. `false` if the file is another's, or that of
-    /// another program of the process.
-    pub(crate) fn grant_file(&mut self, file: u32, maker: Maker) -> bool {
-        match self.makers.of(file) {
-            Some(first) => first == maker,
-            None => {
-                self.write(Record::Grant { file, maker });
-                true
-            }
-        }
     }
 
     /// Whether `place` (`st_dev` and `st_ino`) is a node of UVM's.
@@ -323,7 +312,7 @@ impl Books {
 /// files, channel groups and channels.
 const _: () = {
     let ledger = 2 * (BOUNDS.objects + BOUNDS.holds) + BOUNDS.stakes;
-    let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 2 * MOST_FILES;
+    let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
     let compute = MOST_GROUPS + MOST_CHANNELS as usize;
     assert!((ledger + users + compute) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
 };

@@ -24,7 +24,7 @@ pub(crate) use container_state::{ContainerState, OpenBooks};
 pub(crate) use due::Due;
 pub(crate) use groups::{DueSlice, Groups, MOST_GROUPS, computes};
 pub(crate) use lane::{Lane, OnLane};
-pub(crate) use makers::MOST_FILES;
+pub(crate) use makers::{Initialization, MOST_FILES};
 pub(crate) use occasion::{Depth, Occasion};
 #[cfg(test)]
 pub(crate) use space_ranges::MOST_RANGES;

@@ -7,27 +7,75 @@
 
 use std::sync::Arc;
 
+use nix::errno::Errno;
+
 use crate::ledger::Process;
 use crate::monitor::journal::{Maker, Record};
-use crate::monitor::state::ContainerState;
+use crate::monitor::lock::Lock;
+use crate::monitor::state::{ContainerState, Initialization};
 use crate::monitor::uvm::address_spaces::image_hash;
+use crate::monitor::uvm::file_calls::was_initialized;
 use crate::monitor::uvm::files::{UvmFile, UvmFiles};
 use crate::process::ProcessId;
+use crate::rm::low_word;
+use crate::rm::number::UVM_INITIALIZE;
 
-/// The makers of files.
+/// The makers of files, and calls that may initialize a file.
 #[derive(Debug)]
 pub(crate) struct FileMakers {
     state: Arc<ContainerState>,
     files: Arc<UvmFiles>,
+    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
+    pub(crate) init_turn: Lock<()>,
 }
 
 impl FileMakers {
     pub(crate) fn new(state: Arc<ContainerState>, files: Arc<UvmFiles>) -> Self {
-        FileMakers { state, files }
+        FileMakers { state, files, init_turn: Lock::default() }
+    }
+
+    /// Enters that a call which may initialize a file is about to continue.
+    pub(crate) fn begin_initialization(&self, underway: Initialization) {
+        let mut books = self.state.books();
+        let Initialization { file, tid, maker, id } = underway;
+        books.write(Record::Initialize { file, tid, maker });
+        books.makers.set_notification(id);
+    }
+
+    /// Ends the initialization `underway` where it has made its file or its call is over: the caller knows that
+    /// (`is_over`), or it is looked for. `true` where the initialization is not underway any more.
+    pub(crate) fn try_end_initialization(&self, underway: Initialization, is_over: bool) -> bool {
+        // This is looked at first: where the call is over now, it has initialized the file already or never will.
+        let is_over = is_over || self::is_over(&underway);
+        let files = self.files.all();
+        let file = files.iter().find(|file| file.number == underway.file);
+        let is_done = match file.map(|file| was_initialized(&self.state.release, &file.device)) {
+            Some(Some(done)) => done,
+            // The file is not kept any more: no process has it open, and it gets no GPU.
+            None => false,
+            Some(None) => return false,
+        };
+        if is_done || is_over {
+            self.end_initialization(underway, is_done);
+        }
+        is_done || is_over
+    }
+
+    /// Enters that the initialization `underway` is over, and whether it made the file (`done`).
+    pub(crate) fn end_initialization(&self, underway: Initialization, done: bool) {
+        let mut books = self.state.books();
+        // Another thread may have entered this already.
+        if books.makers.underway() == Some(underway) {
+            books.write(Record::Initialized { done });
+        }
     }
 
     /// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
     pub(crate) fn bind_to_maker(&self, file: &UvmFile) -> bool {
+        let underway = self.state.books().makers.underway();
+        if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
+            self.try_end_initialization(underway, false);
+        }
         let is_bound = self.state.books().makers.is_bound(file.number);
         if !is_bound {
             self.state.books().write(Record::Bound { file: file.number });
@@ -54,4 +102,33 @@ impl FileMakers {
         };
         files.iter().filter(is_made_by_process).any(|file| self.is_orphaned(file))
     }
+}
+
+/// Whether the call of an initialization is neither in the driver any more nor on its way to the driver.
+///
+/// `/proc` shows in which system call a thread waits, with its arguments (`fs/proc/base.c`, `proc_pid_syscall`). A
+/// thread that runs may be anywhere.
+fn is_over(underway: &Initialization) -> bool {
+    let Initialization { tid, maker: Maker { process, .. }, .. } = underway;
+    let process = ProcessId::from(*process);
+    let path = format!("/proc/{}/task/{tid}/syscall", process.pid);
+    match std::fs::read_to_string(path) {
+        Ok(text) => text != "running\n" && !is_init_call(&text),
+        Err(error) => {
+            let is_gone = matches!(
+                error.raw_os_error().map(Errno::from_raw),
+                Some(Errno::ENOENT | Errno::ESRCH)
+            );
+            is_gone || !process.alive()
+        }
+    }
+}
+
+/// Whether a thread waits in a call that may initialize a file. `text` is what `/proc` shows of the thread: the system
+/// call's number and its arguments, of which the second one is the request.
+fn is_init_call(text: &str) -> bool {
+    let request = text.split(' ').nth(2).and_then(|word| word.strip_prefix("0x"));
+    let request = request.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let is_call = !text.starts_with("-1 ");
+    is_call && request.is_none_or(|request| low_word(request) == UVM_INITIALIZE)
 }
