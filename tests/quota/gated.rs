@@ -155,16 +155,23 @@ impl Gated {
         self.sim.used_bytes(index)
     }
 
-    /// Bytes in use of the container's only GPU, by its monitor: once that answers in time, which it
-    /// may not on a busy machine.
+    /// Bytes in use of the container's only GPU, by its monitor, which is asked: `cgpu ps` may be a quarter of a second
+    /// behind. On a busy machine it may not answer at once.
     #[track_caller]
     pub(crate) fn accounted_bytes(&self, id: &str) -> u64 {
+        let short_id: String = format!("{id:_<12}").chars().take(12).collect();
         let mut used = None;
         eventually(|| {
-            used = self.host.container(id)["gpus"][0]["memory_used_bytes"].as_u64();
+            let status = self.status(&short_id).ok();
+            used = status.and_then(|status| status["gpus"][0]["used_bytes"].as_u64());
             used.is_some()
         });
         used.unwrap_or_else(|| panic!("{id} has no use: {:?}", self.host.ps()))
+    }
+
+    /// Bytes in use of the container's only GPU, as `cgpu ps` shows them; `None` if its monitor doesn't answer.
+    fn shown_bytes(&self, id: &str) -> Option<u64> {
+        self.host.container(id)["gpus"][0]["memory_used_bytes"].as_u64()
     }
 
     /// The keeper and the worker of the container whose short id that is.
@@ -208,14 +215,20 @@ impl Gated {
     /// What that monitor counts.
     #[track_caller]
     fn counts(&self, short_id: &str) -> Value {
+        let status = self.status(short_id).unwrap_or_else(|error| panic!("{short_id}: {error}"));
+        status["calls"].clone()
+    }
+
+    /// That monitor's status, by its socket.
+    fn status(&self, short_id: &str) -> std::io::Result<Value> {
         let socket = self.host.state_dir().join("gate").join(short_id).join("control");
-        let mut stream = UnixStream::connect(socket).expect("the monitor listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("it is a socket");
-        stream.write_all(b"\"status\"\n").expect("the monitor reads");
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"\"status\"\n")?;
         let mut answer = String::new();
-        BufReader::new(stream).read_line(&mut answer).expect("the monitor answers");
-        let answer: Value = serde_json::from_str(&answer).expect("it answers in JSON");
-        answer["status"]["calls"].clone()
+        BufReader::new(stream).read_line(&mut answer)?;
+        let answer: Value = serde_json::from_str(&answer)?;
+        Ok(answer["status"].clone())
     }
 
     /// That a program of the container can have so much of its GPU, and no more.
@@ -225,11 +238,12 @@ impl Gated {
         assert_eq!(got_bytes(&filled), mib << 20, "{filled}\n{}", self.host.log());
     }
 
-    /// Waits until its monitor counts so much of the container's only GPU: what goes with a
-    /// process it learns a moment later.
+    /// Waits until `cgpu ps` shows so much of the container's only GPU, as its monitor counts: what goes with a process
+    /// that learns a moment later.
     #[track_caller]
     pub(crate) fn soon_accounts(&self, id: &str, mib: u64) {
-        eventually(|| self.accounted_bytes(id) == mib << 20);
+        let shown = eventually(|| self.shown_bytes(id) == Some(mib << 20));
+        assert!(shown, "{id}: {:?}, {}", self.shown_bytes(id), self.host.log());
         assert_eq!(self.accounted_bytes(id), mib << 20, "{id}: {}", self.host.log());
     }
 

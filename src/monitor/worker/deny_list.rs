@@ -83,7 +83,7 @@ const OWN_ARCHITECTURE: u32 = 0xc000_00b7;
 const X32: u32 = 0x4000_0000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum To {
+enum Jump {
     Next,
     Clone,
     Allow,
@@ -91,8 +91,8 @@ enum To {
     Eperm,
 }
 
-impl Label for To {
-    const NEXT: Self = To::Next;
+impl Label for Jump {
+    const NEXT: Self = Jump::Next;
 }
 
 /// The filter.
@@ -100,24 +100,24 @@ pub(crate) fn program() -> Vec<sock_filter> {
     let number = |call: libc::c_long| u32::try_from(call).unwrap_or(u32::MAX);
     let mut steps = vec![
         Step::Load(ARCHITECTURE),
-        Step::IfEqual(OWN_ARCHITECTURE, To::Next, To::Eperm),
+        Step::IfEqual(OWN_ARCHITECTURE, Jump::Next, Jump::Eperm),
         Step::Load(NUMBER),
-        Step::IfAny(X32, To::Eperm, To::Next),
-        Step::IfEqual(number(libc::SYS_clone), To::Clone, To::Next),
+        Step::IfAny(X32, Jump::Eperm, Jump::Next),
+        Step::IfEqual(number(libc::SYS_clone), Jump::Clone, Jump::Next),
         // Its flags lie in memory. The C library starts threads by `clone` on a kernel without it.
-        Step::IfEqual(number(libc::SYS_clone3), To::Enosys, To::Next),
+        Step::IfEqual(number(libc::SYS_clone3), Jump::Enosys, Jump::Next),
     ];
-    steps.extend(DENIED.iter().map(|call| Step::IfEqual(number(*call), To::Eperm, To::Next)));
+    steps.extend(DENIED.iter().map(|call| Step::IfEqual(number(*call), Jump::Eperm, Jump::Next)));
     steps.extend([
         Step::Return(libc::SECCOMP_RET_ALLOW),
-        Step::Here(To::Clone),
+        Step::Here(Jump::Clone),
         Step::Load(FIRST_ARGUMENT),
-        Step::IfAny(libc::CLONE_THREAD.cast_unsigned(), To::Allow, To::Eperm),
-        Step::Here(To::Allow),
+        Step::IfAny(libc::CLONE_THREAD.cast_unsigned(), Jump::Allow, Jump::Eperm),
+        Step::Here(Jump::Allow),
         Step::Return(libc::SECCOMP_RET_ALLOW),
-        Step::Here(To::Enosys),
+        Step::Here(Jump::Enosys),
         Step::Return(errno(libc::ENOSYS)),
-        Step::Here(To::Eperm),
+        Step::Here(Jump::Eperm),
         Step::Return(errno(libc::EPERM)),
     ]);
     assemble(&steps)
