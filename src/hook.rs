@@ -120,13 +120,13 @@ pub enum HookError {
         /// The pid in the state.
         pid: i32,
     },
-    /// A quota that needs the bundle.
+    /// A quota that only cgpu's runtime can enforce.
     #[error(
-        "a hook alone can't enforce this container's memory quota: the gate has to be in its \
-         bundle; make cgpu-runtime the engine's runtime, or add the precreate hook (podman), or \
-         set [isolation] backend = \"none\" to share GPUs without isolation"
+        "a hook can't enforce this container's memory quota, because it doesn't start the container; \
+         make cgpu-runtime the engine's runtime, or set [isolation] backend = \"none\" in the \
+         configuration to share GPUs without isolation"
     )]
-    BundleNeeded,
+    RuntimeNeeded,
     /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -141,7 +141,7 @@ impl HookError {
     pub fn why(&self) -> Cause {
         match self {
             HookError::Admission(error) => error.why(),
-            HookError::BundleNeeded => Cause::Isolation,
+            HookError::RuntimeNeeded => Cause::Isolation,
             HookError::Input { .. }
             | HookError::Output { .. }
             | HookError::State { .. }
@@ -375,8 +375,8 @@ fn register(
     init: Option<ProcessId>,
 ) -> Result<(), HookError> {
     host::require_root()?;
-    if *caller == Caller::Alone && request.has_quota() && host.backend.needs_bundle() {
-        return Err(HookError::BundleNeeded);
+    if *caller == Caller::Alone && request.has_quota() && host.backend.needs_runtime() {
+        return Err(HookError::RuntimeNeeded);
     }
     let inventory = host.inventory(request)?;
     let proposal = host.plan(request, &inventory)?;
@@ -440,8 +440,8 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         };
     }
     host::require_root()?;
-    if request.has_quota() && host.backend.needs_bundle() {
-        return Err(HookError::BundleNeeded);
+    if request.has_quota() && host.backend.needs_runtime() {
+        return Err(HookError::RuntimeNeeded);
     }
     let inventory = host.inventory(request)?;
     let proposal = host.plan(request, &inventory)?;

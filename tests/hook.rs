@@ -153,11 +153,10 @@ fn alone_the_gate_is_refused_with_the_way_out() {
     for backend in ["auto", "gate"] {
         host.set("isolation.backend", backend);
         let refused = host.scratch.runc().create(&bundle).fails();
-        let sentence = "cgpu: a hook alone can't enforce this container's memory quota: the gate \
-                        has to be in its bundle; make cgpu-runtime the engine's runtime, or add the \
-                        precreate hook (podman), or set [isolation] backend = \"none\" to share \
-                        GPUs without isolation";
-        assert!(refused.stderr.contains(&sentence.replace("  ", "")), "{refused}");
+        let sentence = "cgpu: a hook can't enforce this container's memory quota, because it doesn't \
+                        start the container; make cgpu-runtime the engine's runtime, or set \
+                        [isolation] backend = \"none\" in the configuration";
+        assert!(refused.stderr.contains(sentence), "{refused}");
         assert_eq!(host.records(), [].into());
     }
     // A whole GPU has no quota to enforce.

@@ -140,10 +140,9 @@ impl Kind {
         }
     }
 
-    /// Whether isolation comes with the bundle alone: a hook can't add it to a container whose bundle
-    /// was written without us.
+    /// Whether isolation comes with the process that becomes the runtime: a hook can't add it.
     #[must_use]
-    pub fn needs_bundle(self) -> bool {
+    pub fn needs_runtime(self) -> bool {
         self == Kind::Gate
     }
 

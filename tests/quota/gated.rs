@@ -159,14 +159,25 @@ impl Gated {
     /// behind. On a busy machine it may not answer at once.
     #[track_caller]
     pub(crate) fn accounted_bytes(&self, id: &str) -> u64 {
-        let short_id: String = format!("{id:_<12}").chars().take(12).collect();
         let mut used = None;
         eventually(|| {
-            let status = self.status(&short_id).ok();
+            let status = self.short_id(id).and_then(|short_id| self.status(&short_id).ok());
             used = status.and_then(|status| status["gpus"][0]["used_bytes"].as_u64());
             used.is_some()
         });
         used.unwrap_or_else(|| panic!("{id} has no use: {:?}", self.host.ps()))
+    }
+
+    /// The short id of the container, by its record.
+    fn short_id(&self, id: &str) -> Option<String> {
+        let name = self
+            .host
+            .records()
+            .into_iter()
+            .find(|name| name.rsplit_once(',').is_some_and(|(_, file)| file.starts_with(id)))?;
+        let text = std::fs::read(self.host.state_dir().join("containers").join(name)).ok()?;
+        let record: Value = serde_json::from_slice(&text).ok()?;
+        Some(record["short_id"].as_str()?.to_owned())
     }
 
     /// Bytes in use of the container's only GPU, as `cgpu ps` shows them; `None` if its monitor doesn't answer.
@@ -242,9 +253,9 @@ impl Gated {
     /// that learns a moment later.
     #[track_caller]
     pub(crate) fn soon_accounts(&self, id: &str, mib: u64) {
-        let shown = eventually(|| self.shown_bytes(id) == Some(mib << 20));
-        assert!(shown, "{id}: {:?}, {}", self.shown_bytes(id), self.host.log());
-        assert_eq!(self.accounted_bytes(id), mib << 20, "{id}: {}", self.host.log());
+        let both = || (self.shown_bytes(id), self.accounted_bytes(id));
+        let is_so = eventually(|| both() == (Some(mib << 20), mib << 20));
+        assert!(is_so, "{id}: {:?}, {}", both(), self.host.log());
     }
 
     /// Waits until so much of the first GPU is in use, by the driver.
