@@ -391,6 +391,18 @@ fn planned(plan: &Plan) -> Vec<Gpu> {
     gpus.collect()
 }
 
+/// The status of each of these monitors, all asked at once; `None` for one that doesn't answer in time.
+fn statuses(monitors: &[MonitorDir], timeout: Duration) -> Vec<Option<Status>> {
+    let sockets: Vec<PathBuf> = monitors.iter().map(MonitorDir::control).collect();
+    let questions: Vec<_> = sockets.iter().map(|socket| (&**socket, &Question::Status)).collect();
+    let answers = ask_all(&questions, timeout).into_iter();
+    let status = |answer: Option<Answer>| match answer {
+        Some(Answer::Status(status)) => Some(*status),
+        _ => None,
+    };
+    answers.map(status).collect()
+}
+
 fn refused(id: &str, answer: &Answer) -> GateError {
     if let Answer::InUse { reason } = answer {
         return GateError::InUse { id: id.to_owned(), reason: reason.clone() };
@@ -461,14 +473,12 @@ impl Isolation for Gate {
                 return Leftover::Nothing;
             };
             let left = until.saturating_duration_since(Instant::now());
-            let written = status_file::read(&place.status());
-            let written = written.map(|status| Answer::Status(Box::new(status)));
-            let answer = written.or_else(|| match patience.is_zero() {
+            let status = status_file::read(&place.status()).or_else(|| match patience.is_zero() {
                 true => None,
-                false => ask_all(&[(&place.control(), &Question::Status)], left).pop()?,
+                false => statuses(std::slice::from_ref(&place), left).pop()?,
             });
-            match answer {
-                Some(Answer::Status(status)) => match status.end {
+            match status {
+                Some(status) => match status.end {
                     Some(End::Over { holders }) if holders.is_empty() => return Leftover::Nothing,
                     Some(End::Over { .. }) => return Leftover::WatchedBy(keeper),
                     // A monitor of an earlier version doesn't say so.
@@ -514,16 +524,11 @@ impl Isolation for Gate {
         let (written, all): (Vec<Option<Status>>, Vec<MonitorDir>) = there.unzip();
         // Only monitors without a status file are asked, and woken.
         let unwritten = all.iter().zip(&written).filter(|(_, status)| status.is_none());
-        let sockets: Vec<_> = unwritten.map(|(place, _)| place.control()).collect();
-        let asked: Vec<_> = sockets.iter().map(|socket| (&**socket, &Question::Status)).collect();
-        let mut answers = ask_all(&asked, LOOK_PATIENCE).into_iter();
-        let mut answer = || match answers.next()?? {
-            Answer::Status(status) => Some(*status),
-            _ => None,
-        };
+        let unwritten: Vec<_> = unwritten.map(|(place, _)| place.clone()).collect();
+        let mut asked = statuses(&unwritten, LOOK_PATIENCE).into_iter();
         let observed = all.iter().zip(written).map(|(place, written)| {
             let short_id = place.short_id();
-            match written.or_else(&mut answer) {
+            match written.or_else(|| asked.next()?) {
                 Some(status) => observed(short_id, &status),
                 None => Observed { short_id, ..Observed::default() },
             }

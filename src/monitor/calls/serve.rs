@@ -1,7 +1,7 @@
 //! Serves one driver call, from its receipt to its reply, in this order:
 //! 1. A thread of [`threads`](crate::monitor::calls::threads) receives the notification into a slot of the journal.
 //! 2. [`serve`] decodes the system call from its registers.
-//! 3. [`ioctl`] lets requests continue that are none of the driver's. [`read_escape`] copies the struct of a call to
+//! 3. [`ioctl`] lets requests continue that only look like the driver's. [`read_escape`] copies the struct of a call to
 //!    `nvidiactl` or `nvidiaN`, and has [`decide`](crate::monitor::decide) judge the call by these bytes.
 //! 4. [`identify`] duplicates the descriptor, finds out which driver file it is, and notes the calling process.
 //! 5. [`answer_escape`] refuses, continues or executes the call, as it was judged. [`serve_uvm`] copies and judges
@@ -122,12 +122,9 @@ fn ioctl(
     request: u32,
     argument: u64,
 ) -> Result<Reply, EarlyReply> {
-    // The filter traps more requests than the monitor decides on. These continue whatever their descriptor is: the
-    // request lies in a register, so it can't change any more, and it takes no memory.
+    // The filter also traps requests of a size that no known release has. Those of other files continue.
     if !traps::is_decided_by_monitor(request) {
-        if traps::may_have_grown(request) {
-            refuse_grown(case, descriptor, request)?;
-        }
+        refuse_grown(case, descriptor, request)?;
         return Ok(continue_other_call(case));
     }
     // The struct is read before the descriptor is looked at: some calls continue whatever their descriptor is, and a
