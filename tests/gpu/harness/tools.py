@@ -219,6 +219,17 @@ def whole(run):
     run.table.answer(number, question, f"{run.driver.total_mib} MiB, and kernels run", seen, holds, run.evidence)
 
 
+def container_files(below):
+    """Quota in bytes and memory in words, in the directory of the only container of a GPU's; None and nothing where none is listed."""
+    for name in os.listdir(below):
+        if os.path.isdir(os.path.join(below, name)):
+            with open(os.path.join(below, name, "memsize"), encoding="utf-8") as file:
+                quota = int(file.read())
+            with open(os.path.join(below, name, "meminfo"), encoding="utf-8") as file:
+                return quota, " ".join(file.read().split())
+    return None, ""
+
+
 def tree(run):
     """The tree of files, as Alibaba's scripts read it."""
     number, question = "8.8", "cgpu mount shows the container's quota and memory as files"
@@ -227,18 +238,17 @@ def tree(run):
     running = run.place.start([run.program("spin"), "--seconds", HOLD_S], QUOTA_MIB, door=TOOLS)
     begun = has_begun(running)
     mounted = ask(run, "tools-mount", "cgpu-tree", "--detach", place)
-    text, quota = "", None
-    minor = str(run.driver.listed[0]["minor"])
-    try:
-        below = os.path.join(place, minor)
-        for name in os.listdir(below):
-            if os.path.isdir(os.path.join(below, name)):
-                with open(os.path.join(below, name, "memsize"), encoding="utf-8") as file:
-                    quota = int(file.read())
-                with open(os.path.join(below, name, "meminfo"), encoding="utf-8") as file:
-                    text = " ".join(file.read().split())
-    except (OSError, ValueError) as error:
-        text = f"{error}; {mounted.why()}"
+    below = os.path.join(place, str(run.driver.listed[0]["minor"]))
+    quota, text = None, ""
+    for _ in range(LOOKS):
+        try:
+            quota, text = container_files(below)
+        except (OSError, ValueError) as error:
+            text = f"{error}; {mounted.why()}"
+        # What is read may be older than the program's first memory.
+        if "PID:" in text:
+            break
+        time.sleep(LOOK_PAUSE_S)
     ask(run, "tools-unmount", "cgpu-tree", "--unmount", place)
     run.place.end(running)
     outcome = run.place.finish(running, HOLD_S + START_S)
