@@ -51,9 +51,10 @@ fn main() {
     let driver = crowd.prepare();
     crowd.create(&["run", "sleep 100000"]);
     at_rest("never called the driver", "1 %");
+    crowd.update();
     crowd.delete();
-    crowd.create_beside_workers(&["run", "sleep 100000"]);
-    crowd.beside_workers();
+    crowd.create_beside_busy(&["run", "sleep 100000"]);
+    crowd.beside_busy();
     crowd.delete();
     crowd.create(&["hold", "100MiB"]);
     at_rest("hold memory", "none yet");
@@ -105,10 +106,6 @@ fn stat(process: &Path, field: usize) -> u64 {
 
 fn started(process: &Path) -> u64 {
     stat(process, 22)
-}
-
-fn parent(process: &Path) -> u32 {
-    u32::try_from(stat(process, 4)).unwrap_or(u32::MAX)
 }
 
 /// The monitors' processes.
@@ -225,38 +222,44 @@ impl Crowd {
     }
 
     /// The same, but for the first ones: these allocate and free all the time.
-    fn create_beside_workers(&self, does: &[&str]) {
+    fn create_beside_busy(&self, does: &[&str]) {
         let pause = format!("sleep {HOLD_S}");
         let round = ["alloc 50MiB as m", &pause, "free m", &pause];
         let works: Vec<&str> = ["run", "start"].into_iter().chain(round.repeat(ROUNDS)).collect();
         for number in 0..GPUS * EACH {
             // Those that work are spread over the GPUs.
-            let is_worker = number % EACH == 0 || number % EACH == 1 && number < 2 * EACH;
-            self.create_one(number, if is_worker { &works } else { does });
+            let is_busy = number % EACH == 0 || number % EACH == 1 && number < 2 * EACH;
+            self.create_one(number, if is_busy { &works } else { does });
         }
     }
 
     /// What the monitors of containers at rest take while ten others work on the same GPUs.
-    fn beside_workers(&self) {
+    fn beside_busy(&self) {
         thread::sleep(MOVED_IN);
         let works = |monitor: &PathBuf| calls_threads(monitor) > 0;
-        let of_workers: Vec<PathBuf> = monitors().filter(works).collect();
-        let resting = || monitors().filter(|monitor| !of_workers.contains(monitor));
+        let of_busy: Vec<PathBuf> = monitors().filter(works).collect();
+        let resting = || monitors().filter(|monitor| !of_busy.contains(monitor));
         let (start, before) =
-            (Instant::now(), [time_of(of_workers.iter().cloned()), time_of(resting())]);
+            (Instant::now(), [time_of(of_busy.iter().cloned()), time_of(resting())]);
         thread::sleep(REST);
-        let after = [time_of(of_workers.iter().cloned()), time_of(resting())];
+        let after = [time_of(of_busy.iter().cloned()), time_of(resting())];
         let percent = |at: usize| {
             after[at].saturating_sub(before[at]).as_secs_f64() / start.elapsed().as_secs_f64()
                 * 100.0
         };
         println!(
             "{} containers that never called the driver, beside {} that work: {:.1} % of a processor, and these {:.1} %",
-            GPUS * EACH - of_workers.len(),
-            of_workers.len(),
+            GPUS * EACH - of_busy.len(),
+            of_busy.len(),
             percent(1),
             percent(0)
         );
+    }
+
+    /// How long it takes to update all monitors, one after the other.
+    fn update(&self) {
+        let took = timed(&mut self.look("cgpu", &["upgrade-monitors"]));
+        println!("cgpu upgrade-monitors, {} containers: {took:.1?} (≤ 5 s)", GPUS * EACH);
     }
 
     fn delete(&self) {
@@ -330,9 +333,10 @@ impl Crowd {
         }
         pin(driver, &[CALLER]);
         // That of the first container serves who calls; the others are on the other processor.
-        let first = monitors().min_by_key(|monitor| started(monitor)).map(|keeper| number(&keeper));
+        let first =
+            monitors().min_by_key(|monitor| started(monitor)).map(|monitor| number(&monitor));
         for monitor in monitors() {
-            let is_firsts = Some(number(&monitor)) == first || Some(parent(&monitor)) == first;
+            let is_firsts = Some(number(&monitor)) == first;
             pin(number(&monitor), &[if is_firsts { CALLER } else { LOOKER }]);
         }
         pin(ours, &[CALLER]);

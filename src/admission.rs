@@ -29,7 +29,7 @@ use crate::failpoint::failpoint;
 use crate::host::{Host, require_root, tenant};
 use crate::inject::Mode;
 use crate::names;
-use crate::plan::{self, Change, ChangeError, Kind, Plan, Proposal, Refusal};
+use crate::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::report;
@@ -134,6 +134,9 @@ impl Host {
                 placed.map_err(|refusal| named(refusal, &registry))?
             }
         };
+        let is_given = |uuid: &str| plan.gpus.iter().any(|gpu| gpu.given_uuid() == uuid);
+        let is_neighbour = |of: &Holding| of.gpus.iter().any(|(uuid, _)| is_given(uuid));
+        self.tell_of_lost_monitors(&locked, is_neighbour)?;
         let short_id = short_id(&key, |name| locked.has_short_id(name));
         let record = Record {
             bundle: bundle.to_owned(),
@@ -573,10 +576,11 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         let records = self.collect_locked(&mut locked, Look::Close)?;
+        self.tell_of_lost_monitors(&locked, |_| true)?;
         let mut orphans = lost::orphans(&self.config.state_dir, |name| locked.has_short_id(name))?;
         orphans.retain(|orphan| {
             let id = &orphan.short_id;
-            if orphan.keeper.is_some() {
+            if orphan.monitor.is_some() {
                 return true;
             }
             match self.isolation(Kind::Gate).deactivate(id) {

@@ -194,6 +194,17 @@ pub fn calls(
     Ok(stages.iter().map(call).collect())
 }
 
+/// Deregisters the container under `key`, which its own monitor has seen end. Never fails: what can't be ended is collected
+/// by the next create.
+pub fn deregister(config: Option<&Path>, key: &Key) {
+    let released = Host::load(config.map(AsRef::as_ref))
+        .map_err(|error| Box::new(error) as Box<dyn Error>)
+        .and_then(|host| Ok(host.release_ended(key, getppid().as_raw())?));
+    if let Err(error) = released {
+        warn!(id = key.id, error, "{}", admission::UNDONE);
+    }
+}
+
 /// Calls the hook of `stage`.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! The gate's worker, against the simulated driver: real programs under a real filter.
+//! The gate's monitor, against the simulated driver: real programs under a real filter.
 //! Needs root, `/dev/fuse`, and the workspace's programs (`cargo build --workspace --bins`).
 
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -38,7 +38,7 @@ mod shares;
 #[path = "gate/across.rs"]
 mod across;
 
-/// Workers that die, callers that are interrupted, drivers that hang.
+/// Updates at random, callers that are interrupted, drivers that hang.
 #[path = "gate/faults.rs"]
 mod faults;
 
@@ -62,7 +62,7 @@ mod reused;
 #[path = "gate/threads.rs"]
 mod threads;
 
-/// What a call costs, and how large a worker is.
+/// What a call costs, and how large a monitor is.
 #[path = "gate/cost.rs"]
 mod cost;
 
@@ -70,9 +70,13 @@ mod cost;
 #[path = "gate/missed.rs"]
 mod missed;
 
-/// Calls that outlive their worker.
-#[path = "gate/recovered.rs"]
-mod recovered;
+/// Updates in the middle of calls.
+#[path = "gate/updated.rs"]
+mod updated;
+
+/// Monitors that are killed.
+#[path = "gate/closed.rs"]
+mod closed;
 
 /// Calls that are made twice and are refused, and what may not be believed of that.
 #[path = "gate/repeated.rs"]

@@ -231,7 +231,7 @@ fn observed(short_id: &str, instances: &[Instance]) -> Observed {
         instances: Some(instances.to_vec()),
         calls: None,
         durations: None,
-        workers: None,
+        monitor_updates: None,
         process_count: Some(0),
         leaked_to: Vec::new(),
     }

@@ -5,11 +5,13 @@ use std::fs;
 use std::path::Path;
 
 use super::AdmissionError;
+use crate::events::{Event, MONITOR_KILLED};
 use crate::gate::launch::MonitorDir;
 use crate::host::Host;
-use crate::plan::Kind;
+use crate::names;
+use crate::plan::{Holding, Kind};
 use crate::process::{ProcessId, age_s};
-use crate::registry::{Holder, Key, Record};
+use crate::registry::{Holder, Key, Locked, Record, RegistryError};
 
 /// How long after its creation a container that isn't started has been forgotten, in seconds:
 /// engines start it at once.
@@ -20,8 +22,8 @@ pub const UNSTARTED_S: u64 = 60;
 pub struct Orphan {
     /// The container's short id.
     pub short_id: String,
-    /// The keeper, if it lives: then the container may, too, and holds memory that isn't counted.
-    pub keeper: Option<ProcessId>,
+    /// The monitor, if it lives: then the container may, too, and holds memory that isn't counted.
+    pub monitor: Option<ProcessId>,
 }
 
 /// What was taken back.
@@ -29,7 +31,7 @@ pub struct Orphan {
 pub struct Collected {
     /// Records of containers that are gone.
     pub records: Vec<Record>,
-    /// Monitors without a record; those whose keeper lives stay.
+    /// Monitors without a record; those whose monitor lives stay.
     pub orphans: Vec<Orphan>,
 }
 
@@ -71,7 +73,7 @@ impl Host {
     pub fn condition(&self, record: &Record) -> Condition {
         self.condition_where(record, || {
             let place = MonitorDir::of(&self.config.state_dir, &record.short_id);
-            !matches!(place.keeper(), Ok(None))
+            !matches!(place.process(), Ok(None))
         })
     }
 
@@ -92,6 +94,30 @@ impl Host {
             Some(init) => Condition::Created { age_s: age_s(init) },
             None => Condition::Active,
         }
+    }
+
+    /// Tells of each container that `is_meant` says by what it holds, and whose monitor has ended before it: once,
+    /// whoever looks first.
+    pub(super) fn tell_of_lost_monitors(
+        &self,
+        locked: &Locked<'_>,
+        is_meant: impl Fn(&Holding) -> bool,
+    ) -> Result<(), RegistryError> {
+        let place = |short_id: &str| MonitorDir::of(&self.config.state_dir, short_id);
+        let lost = locked.records_where(|short_id, holding| {
+            is_meant(holding) && place(short_id).is_lost_and_not_marked()
+        })?;
+        for record in lost {
+            // A container that has ended ends its monitor.
+            let lives = record.holder.init().is_some_and(ProcessId::alive);
+            if lives && place(&record.short_id).mark_lost() {
+                let name = names::of(&record);
+                let (id, root) = (record.container_id(), &record.key.root);
+                let event = Event::monitor_lost(MONITOR_KILLED).of(id, name.as_deref(), root);
+                self.teller().tell(event);
+            }
+        }
+        Ok(())
     }
 
     /// The monitors without a record, for those who look without the lock.
@@ -123,9 +149,9 @@ pub(super) fn orphans(
     let all = MonitorDir::list(state_dir).map_err(unlisted)?;
     let of = |place: &MonitorDir| {
         let short_id = place.short_id();
-        // One whose keeper can't be read is nothing that somebody may clear away.
-        let keeper = (!is_registered(&short_id)).then(|| place.keeper().ok()).flatten()?;
-        Some(Orphan { short_id, keeper })
+        // One whose monitor can't be read is nothing that somebody may clear away.
+        let monitor = (!is_registered(&short_id)).then(|| place.process().ok()).flatten()?;
+        Some(Orphan { short_id, monitor })
     };
     Ok(all.iter().filter_map(of).collect())
 }

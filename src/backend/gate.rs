@@ -26,19 +26,19 @@ use crate::bundle::Edits;
 use crate::config;
 use crate::gate::client::{AskError, ask, ask_all, is_listening};
 use crate::gate::enter::{EnterError, abilities, enter};
-use crate::gate::launch::{LaunchError, MonitorDir, StartedKeeper, start_keeper};
+use crate::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
 use crate::gate::profile::{ProfileError, check_no_listener};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::status_file;
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use crate::inject::host_nodes::device_root;
-use crate::monitor::worker::Unanswered;
+use crate::monitor::daemon::Unanswered;
 use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
 use crate::rm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.
-const MONITOR: &str = "cgpu-monitor";
+pub(crate) const MONITOR: &str = "cgpu-monitor";
 
 /// How long all monitors together may take to say how things stand.
 const LOOK_PATIENCE: Duration = Duration::from_millis(200);
@@ -271,9 +271,6 @@ impl Gate {
         }
         let gpus = planned(tenant.plan);
         let nodes = self.nodes(&gpus)?;
-        let farewell = how.farewell;
-        let program = farewell.path.to_string_lossy().into_owned();
-        let words = farewell.args.iter().skip(1).cloned();
         Ok(Settings {
             id: tenant.id.to_owned(),
             short_id: tenant.short_id.to_owned(),
@@ -287,8 +284,8 @@ impl Gate {
             channel_groups: self.channel_groups,
             gpus,
             nodes,
-            monitor: self.monitor.clone(),
-            farewell: std::iter::once(program).chain(words).collect(),
+            config: how.config.map(Path::to_owned),
+            processor_limit: how.processor_limit,
             launcher: how.launcher,
             state_file: how.state_file.map(Path::to_owned),
             spares_host: how.own_mounts,
@@ -297,10 +294,10 @@ impl Gate {
         })
     }
 
-    /// Starts the monitor of a container: gives the settings to a keeper that was started ahead, or to a new one.
+    /// Starts the monitor of a container: gives the settings to a monitor that was started ahead, or to a new one.
     fn launch(
         &self,
-        started: Option<StartedKeeper>,
+        started: Option<StartedMonitor>,
         tenant: Tenant<'_>,
         how: &Launch<'_>,
     ) -> Result<(), GateError> {
@@ -311,8 +308,8 @@ impl Gate {
             self.see_that_slices_are_set(&release, &settings.nodes, &settings.gpus)?;
         }
         let place = self.place(tenant.short_id);
-        let mut keeper = started.map_or_else(|| start_keeper(&self.monitor), Ok)?;
-        Ok(keeper.start_serving(&place, &settings)?)
+        let mut monitor = started.map_or_else(|| start_monitor(&self.monitor), Ok)?;
+        Ok(monitor.start_serving(&place, &settings)?)
     }
 
     /// Sees that the driver holds what a GPU is to be changed to.
@@ -369,7 +366,7 @@ fn observed(short_id: String, status: &Status) -> Observed {
         instances: Some(instances.collect()),
         calls: Some(status.calls),
         durations: Some(status.durations),
-        workers: Some(status.workers),
+        monitor_updates: Some(status.updates),
         process_count: Some(status.process_count),
         leaked_to: match &status.end {
             Some(End::Over { holders }) => {
@@ -451,8 +448,8 @@ impl Isolation for Gate {
     }
 
     fn begin_launch(&self) -> Launcher {
-        let (gate, keeper) = (self.clone(), start_keeper(&self.monitor).ok());
-        Box::new(move |tenant, how| Ok(gate.launch(keeper, tenant, &how)?))
+        let (gate, monitor) = (self.clone(), start_monitor(&self.monitor).ok());
+        Box::new(move |tenant, how| Ok(gate.launch(monitor, tenant, &how)?))
     }
 
     /// The monitor is there since before the container was made; what is left is to see
@@ -467,9 +464,9 @@ impl Isolation for Gate {
         let until = Instant::now() + patience;
         let mut still = Leftover::Unknown;
         loop {
-            // A keeper that ends by itself becomes the hook that asks this.
-            let others = |keeper: &ProcessId| keeper.pid.cast_unsigned() != std::process::id();
-            let Some(keeper) = place.keeper().ok().flatten().filter(others) else {
+            // A monitor that ends by itself asks this in its own process.
+            let others = |monitor: &ProcessId| monitor.pid.cast_unsigned() != std::process::id();
+            let Some(monitor) = place.process().ok().flatten().filter(others) else {
                 return Leftover::Nothing;
             };
             let left = until.saturating_duration_since(Instant::now());
@@ -480,11 +477,11 @@ impl Isolation for Gate {
             match status {
                 Some(status) => match status.end {
                     Some(End::Over { holders }) if holders.is_empty() => return Leftover::Nothing,
-                    Some(End::Over { .. }) => return Leftover::WatchedBy(keeper),
+                    Some(End::Over { .. }) => return Leftover::WatchedBy(monitor),
                     // A monitor of an earlier version doesn't say so.
                     None => return Leftover::Unknown,
                     // It says when it has ended.
-                    Some(End::NotYet | End::Searching) => still = Leftover::WatchedBy(keeper),
+                    Some(End::NotYet | End::Searching) => still = Leftover::WatchedBy(monitor),
                 },
                 // It has closed its sockets, and is about to end.
                 _ if !patience.is_zero() && !is_listening(&place.control()) => {
@@ -501,11 +498,11 @@ impl Isolation for Gate {
 
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError> {
         let place = self.place(short_id);
-        // A keeper that ends by itself becomes the hook that calls this.
-        let others = |keeper: &ProcessId| keeper.pid.cast_unsigned() != std::process::id();
-        if let Some(keeper) = place.keeper().ok().flatten().filter(others) {
+        // A monitor that ends by itself calls this in its own process.
+        let others = |monitor: &ProcessId| monitor.pid.cast_unsigned() != std::process::id();
+        if let Some(monitor) = place.process().ok().flatten().filter(others) {
             // Gone in this moment, then.
-            let _ = kill(Pid::from_raw(keeper.pid), Signal::SIGTERM);
+            let _ = kill(Pid::from_raw(monitor.pid), Signal::SIGTERM);
         }
         let left = |source| GateError::Left { path: place.dir().to_owned(), source };
         Ok(place.remove().map_err(left)?)

@@ -15,7 +15,7 @@ use std::time::Duration;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::bundle::{Edits, HookCall};
+use crate::bundle::Edits;
 use crate::calls::{Calls, Durations};
 use crate::config;
 use crate::gpu::Gpu;
@@ -38,6 +38,8 @@ pub struct Tenant<'a> {
 pub struct Launch<'a> {
     /// Whether it gets a mount namespace of its own, new with it.
     pub own_mounts: bool,
+    /// How much of a processor it may take, in thousandths; `None` without a limit.
+    pub processor_limit: Option<u64>,
     /// Its bundle.
     pub bundle: &'a Path,
     /// Its runtime's root.
@@ -48,8 +50,8 @@ pub struct Launch<'a> {
     pub launcher: ProcessId,
     /// The runtime's own state of it, where that is known to come.
     pub state_file: Option<&'a Path>,
-    /// What deregisters it, for a backend that sees its end by itself.
-    pub farewell: &'a HookCall,
+    /// The configuration; `None` for the default one.
+    pub config: Option<&'a Path>,
 }
 
 /// Starts what has to be there before the runtime makes a container, as its [`Launch`] says.
@@ -70,8 +72,8 @@ pub struct Observed {
     pub calls: Option<Calls>,
     /// How long these took; `None` where nobody measures that.
     pub durations: Option<Durations>,
-    /// How many workers its monitor has had; `None` where it has no monitor, or that isn't known.
-    pub workers: Option<u64>,
+    /// How often its monitor was updated; `None` where it has no monitor, or that isn't known.
+    pub monitor_updates: Option<u64>,
     /// How many processes of it hold the driver open; `None` where that isn't known.
     pub process_count: Option<usize>,
     /// Programs of the host that have a way to the memory of a container which has ended: pid and name.

@@ -1,14 +1,25 @@
 //! `cgpu-monitor`: answers the driver calls of one container. Started by `cgpu-runtime`.
 
+use std::io;
 use std::process::ExitCode;
 
-use cgpu::monitor::{keeper, worker};
+use cgpu::hook::deregister;
+use cgpu::monitor::daemon::{self, Gone};
+use cgpu::registry::Key;
+
+fn served(gone: io::Result<Option<Gone>>) -> io::Result<()> {
+    if let Some(Gone { id, root, config }) = gone? {
+        deregister(config.as_deref(), &Key { root, id });
+    }
+    Ok(())
+}
 
 fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1);
-    let done = match words.next().as_deref() {
-        Some("keep") => keeper::main(),
-        Some("work") => worker::main(worker::Former::of(words.next().as_deref())),
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let done = match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve"] => served(daemon::serve()),
+        ["resume", snapshot] => served(daemon::resume(snapshot)),
+        ["check"] => daemon::check(),
         _ => {
             eprintln!("cgpu-monitor: cgpu-runtime starts this program, one for each container");
             return ExitCode::from(2);
@@ -17,7 +28,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody reads its standard error.
+            // Nobody reads the standard error of one that serves.
             tracing::error!("{error}");
             eprintln!("cgpu-monitor: {error}");
             ExitCode::FAILURE

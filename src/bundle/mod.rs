@@ -285,6 +285,18 @@ impl Bundle {
         })
     }
 
+    /// How much of a processor the container may take, in thousandths of one; `None` without a limit (`linux.resources.cpu` of
+    /// the OCI runtime specification).
+    #[must_use]
+    pub fn processor_limit(&self) -> Option<u64> {
+        let cpu = self.value.pointer("/linux/resources/cpu")?;
+        let quota_us = cpu.get("quota")?.as_i64().and_then(|quota| u64::try_from(quota).ok())?;
+        // The kernel's period where none is given (`default_bw_period_us`, kernel/sched/core.c).
+        let period_us = cpu.get("period").and_then(Value::as_u64).filter(|period| *period > 0);
+        let period_us = period_us.unwrap_or(100_000);
+        (quota_us > 0).then(|| quota_us.saturating_mul(1000) / period_us)
+    }
+
     /// Whether the container is in a user namespace that isn't the runtime's.
     #[must_use]
     pub fn has_user_namespace(&self) -> bool {
@@ -521,6 +533,22 @@ mod tests {
             bundle(&format!(r#"{{"process":{{}},"annotations":{{"a":"{filler}"}}}}"#));
         assert!(bundle.apply(&edits()).unwrap());
         bundle.save().unwrap();
+    }
+
+    #[test]
+    fn a_limit_of_processors_is_a_quota_in_a_period() {
+        let limit = |cpu: &str| {
+            bundle(&format!(r#"{{"linux":{{"resources":{{"cpu":{cpu}}}}}}}"#)).1.processor_limit()
+        };
+        assert_eq!(limit(r#"{"quota":10000,"period":100000}"#), Some(100));
+        assert_eq!(limit(r#"{"quota":250000}"#), Some(2500));
+        assert_eq!(limit(r#"{"quota":50000,"period":0}"#), Some(500));
+        for unlimited in
+            [r#"{"quota":-1,"period":100000}"#, r#"{"quota":0}"#, r#"{"shares":512}"#, "{}"]
+        {
+            assert_eq!(limit(unlimited), None, "{unlimited}");
+        }
+        assert_eq!(bundle("{}").1.processor_limit(), None);
     }
 
     #[test]

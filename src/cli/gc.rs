@@ -20,13 +20,13 @@ pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
     }
     for orphan in collected.orphans {
         let id = printable(&orphan.short_id);
-        match orphan.keeper {
+        match orphan.monitor {
             None => writeln!(out, "{id}: what was left of a monitor without a record")?,
-            Some(keeper) => writeln!(
+            Some(monitor) => writeln!(
                 out,
                 "{id}: not taken back: its monitor (process {}) lives, and it has no record, so that \
                  its memory isn't counted; remove that container and create it again",
-                keeper.pid
+                monitor.pid
             )?,
         }
     }

@@ -251,7 +251,7 @@ mod tests {
             process_count: None,
             calls: None,
             durations: None,
-            workers: None,
+            monitor_updates: None,
             leaked_to: Vec::new(),
             caveats: Caveats::default(),
         }

@@ -5,18 +5,19 @@ use std::io::Write;
 use anyhow::{Result, bail};
 
 use super::table::printable;
+use crate::backend::gate::MONITOR;
 use crate::gate::upgrade::upgrade;
-use crate::host::Host;
+use crate::host::{Host, own_program};
 
-/// Puts a new worker in the place of each running one, and says so.
+/// Has the installed monitor go on in each running one, and says so.
 ///
 /// # Errors
 ///
-/// Where one of them was not replaced; the others are.
+/// Where one of them was not updated; the others are.
 pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
     host.share_out_all()?;
     let mut failed = Vec::new();
-    for upgraded in upgrade(&host.config.state_dir)? {
+    for upgraded in upgrade(&host.config.state_dir, &own_program(MONITOR)?)? {
         let id = printable(&upgraded.short_id);
         match upgraded.versions {
             Ok(Some((before, after))) => writeln!(out, "{id} {before} -> {after}")?,

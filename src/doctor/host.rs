@@ -10,7 +10,7 @@ use crate::engines::files::Tree;
 use crate::engines::program;
 use crate::gate::enter;
 use crate::host::Host;
-use crate::monitor::worker::check_sizes;
+use crate::monitor::daemon::check_sizes;
 
 /// Runtimes that are known to work, whether configured or not.
 const KNOWN: [&str; 2] = ["runc", "crun"];

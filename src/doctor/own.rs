@@ -107,7 +107,7 @@ fn records(host: &Host) -> Result<Records, String> {
         }
     }
     for orphan in host.orphans().map_err(|error| sentence(&error))? {
-        match orphan.keeper {
+        match orphan.monitor {
             Some(_) => found.unregistered.push(orphan.short_id),
             None => found.leftovers += 1,
         }

@@ -43,12 +43,19 @@ const REFUSED_BY_DRIVER: &str = "the quota has room and the driver no memory: it
     the host and containers with the GPU as a whole take what they want; see who has it (nvidia-smi), or raise \
     admission.reserve";
 
-/// Nobody told that worker to end.
-const WORKER_GONE: &str = "the worker is gone; another takes its place";
+/// A monitor has ended before its container.
+const MONITOR_LOST: &str = "the monitor is lost, and the container's driver calls fail from now on: {why}; create the \
+    container again";
+
+/// Why a monitor is lost that has told nothing itself.
+pub const MONITOR_KILLED: &str = "it was killed, or the host has no memory left";
+
+/// A program took over a monitor's process.
+const MONITOR_REPLACED: &str = "a newer program goes on in the monitor";
 
 /// Sentences of events that are warnings in the log.
 pub const WARNINGS: [&str; 6] =
-    [PAST_THE_MONITOR, AS_HEIR, OPENED_INSIDE, LEAKED, ENDED_FOR_LEAK, WORKER_GONE];
+    [PAST_THE_MONITOR, AS_HEIR, OPENED_INSIDE, LEAKED, ENDED_FOR_LEAK, MONITOR_LOST];
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,8 +81,10 @@ pub enum Kind {
     /// A program outside the container has a descriptor of the driver's that was opened in it; `reason` says what
     /// follows.
     Leaked,
-    /// The worker of the monitor ended, and another takes its place.
+    /// A newer program goes on in the container's monitor.
     MonitorReplaced,
+    /// The monitor has ended before its container, for `reason`: the container's driver calls fail from then on.
+    MonitorLost,
     /// The container is no longer registered.
     Removed,
     /// A setting of `gpu` is another; of no container.
@@ -178,9 +187,6 @@ pub struct Event {
     /// The priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high_priority: Option<bool>,
-    /// How the process ended; absent where it was about to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<String>,
     /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -252,7 +258,6 @@ impl Event {
             setting: None,
             weight: None,
             high_priority: None,
-            status: None,
             reason: None,
             cause: None,
             left_out: 0,
@@ -335,16 +340,22 @@ impl Event {
         Event::new(Kind::Leaked).because(ENDED_FOR_LEAK)
     }
 
-    /// A worker ended that nobody told to.
+    /// A newer program goes on in the container's monitor.
     #[must_use]
-    pub fn worker_gone() -> Self {
-        Event::new(Kind::MonitorReplaced).because(WORKER_GONE)
+    pub fn monitor_replaced() -> Self {
+        Event::new(Kind::MonitorReplaced).because(MONITOR_REPLACED)
+    }
+
+    /// The container's monitor has ended before the container; `why` says for what.
+    #[must_use]
+    pub fn monitor_lost(why: &str) -> Self {
+        Event::new(Kind::MonitorLost).because(&MONITOR_LOST.replace("{why}", why))
     }
 
     /// Whether the log has it as a warning: somebody has to find out why.
     #[must_use]
     pub fn is_warning(&self) -> bool {
-        self.kind == Kind::Warned
+        matches!(self.kind, Kind::Warned | Kind::MonitorLost)
             || self.reason.as_deref().is_some_and(|reason| WARNINGS.contains(&reason))
     }
 
@@ -442,7 +453,7 @@ impl Event {
                 (Some(bytes), Some(gpu)) => format!("{}: {} of GPU {gpu}", reason(), mib_up(bytes)),
                 _ => reason(),
             },
-            Kind::Leaked | Kind::MonitorReplaced | Kind::Warned => reason(),
+            Kind::Leaked | Kind::MonitorReplaced | Kind::MonitorLost | Kind::Warned => reason(),
             Kind::GpuChanged => {
                 format!(
                     "GPU {}: {}",
@@ -517,10 +528,7 @@ impl Event {
                 format!("{program}{pid} {}", self.headline())
             }
             Kind::Warned => format!("warning: {}", self.headline()),
-            Kind::MonitorReplaced => {
-                let status = self.status.as_ref().map_or(String::new(), |how| format!(" ({how})"));
-                format!("monitor: {}{status}", self.headline())
-            }
+            Kind::MonitorReplaced => format!("monitor: {}", self.headline()),
             _ => self.headline(),
         };
         if self.left_out > 0 {

@@ -15,7 +15,7 @@ mod teller;
 
 pub use bucket::Bucket;
 pub use cause::Cause;
-pub use event::{Event, Kind, MOST_LINE_BYTES, Share, WARNINGS, plain};
+pub use event::{Event, Kind, MONITOR_KILLED, MOST_LINE_BYTES, Share, WARNINGS, plain};
 pub use read::Follower;
 pub use select::{Filter, Names};
 pub use store::{MOST_FILE_BYTES, NAMES, Store};

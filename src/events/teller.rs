@@ -62,15 +62,13 @@ fn log(event: &Event) {
     let quota_by = event.quota_by.clone().filter(|_| is_created);
     let left_out = (event.left_out > 0).then_some(event.left_out);
     let (id, root) = (event.id.as_str(), event.root.as_deref().filter(|_| is_created));
-    let Event {
-        name, chosen, driver_files, short_id, gpu, pid, program, former_id, status, ..
-    } = event;
+    let Event { name, chosen, driver_files, short_id, gpu, pid, program, former_id, .. } = event;
     let (name, chosen, driver_files) =
         (name.as_deref(), chosen.as_deref(), driver_files.as_deref());
     let (short_id, program) = (short_id.as_deref(), program.as_deref());
-    let (former_id, status) = (former_id.as_deref(), status.as_deref());
+    let former_id = former_id.as_deref();
     if event.is_warning() {
-        tracing::warn!(id, name, gpu, pid, program, status, left_out, "{headline}");
+        tracing::warn!(id, name, gpu, pid, program, left_out, "{headline}");
     } else {
         tracing::info!(
             id,

@@ -16,27 +16,27 @@ use thiserror::Error;
 use super::filter::{Machine, program};
 use super::passing::{self, Wait};
 
-/// The message that goes to the keeper with a listener. It says nothing that the keeper does not know. The sender of
+/// The message that goes to the monitor with a listener. It says nothing that the monitor does not know. The sender of
 /// this message waits for [`LISTENER_TAKEN`].
 pub const LISTENER_SENT: &[u8] = b"{}";
 
-/// The keeper's answer once it holds the listener.
+/// The monitor's answer once it holds the listener.
 pub const LISTENER_TAKEN: &[u8] = b"{}";
 
-/// How long the keeper may take to answer. The keeper may still be starting, on a busy host.
+/// How long the monitor may take to answer. The monitor may still be starting, on a busy host.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why this process can't go behind the gate.
 #[derive(Debug, Error)]
 pub enum EnterError {
-    /// The keeper does not answer.
+    /// The monitor does not answer.
     #[error(
         "the monitor at {} doesn't answer: {source}; if it has ended, the container's GPUs are \
          closed: make the container anew",
         socket.display()
     )]
     NoMonitor {
-        /// The keeper's socket.
+        /// The monitor's socket.
         socket: PathBuf,
         /// The error of the socket.
         #[source]
@@ -57,33 +57,33 @@ pub enum EnterError {
     },
 }
 
-/// Installs the filter on this process, and gives the listener to the keeper at `socket`, which holds it from then
+/// Installs the filter on this process, and gives the listener to the monitor at `socket`, which holds it from then
 /// on.
 ///
 /// Open descriptors of this process stay open.
 ///
 /// # Errors
 ///
-/// Where no keeper answers, the keeper does not take the listener, or the kernel refuses the filter. A filter that is
+/// Where no monitor answers, the monitor does not take the listener, or the kernel refuses the filter. A filter that is
 /// installed stays: where nobody took its listener, this process's driver calls fail from then on.
 pub fn enter(socket: &Path) -> Result<(), EnterError> {
     let no_monitor = |source| EnterError::NoMonitor { socket: socket.to_owned(), source };
     // Connect before the filter is installed: a trapped call fails where nobody holds the listener.
-    let keeper = UnixStream::connect(socket).map_err(no_monitor)?;
+    let monitor = UnixStream::connect(socket).map_err(no_monitor)?;
     let listener = match install_filter() {
         Err(Errno::EBUSY) => return Err(EnterError::OtherListener),
         put => put.map_err(|errno| EnterError::Filter { source: errno.into() })?,
     };
-    let sent = passing::send(&keeper, LISTENER_SENT, Some(listener.as_fd()), Wait::Always);
+    let sent = passing::send(&monitor, LISTENER_SENT, Some(listener.as_fd()), Wait::Always);
     sent.map_err(|errno| no_monitor(errno.into()))?;
-    wait_until_taken(&keeper).map_err(no_monitor)
+    wait_until_taken(&monitor).map_err(no_monitor)
 }
 
-/// Waits until the keeper holds the listener: the keeper may end before it reads the message.
-fn wait_until_taken(mut keeper: &UnixStream) -> io::Result<()> {
-    keeper.set_read_timeout(Some(TIMEOUT))?;
+/// Waits until the monitor holds the listener: the monitor may end before it reads the message.
+fn wait_until_taken(mut monitor: &UnixStream) -> io::Result<()> {
+    monitor.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = [0; LISTENER_TAKEN.len()];
-    keeper.read_exact(&mut answer).map_err(|error| match error.kind() {
+    monitor.read_exact(&mut answer).map_err(|error| match error.kind() {
         // A socket reports `WouldBlock` when its read timeout is over.
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         _ => error,

@@ -1,14 +1,15 @@
-//! Starts a container's monitor: its directory, its sockets, its keeper.
+//! Starts a container's monitor: its directory, its sockets, its process.
 //!
-//! A keeper takes a while to start, so [`start_keeper`] runs before the keeper's settings are known, and the settings
+//! A monitor takes a while to start, so [`start_monitor`] runs before the monitor's settings are known, and the settings
 //! are sent afterwards. The sockets listen before anybody can know of them, so the runtime, which connects next,
 //! always finds a listening socket. This module owns the layout of a monitor's directory:
 //!
 //! ```text
 //! STATE_DIR/gate/SHORT_ID/entry      the process that becomes the runtime brings its listener here
 //! STATE_DIR/gate/SHORT_ID/control    the socket for questions, see `wire`
-//! STATE_DIR/gate/SHORT_ID/keeper     the keeper's pid and start time
+//! STATE_DIR/gate/SHORT_ID/process    the monitor's pid and start time
 //! STATE_DIR/gate/SHORT_ID/status     the container's status, see `status_file`
+//! STATE_DIR/gate/SHORT_ID/lost       an event says that the monitor is lost
 //! STATE_DIR/gate/SHORT_ID/channels.UUID   the container's channels on a GPU, while the monitor takes turns on it
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
@@ -43,10 +44,10 @@ const LONGEST_SOCKET: usize = 107;
 /// Connections that wait to be accepted; further ones are refused. The host may allow fewer (listen(2)).
 const BACKLOG: i32 = 4096;
 
-/// The message that goes to the keeper with its settings.
+/// The message that goes to the monitor with its settings.
 const SETTINGS_SENT: &[u8] = b"{}";
 
-/// The stack of the process that becomes a keeper, in bytes.
+/// The stack of the process that becomes a monitor, in bytes.
 const STACK: usize = 16 << 10;
 
 /// A monitor's directory.
@@ -81,7 +82,7 @@ pub enum LaunchError {
     /// The settings can't be written.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// The keeper's process can't be started.
+    /// The monitor's process can't be started.
     #[error("cannot start the monitor {}: {source}; see that it can be executed, and that the host has memory and processes left", program.display())]
     Process {
         /// The program.
@@ -90,7 +91,7 @@ pub enum LaunchError {
         #[source]
         source: io::Error,
     },
-    /// The keeper has ended before it got its settings.
+    /// The monitor has ended before it got its settings.
     #[error(
         "the monitor {} has ended as soon as it was started; see that it is cgpu's, of the same \
          version as the rest, and that the host has memory and processes left",
@@ -158,7 +159,7 @@ impl MonitorDir {
     pub fn remove(&self) -> io::Result<()> {
         for _ in 0..3 {
             match fs::remove_dir_all(&self.dir) {
-                // The worker has written a file meanwhile: try again.
+                // The monitor has written a file meanwhile: try again.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => return Ok(()),
@@ -179,10 +180,28 @@ impl MonitorDir {
         self.dir.join("control")
     }
 
-    /// The file with the keeper's pid and start.
+    /// The file with the monitor's pid and start.
     #[must_use]
-    pub fn keeper_file(&self) -> PathBuf {
-        self.dir.join("keeper")
+    pub fn process_file(&self) -> PathBuf {
+        self.dir.join("process")
+    }
+
+    /// Writes the file that names the monitor's process. Where that fails, the container shows as closed.
+    pub(crate) fn write_process(&self, own: ProcessId) {
+        let _ = fs::write(self.process_file(), format!("{} {}\n", own.pid, own.start_ticks));
+    }
+
+    /// Whether the monitor has ended, its directory is there, and no event says that it is lost.
+    pub(crate) fn is_lost_and_not_marked(&self) -> bool {
+        self.process_file().exists()
+            && matches!(self.process(), Ok(None))
+            && !self.dir.join("lost").exists()
+    }
+
+    /// Notes that an event says that the monitor is lost. `false` if that was noted before, or can't be.
+    #[must_use]
+    pub fn mark_lost(&self) -> bool {
+        File::create_new(self.dir.join("lost")).is_ok()
     }
 
     /// The file with the container's status.
@@ -198,13 +217,13 @@ impl MonitorDir {
         self.dir.join(format!("channels.{uuid}"))
     }
 
-    /// The keeper's process; `None` where no keeper is alive.
+    /// The monitor's process; `None` where no monitor is alive.
     ///
     /// # Errors
     ///
-    /// Where the file that names the keeper can't be read: the keeper may then be alive.
-    pub fn keeper(&self) -> io::Result<Option<ProcessId>> {
-        let text = match fs::read_to_string(self.keeper_file()) {
+    /// Where the file that names the monitor can't be read: the monitor may then be alive.
+    pub fn process(&self) -> io::Result<Option<ProcessId>> {
+        let text = match fs::read_to_string(self.process_file()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             text => text?,
         };
@@ -212,31 +231,31 @@ impl MonitorDir {
             let (pid, start) = text.trim().split_once(' ')?;
             Some(ProcessId { pid: pid.parse().ok()?, start_ticks: start.parse().ok()? })
         };
-        Ok(named().filter(|keeper| keeper.alive()))
+        Ok(named().filter(|monitor| monitor.alive()))
     }
 }
 
-/// A keeper without settings. It ends if this is dropped, or this process ends, before the settings are sent.
+/// A monitor without settings. It ends if this is dropped, or this process ends, before the settings are sent.
 #[derive(Debug)]
-pub struct StartedKeeper {
+pub struct StartedMonitor {
     program: PathBuf,
-    /// The process that was started. It ends as soon as it has forked the keeper (see [`detach`]).
+    /// The process that was started. It ends as soon as it has forked the monitor (see [`detach`]).
     child: Pid,
-    /// The sockets to which runtimes and control connections come; `None` once the keeper alone holds them. If this
-    /// process held them too, a program that connects after the keeper's end would wait for ever.
+    /// The sockets to which runtimes and control connections come; `None` once the monitor alone holds them. If this
+    /// process held them too, a program that connects after the monitor's end would wait for ever.
     sockets: Option<[OwnedFd; 2]>,
-    /// The socket on which the keeper waits for its settings.
+    /// The socket on which the monitor waits for its settings.
     settings_socket: OwnedFd,
 }
 
-/// Starts a keeper: runs `program`, which is `cgpu-monitor`.
+/// Starts a monitor: runs `program`, which is `cgpu-monitor`.
 ///
 /// The child has this process's memory until it executes the program: only a process with one thread may call this.
 ///
 /// # Errors
 ///
 /// Where the process can't be started.
-pub fn start_keeper(program: &Path) -> Result<StartedKeeper, LaunchError> {
+pub fn start_monitor(program: &Path) -> Result<StartedMonitor, LaunchError> {
     let failed = |source| LaunchError::Process { program: program.to_owned(), source };
     let refused = |errno: rustix::io::Errno| failed(errno.into());
     let name =
@@ -248,12 +267,12 @@ pub fn start_keeper(program: &Path) -> Result<StartedKeeper, LaunchError> {
     };
     let sockets = [socket()?, socket()?];
     let pair = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
-    let (settings_socket, keeper_end) =
+    let (settings_socket, monitor_end) =
         socketpair(pair.0, pair.1, pair.2, None).map_err(refused)?;
     let [listener, control] = &sockets;
-    let given = [listener, control, &keeper_end].map(AsRawFd::as_raw_fd);
-    let child = spawn_keeper(&name, given).map_err(|errno| failed(errno.into()))?;
-    Ok(StartedKeeper {
+    let given = [listener, control, &monitor_end].map(AsRawFd::as_raw_fd);
+    let child = spawn_monitor(&name, given).map_err(|errno| failed(errno.into()))?;
+    Ok(StartedMonitor {
         program: program.to_owned(),
         child,
         sockets: Some(sockets),
@@ -261,20 +280,20 @@ pub fn start_keeper(program: &Path) -> Result<StartedKeeper, LaunchError> {
     })
 }
 
-impl Drop for StartedKeeper {
+impl Drop for StartedMonitor {
     fn drop(&mut self) {
         // A child that has not ended yet is left to whichever process inherits it.
         let _ = waitpid(self.child, Some(WaitPidFlag::WNOHANG));
     }
 }
 
-impl StartedKeeper {
-    /// Gives the keeper its `settings` and the directory `place`, in which it takes listeners. Removes what an earlier
-    /// keeper left there.
+impl StartedMonitor {
+    /// Gives the monitor its `settings` and the directory `place`, in which it takes listeners. Removes what an earlier
+    /// monitor left there.
     ///
     /// # Errors
     ///
-    /// Where a file can't be made, or the keeper has ended. The directory may be there then, without a keeper.
+    /// Where a file can't be made, or the monitor has ended. The directory may be there then, without a monitor.
     pub fn start_serving(
         &mut self,
         place: &MonitorDir,
@@ -313,7 +332,7 @@ impl StartedKeeper {
     }
 }
 
-/// Waits, in a keeper that has just started, for its settings. `None` where the launcher has closed the socket without
+/// Waits, in a monitor that has just started, for its settings. `None` where the launcher has closed the socket without
 /// sending any. Fails where the settings can't be received.
 pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<File>> {
     let mut buffer = [0; SETTINGS_SENT.len()];
@@ -325,13 +344,13 @@ pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<F
 }
 
 /// Starts `program keep` with `given` as descriptors 3, 4 and 5. The program calls [`detach`] itself.
-fn spawn_keeper(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
-    let words = [program.as_ptr(), c"keep".as_ptr(), std::ptr::null()];
+fn spawn_monitor(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
+    let words = [program.as_ptr(), c"serve".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
     let failed = Cell::new(None);
     // SAFETY: plain system calls on numbers and on strings that live until the exec. The descriptors are first
     // duplicated to numbers from 16 up: one of them may have a number that another one is to get.
-    let mut become_keeper = || unsafe {
+    let mut become_monitor = || unsafe {
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         let high = given.map(|from| libc::fcntl(from, libc::F_DUPFD, 16));
         for (from, to) in [null, null, null, high[0], high[1], high[2]].iter().zip(0..) {
@@ -347,10 +366,10 @@ fn spawn_keeper(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
     let mut stack = vec![0; STACK];
     // `CLONE_VM`: nothing is copied for the child, which uses this process's memory until it executes the program.
     let flags = CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK;
-    // SAFETY: this process has one thread (see `start_keeper`), which waits until the child has left this memory. The
-    // child runs alone in the memory, on a stack of its own, and `become_keeper` needs little of it.
+    // SAFETY: this process has one thread (see `start_monitor`), which waits until the child has left this memory. The
+    // child runs alone in the memory, on a stack of its own, and `become_monitor` needs little of it.
     let child =
-        unsafe { clone(Box::new(&mut become_keeper), &mut stack, flags, Some(libc::SIGCHLD)) }?;
+        unsafe { clone(Box::new(&mut become_monitor), &mut stack, flags, Some(libc::SIGCHLD)) }?;
     match failed.get() {
         None => Ok(child),
         Some(errno) => {
@@ -363,8 +382,8 @@ fn spawn_keeper(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
 /// Forks: the child goes on in a new session, and the launcher need not wait for it; this process ends. Call this
 /// before there is a second thread.
 ///
-/// The keeper forks here and not in its launcher. A launcher that starts the keeper as a grandchild is woken on the
-/// processor on which the keeper has just been put, and waits for that busy processor. Fails where the process can't be
+/// The monitor forks here and not in its launcher. A launcher that starts the monitor as a grandchild is woken on the
+/// processor on which the monitor has just been put, and waits for that busy processor. Fails where the process can't be
 /// forked.
 pub(crate) fn detach() -> io::Result<()> {
     // SAFETY: there is one thread, so no lock stays locked for ever in the child.

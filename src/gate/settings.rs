@@ -1,6 +1,6 @@
 //! What a monitor is told when it starts: [`Settings`], as JSON in a file without a name.
 //!
-//! The program that edits the bundle writes the settings; keeper and worker read them. Settings hold no state of the
+//! The program that edits the bundle writes the settings, and the monitor reads them. Settings hold no state of the
 //! container: the ledger has it.
 
 use std::fs::File;
@@ -51,11 +51,12 @@ pub struct Settings {
     pub gpus: Vec<Gpu>,
     /// The files by which the container reaches the driver.
     pub nodes: Vec<Node>,
-    /// The path of `cgpu-monitor`: a worker that starts after an upgrade runs the new program.
-    pub monitor: PathBuf,
-    /// The program with its arguments that the keeper becomes when the container is gone: it deregisters the
-    /// container.
-    pub farewell: Vec<String>,
+    /// The configuration by which the monitor deregisters the container in the end; `None` for the default one.
+    #[serde(default)]
+    pub config: Option<PathBuf>,
+    /// How much of a processor the container's own processes may take, in thousandths; `None` without a limit.
+    #[serde(default)]
+    pub processor_limit: Option<u64>,
     /// The process that becomes the runtime and makes the container.
     pub launcher: ProcessId,
     /// The runtime's own state file of the container, which names the container's first process; `None` where it is

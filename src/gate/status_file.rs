@@ -59,11 +59,11 @@ mod tests {
     fn status() -> Status {
         Status {
             version: "0.1.0".into(),
-            worker_pid: 7,
+            pid: 7,
             gpus: Vec::new(),
             calls: Calls::default(),
             durations: Durations::default(),
-            workers: 1,
+            updates: 1,
             processes: Vec::new(),
             process_count: 0,
             end: None,

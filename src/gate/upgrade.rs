@@ -1,21 +1,34 @@
-//! Puts a new worker in the place of each running worker, with nothing lost: [`upgrade`].
+//! Has a newer program go on in each running monitor, with nothing lost: [`upgrade`].
+//!
+//! The new program is opened once: what is checked is what is executed. A monitor stops between two calls and gives a
+//! snapshot of what it knows; the new program says whether it can go on with that; then the monitor executes it. Until
+//! then the old program goes on where anything fails.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use thiserror::Error;
 
 use super::client::{AskError, ask};
 use super::launch::MonitorDir;
-use super::wire::{Answer, Question, Status};
+use super::passing::{self, Wait};
+use super::wire::{Answer, PROGRAM_SENT, Question, Status};
 
-/// How long a new worker may take to answer: the old worker may first finish its calls.
+/// How long a monitor may take to stop, and the new program to begin: calls may have to be finished first.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Why a worker was not replaced.
+/// How long the new program may take to say whether it can go on.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest answer, in bytes.
+const MOST_BYTES: usize = 4096;
+
+/// Why a monitor was not updated.
 #[derive(Debug, Error)]
 pub enum UpgradeError {
     /// The directory of all monitors, or a file in it, can't be read.
@@ -27,30 +40,45 @@ pub enum UpgradeError {
         #[source]
         source: io::Error,
     },
-    /// The worker does not answer.
+    /// The new program can't be opened.
+    #[error("cannot open {path}: {source}; install cgpu-monitor beside cgpu")]
+    Program {
+        /// The program.
+        path: String,
+        /// The error of the file.
+        #[source]
+        source: io::Error,
+    },
+    /// The monitor does not answer.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// The worker's answer is not a status.
-    #[error("its worker does not tell its status; look into cgpu's log")]
-    NoStatus,
-    /// The signal to the keeper fails.
-    #[error("its keeper can't be told: {source}; run this as root")]
-    Signal {
-        /// The error of the system call.
-        #[source]
-        source: nix::errno::Errno,
+    /// The monitor's answer is not one of this version's.
+    #[error("its monitor gives no answer that this version knows; look into cgpu's log")]
+    NoAnswer,
+    /// The monitor goes on as it is.
+    #[error("{reason}; its monitor goes on as before, and nothing is lost")]
+    Refused {
+        /// What it said.
+        reason: String,
     },
-    /// No new worker came in time.
-    #[error("no new worker has come within {} s; look into cgpu's log", TIMEOUT.as_secs())]
-    Late,
-    /// A new worker came, but of the program that the container began with: the installed program could not begin.
+    /// The new program can't go on with this container.
     #[error(
-        "the installed monitor can't go on with this container, and the one of before goes on ({version}), nothing is \
-         lost; look into cgpu's log, and create the container again to have the new one"
+        "the installed monitor can't go on with this container: {reason}; the one of before goes on, and nothing is \
+         lost; create the container again to have the new one"
     )]
-    FellBack {
-        /// The version that serves.
-        version: String,
+    Unfit {
+        /// What it said.
+        reason: String,
+    },
+    /// The new program has ended, or doesn't answer.
+    #[error(
+        "the new program doesn't answer: {source}; if the monitor is lost, the container's driver calls fail: create it \
+         again"
+    )]
+    Lost {
+        /// The error of the socket.
+        #[source]
+        source: io::Error,
     },
 }
 
@@ -59,23 +87,27 @@ pub enum UpgradeError {
 pub struct Upgraded {
     /// The container's short id.
     pub short_id: String,
-    /// The version that served before, and the version that serves now; `None` where the keeper has ended, so that
-    /// there is no worker.
+    /// The version that served before, and the version that serves now; `None` if the monitor has ended.
     pub versions: Result<Option<(String, String)>, UpgradeError>,
 }
 
-/// Replaces the worker of every monitor below `state_dir`, one after the other.
+/// Has `program` go on in every monitor below `state_dir`, one after the other.
 ///
 /// # Errors
 ///
-/// Where the monitors can't be listed. The error of a single monitor is in its [`Upgraded`].
-pub fn upgrade(state_dir: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
+/// Where the monitors can't be listed, or the program can't be opened. The error of a single monitor is in its
+/// [`Upgraded`].
+pub fn upgrade(state_dir: &Path, program: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
     let all = MonitorDir::list(state_dir).map_err(|source| {
         let path = MonitorDir::all(state_dir).display().to_string();
         UpgradeError::List { path, source }
     })?;
+    let opened = File::open(program).map_err(|source| {
+        let path = program.display().to_string();
+        UpgradeError::Program { path, source }
+    })?;
     let upgraded = |place: &MonitorDir| Upgraded {
-        versions: replace_worker(place),
+        versions: update(place, &opened),
         short_id: place.short_id(),
     };
     Ok(all.iter().map(upgraded).collect())
@@ -84,38 +116,89 @@ pub fn upgrade(state_dir: &Path) -> Result<Vec<Upgraded>, UpgradeError> {
 fn status(place: &MonitorDir) -> Result<Status, UpgradeError> {
     match ask(&place.control(), &Question::Status)? {
         Answer::Status(status) => Ok(*status),
-        _ => Err(UpgradeError::NoStatus),
+        _ => Err(UpgradeError::NoAnswer),
     }
 }
 
-fn replace_worker(place: &MonitorDir) -> Result<Option<(String, String)>, UpgradeError> {
-    let keeper = place.keeper().map_err(|source| {
-        let path = place.keeper_file().display().to_string();
+fn update(place: &MonitorDir, program: &File) -> Result<Option<(String, String)>, UpgradeError> {
+    let process = place.process().map_err(|source| {
+        let path = place.process_file().display().to_string();
         UpgradeError::List { path, source }
     })?;
-    let Some(keeper) = keeper else { return Ok(None) };
-    let before = status(place)?;
-    kill(Pid::from_raw(keeper.pid), Signal::SIGHUP)
-        .map_err(|source| UpgradeError::Signal { source })?;
-    let deadline = Instant::now() + TIMEOUT;
-    while Instant::now() < deadline {
-        // Between the two workers, nobody may answer.
-        if let Ok(after) = status(place)
-            && after.worker_pid != before.worker_pid
-        {
-            return match is_installed(after.worker_pid) {
-                true => Ok(Some((before.version, after.version))),
-                false => Err(UpgradeError::FellBack { version: after.version }),
-            };
-        }
-        std::thread::sleep(Duration::from_millis(5));
+    if process.is_none() {
+        return Ok(None);
     }
-    Err(UpgradeError::Late)
+    let before = status(place)?;
+    hand_over(&place.control(), program)?;
+    Ok(Some((before.version, status(place)?.version)))
 }
 
-/// Whether the worker runs a program that is still at its path. The keeper falls back to its own program, whose file
-/// a newer one has replaced: `/proc/PID/exe` then ends in "(deleted)" (proc_pid_exe(5)).
-fn is_installed(worker_pid: u32) -> bool {
-    let program = std::fs::read_link(format!("/proc/{worker_pid}/exe")).unwrap_or_default();
-    !program.to_string_lossy().ends_with(" (deleted)")
+/// Has the program go on in the monitor that listens at `socket`.
+fn hand_over(socket: &Path, program: &File) -> Result<(), UpgradeError> {
+    let silent = |source| AskError::Silent { socket: socket.display().to_string(), source };
+    let stream = begin(socket).map_err(silent)?;
+    let (answer, snapshot) = receive(&stream).map_err(silent)?;
+    match (answer, snapshot) {
+        (Some(Answer::Snapshot), Some(snapshot)) => check(program, snapshot)?,
+        (Some(Answer::Refused { reason }), _) => return Err(UpgradeError::Refused { reason }),
+        _ => return Err(UpgradeError::NoAnswer),
+    }
+    let lost = |source| UpgradeError::Lost { source };
+    passing::send(&stream, PROGRAM_SENT, Some(program.as_fd()), Wait::Always)
+        .map_err(|errno| lost(errno.into()))?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).map_err(lost)?;
+    match serde_json::from_str(&line) {
+        Ok(Answer::Done) => Ok(()),
+        Ok(Answer::Refused { reason }) => Err(UpgradeError::Refused { reason }),
+        Ok(_) => Err(UpgradeError::NoAnswer),
+        Err(_) => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+fn begin(socket: &Path) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.write_all((serde_json::to_string(&Question::Update)? + "\n").as_bytes())?;
+    Ok(stream)
+}
+
+/// The monitor's answer, and the descriptor that comes with it.
+fn receive(stream: &UnixStream) -> io::Result<(Option<Answer>, Option<OwnedFd>)> {
+    let mut buffer = [0; MOST_BYTES];
+    let (length, descriptor) = passing::receive(stream, &mut buffer, Wait::Always)?;
+    Ok((serde_json::from_slice(buffer.get(..length).unwrap_or_default()).ok(), descriptor))
+}
+
+/// Has the program say whether it can go on with a snapshot.
+fn check(program: &File, snapshot: OwnedFd) -> Result<(), UpgradeError> {
+    let unfit = |reason: String| UpgradeError::Unfit { reason };
+    // The child's own directory of descriptors: the number is the same there, and is closed at its exec.
+    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+    let child = Command::new(path)
+        .arg("check")
+        .env_clear()
+        .stdin(snapshot)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.map_err(|error| unfit(error.to_string()))?;
+    let until = Instant::now() + CHECK_TIMEOUT;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() >= until {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(unfit("it takes too long to read what the monitor knows".to_owned()));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let output = child.wait_with_output().map_err(|error| unfit(error.to_string()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let said = said.trim().trim_start_matches("cgpu-monitor: ");
+    match output.status.success() {
+        true => Ok(()),
+        false if said.is_empty() => Err(unfit(output.status.to_string())),
+        false => Err(unfit(said.to_owned())),
+    }
 }

@@ -1,8 +1,5 @@
-//! The messages between keeper and worker, and between a monitor and the programs that ask it.
-//!
-//! Keeper and worker exchange one JSON text a packet over a pair of `SOCK_SEQPACKET` sockets, with at most one
-//! descriptor beside it. Other programs (`cgpu ps`, `cgpu set`) exchange one JSON text and a newline each way over
-//! the control socket, a stream. Pure: only the messages are here.
+//! The messages between a monitor and the programs that ask it (`cgpu ps`, `cgpu set`): one JSON text and a newline each
+//! way over the control socket, a stream. Pure: only the messages are here.
 
 use std::collections::BTreeMap;
 
@@ -11,56 +8,6 @@ use serde::{Deserialize, Serialize};
 use crate::calls::{Calls, Durations};
 use crate::rm::usage::ALL_OF_IT;
 use crate::sched::Round;
-
-/// A message of the keeper to its worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// Serve this listener; its descriptor comes with the order. A worker that takes another's place first gets all
-    /// listeners.
-    Listener {
-        /// The listener's number, which is never used again.
-        number: u64,
-    },
-    /// A file that an earlier worker gave the keeper ([`Notice::Keep`]); its descriptor comes with the order. The
-    /// keeper sends kept files before other orders, as it does listeners.
-    Kept {
-        /// The file's number.
-        number: u64,
-    },
-    /// Answer this control connection; its descriptor comes with the order.
-    Control,
-    /// All listeners and kept files of the earlier worker have been sent: begin.
-    Begin,
-    /// Finish the calls that have begun, take no further call, and exit with 0.
-    Drain,
-}
-
-/// A message of the worker to its keeper.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Notice {
-    /// The worker serves.
-    Ready,
-    /// The container has called the driver.
-    Called,
-    /// No process is left behind this listener.
-    Gone {
-        /// The listener's number.
-        number: u64,
-    },
-    /// Keep this file for the next worker; its descriptor comes with the notice. Memory was exported to the file, or
-    /// it is a file of UVM, or a file of the monitor's own client.
-    Keep {
-        /// The file's number.
-        number: u64,
-    },
-    /// The keeper need not keep this file any more.
-    LetGo {
-        /// The file's number.
-        number: u64,
-    },
-}
 
 /// What a program asks over the control socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -80,7 +27,12 @@ pub enum Question {
         /// The quota in bytes.
         limit_bytes: u64,
     },
+    /// Have another program go on in the monitor's process: see [`upgrade`](super::upgrade).
+    Update,
 }
+
+/// What a command sends with the descriptor of the program that is to go on.
+pub const PROGRAM_SENT: &[u8] = b"{}";
 
 /// What the monitor answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +44,8 @@ pub enum Answer {
     LastSeen(LastSeen),
     /// The change was made.
     Done,
+    /// The monitor has stopped, and what it knows is in the file that comes with this answer. It waits for the program.
+    Snapshot,
     /// The change was not made: more memory is in use than the new quota allows.
     InUse {
         /// A sentence.
@@ -109,8 +63,8 @@ pub enum Answer {
 pub struct Status {
     /// The version of the program that serves.
     pub version: String,
-    /// The worker's pid.
-    pub worker_pid: u32,
+    /// The monitor's pid.
+    pub pid: u32,
     /// The container's GPUs, in the container's order.
     pub gpus: Vec<GpuStatus>,
     /// How many calls the monitor received, by their outcome.
@@ -118,9 +72,9 @@ pub struct Status {
     /// How long the calls took.
     #[serde(default)]
     pub durations: Durations,
-    /// How many workers have begun: the first one, and one more for each replacement.
+    /// How often the monitor's program was replaced by an update.
     #[serde(default)]
-    pub workers: u64,
+    pub updates: u64,
     /// Processes that hold a client of the driver, those with most memory first: at most [`MOST_PROCESSES_TOLD`].
     #[serde(default)]
     pub processes: Vec<ProcessStatus>,
@@ -223,10 +177,10 @@ mod tests {
 
     #[test]
     fn a_status_of_a_version_before_tells_no_durations() {
-        let text = r#"{"version":"0","worker_pid":1,"gpus":[],"calls":{"continued":1,"executed":0,
+        let text = r#"{"version":"0","pid":1,"gpus":[],"calls":{"continued":1,"executed":0,
             "over_quota":0,"refused":0,"killed":0}}"#;
         let status: Status = serde_json::from_str(text).unwrap();
-        assert_eq!((status.durations, status.workers), (Durations::default(), 0));
+        assert_eq!((status.durations, status.updates), (Durations::default(), 0));
         assert_eq!(status.end, None);
     }
 }

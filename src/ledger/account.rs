@@ -47,12 +47,6 @@ impl Account {
         Ok(())
     }
 
-    /// Reserves what a call of the worker before had reserved, whatever the quota is now.
-    pub(super) fn reserve_again(&mut self, bytes: u64) {
-        self.pending = self.pending.saturating_add(bytes);
-        self.update_peaks();
-    }
-
     pub(super) fn cancel(&mut self, bytes: u64) {
         self.pending = self.pending.saturating_sub(bytes);
     }

@@ -1,10 +1,9 @@
-//! The changes of a ledger as data ([`Entry`]), for a journal that outlives the ledger's process.
+//! The changes of a ledger as data ([`Entry`]).
 //!
 //! A ledger that replays all entries of another one in their order is equal to that one, except for reservations: those
-//! belong to calls, and the worker that replays knows which calls are left. [`Ledger::entries`] writes a ledger as the
+//! belong to calls. [`Ledger::entries`] writes a ledger as the
 //! entries that make the same ledger from an empty one. This file doesn't know where entries are stored.
 
-use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -12,9 +11,8 @@ use super::{
     StakePlace, Tree,
 };
 
-/// A change of a ledger. A new kind goes to the end, and no kind's fields change: the journal stores kinds and fields
-/// by their order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
+/// A change of a ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "fields are named as the arguments of the methods of `Ledger`")]
 pub enum Entry {
     /// The driver gave memory as the object `handle` below `parent`.
@@ -78,8 +76,6 @@ pub enum Entry {
     Stake { before: StakePlace, number: u64 },
     /// [`Ledger::unstake`].
     Unstake { number: u64 },
-    /// [`Ledger::remove_stakes`].
-    RemoveStakes { first: u64, last: u64 },
 }
 
 impl Ledger {
@@ -148,7 +144,6 @@ impl Ledger {
             Entry::CloseFile { file } => self.close_file(file),
             Entry::Stake { before, number } => self.stake(before, number),
             Entry::Unstake { number } => self.unstake(number),
-            Entry::RemoveStakes { first, last } => self.remove_stakes(first, last),
         }
     }
 

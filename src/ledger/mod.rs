@@ -11,8 +11,7 @@
 //! it alive ends. [`Ledger::reconcile`] learns from the driver's figure what the ledger missed.
 //!
 //! Invariants: `used` of a GPU is never below the charged and reserved bytes, less what the driver said is gone. A
-//! reservation never makes `used` pass the quota, but for one of a call that a worker before had begun
-//! ([`Ledger::reserve_again`]). Every map is limited, because a container can make the maps grow:
+//! reservation never makes `used` pass the quota. Every map is limited, because a container can make the maps grow:
 //! [`Bounds`] limits objects, holds and stakes, where the caller checks it before [`Ledger::duplicate`],
 //! [`Ledger::import`], [`Ledger::hold`] and [`Ledger::map`]. The caller limits the holders of clients, too.
 
@@ -28,7 +27,6 @@ mod users;
 
 use std::collections::BTreeMap;
 
-use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -44,33 +42,23 @@ pub use shown::Shown;
 pub use stakes::StakePlace;
 
 /// The driver's name of a client (`hClient`).
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Client(pub u32);
 
 /// The driver's name of an object within its client (`hObject`). The handle of a client is the client's number.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Handle(pub u32);
 
 /// A process, by a number that is not used again while the ledger lives.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Process(pub u64);
 
 /// The id of a charge. No id is used twice.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChargeId(pub u64);
 
 /// What keeps a charge alive besides the objects that name it.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Hold {
     /// Managed memory in the address space `space`. Other memory that UVM has mapped is kept by its pieces
     /// ([`Ledger::map`]).
@@ -114,8 +102,7 @@ pub struct Usage {
     /// The quota in bytes.
     pub limit_bytes: u64,
     /// What counts against the quota, in bytes. It is more than the quota only after the quota was lowered, where the
-    /// driver gave more than was asked for (until that is undone), where a former worker's call is counted again, or
-    /// where the driver showed memory that no call asked the monitor for.
+    /// driver gave more than was asked for (until that is undone), or where the driver showed memory that no call asked the monitor for.
     pub used_bytes: u64,
 }
 
@@ -246,17 +233,6 @@ impl Ledger {
             return Err(LedgerError::Full);
         }
         self.account(gpu)?.reserve(bytes)?;
-        Ok(Reservation { gpu, bytes })
-    }
-
-    /// Reserves what a call reserved before this ledger was read from the journal, whatever the quota is now: the
-    /// driver may have given the memory since.
-    ///
-    /// # Errors
-    ///
-    /// Where the container has no such GPU.
-    pub fn reserve_again(&mut self, gpu: usize, bytes: u64) -> Result<Reservation, LedgerError> {
-        self.account(gpu)?.reserve_again(bytes);
         Ok(Reservation { gpu, bytes })
     }
 

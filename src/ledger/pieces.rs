@@ -8,16 +8,13 @@
 
 use std::collections::BTreeMap;
 
-use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
 use super::{ChargeId, Ledger};
 
 /// A tree of mappings: those of one file of UVM's for one GPU. What belongs to the file alone has a number for `gpu`
 /// that no GPU has.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, MaxSize,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tree {
     /// The file, by a number that no other file has while this one has pieces.
     pub file: u32,
@@ -26,7 +23,7 @@ pub struct Tree {
 }
 
 /// A range of addresses, both ends included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
     /// The first address.
     pub first: u64,

@@ -7,14 +7,13 @@
 
 use std::collections::BTreeSet;
 
-use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
 use super::stakes::ChargePlace;
 use super::{ChargeId, Client, Handle, Hold, Ledger};
 
 /// On which GPU the driver shows an object that names memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Shown {
     /// The GPU that has the memory.
     #[default]

@@ -7,19 +7,15 @@
 //! (An object below another GPU's device is in that GPU's figures.) So the monitor first makes a duplicate of its own,
 //! the *stake*: from then on the memory is in the monitor's figure. A stake is freed when the exports and mappings
 //! behind it are gone, and counts against the quota until then.
-//!
-//! The monitor's client of the driver outlives its worker, because the keeper holds its files. The next worker knows
-//! the stakes from the journal, and puts its own stakes in their places.
 
 use std::collections::BTreeMap;
 
-use postcard::experimental::max_size::MaxSize;
 use serde::{Deserialize, Serialize};
 
 use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, MaxSize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StakePlace {
     /// All mappings of the charge's memory.
     Mappings {
@@ -151,15 +147,6 @@ impl Ledger {
             .iter()
             .map(move |(number, id)| (StakePlace::Loose { charge: *id }, gpu(id), *number));
         standing.chain(named).chain(loose)
-    }
-
-    /// Removes all stakes whose numbers are in the range: their client is gone.
-    pub fn remove_stakes(&mut self, first: u64, last: u64) {
-        let numbers = first..=last;
-        let standing = self.stakes.all.extract_if(.., |_, number| numbers.contains(number));
-        let mut gone: Vec<ChargeId> = standing.map(|((id, _), _)| id).collect();
-        gone.extend(self.stakes.loose.extract_if(first..=last, |_, _| true).map(|(_, id)| id));
-        gone.into_iter().for_each(|id| self.dereference_stake(id));
     }
 
     /// Makes the stake at this place loose, if one stands there: what it stood before is gone.

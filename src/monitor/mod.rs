@@ -1,18 +1,14 @@
 //! The monitor: answers the driver calls of one container.
 //!
-//! The monitor is two processes of `cgpu-monitor`. The *keeper* holds what must not be lost: the sockets, the
-//! listeners, the ledger's [`journal`](journal). The *worker* answers calls, and can be replaced at any moment. The
-//! [`gate`](crate::gate) brings the container's calls to the monitor.
+//! The monitor is a process of `cgpu-monitor` ([`daemon`]). The [`gate`](crate::gate) brings the container's calls to it.
 
 mod audit;
 mod caller;
 mod calls;
 mod compute;
+pub mod daemon;
 pub mod decide;
 mod driver;
-pub mod journal;
-pub mod keeper;
-mod keeper_socket;
 mod lock;
 mod log;
 #[cfg(test)]
@@ -22,7 +18,8 @@ mod notifier;
 mod peer;
 mod processes;
 mod resident;
+mod snapshot;
 mod state;
 mod thread;
 mod uvm;
-pub mod worker;
+mod work;

@@ -1,4 +1,4 @@
-//! The worker's threads: small stacks, and names.
+//! The monitor's threads: small stacks, and names.
 
 use std::io;
 

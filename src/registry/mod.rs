@@ -298,6 +298,20 @@ impl Registry {
 }
 
 impl Locked<'_> {
+    /// The records that `is_meant` says by short id and by what they hold; the others aren't read.
+    ///
+    /// # Errors
+    ///
+    /// Where one of them can't be read.
+    pub fn records_where(
+        &self,
+        is_meant: impl Fn(&str, &Holding) -> bool,
+    ) -> Result<Vec<Record>, RegistryError> {
+        let meant = self.entries.iter().filter(|entry| is_meant(&entry.short_id, &entry.holding));
+        let read = meant.map(|entry| self.registry.record(entry.file.as_ref()));
+        read.filter_map(Result::transpose).collect()
+    }
+
     /// The registry.
     #[must_use]
     pub fn registry(&self) -> &Registry {

@@ -379,12 +379,13 @@ impl Reserved {
         calls: Vec<HookCall>,
         (by, begun): (ProcessId, Option<Launcher>),
     ) -> Result<(), AdmissionError> {
-        let farewell = calls.last().cloned();
+        let has_monitor = !calls.is_empty();
         let edits = self.host.edits((record, request), bundle, nodes, driver, calls)?;
         let changed = bundle.apply(&edits)?;
-        if let Some(farewell) = &farewell {
+        if has_monitor {
             let how = Launch {
                 own_mounts: bundle.has_own_mounts(),
+                processor_limit: bundle.processor_limit(),
                 bundle: &record.bundle,
                 root: &self.key.root,
                 name: self.name.as_deref(),
@@ -396,7 +397,7 @@ impl Reserved {
                     | Holder::Leaked { .. }
                     | Holder::Active { .. } => None,
                 },
-                farewell,
+                config: self.host.config_path.as_deref(),
             };
             self.host.launch(record, how, begun)?;
         }

@@ -165,7 +165,7 @@ impl Found {
             processes,
             calls: observed.as_ref().and_then(|observed| observed.calls),
             durations: observed.as_ref().and_then(|observed| observed.durations),
-            workers: observed.as_ref().and_then(|observed| observed.workers),
+            monitor_updates: observed.as_ref().and_then(|observed| observed.monitor_updates),
             leaked_to: observed
                 .iter()
                 .flat_map(|observed| &observed.leaked_to)
@@ -333,7 +333,7 @@ mod tests {
             }]),
             calls: Some(Calls { over_quota: 3, ..Calls::default() }),
             durations: None,
-            workers: None,
+            monitor_updates: None,
             process_count: Some(processes.len()),
             leaked_to: Vec::new(),
         })

@@ -119,8 +119,8 @@ pub struct ContainerFigures {
     pub calls: Option<Calls>,
     /// How long these took.
     pub durations: Option<Durations>,
-    /// How many workers its monitor has had: one, and one more for each that was replaced.
-    pub workers: Option<u64>,
+    /// How often its monitor was updated.
+    pub monitor_updates: Option<u64>,
     /// Programs of the host that have a way to the memory of a container which has ended.
     #[serde(default)]
     pub leaked_to: Vec<Program>,

@@ -54,7 +54,7 @@ fn the_same_of_what_is_imported_there() {
 
 #[test]
 fn the_next_worker_knows_where_names_show() {
-    innocent("gpu 1\ndup a as b\ndup b as d", Monitor::replace).must("dup d ok");
+    innocent("gpu 1\ndup a as b\ndup b as d", Monitor::update).must("dup d ok");
 }
 
 /// What isn't in a GPU's figures, for its names are below another's device, makes no room there.

@@ -17,7 +17,6 @@ fn attack(name: &str) -> (Said, Monitor) {
 /// The same, on a driver as it's given. The most that it ever had given, too, as far as was seen.
 pub(crate) fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
     let most = AtomicU64::new(0);
-    let worker = monitor.worker_pid();
     let over = AtomicU64::new(0);
     let done = AtomicBool::new(false);
     // Also where an attack fails: who watches would go on for ever, and the test with it.
@@ -53,7 +52,7 @@ pub(crate) fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
     });
     let over = over.load(Ordering::Relaxed);
     assert!(over < MOST_MS_OVER, "{name}: over the quota for {over} ms: {}", said.text);
-    assert_eq!(monitor.worker_pid(), worker);
+    assert!(monitor.is_alive());
     // It got to its point, and is ended for nothing else.
     let is_killed = monitor.status().calls.killed > 0;
     let is_reached = said
@@ -153,7 +152,7 @@ fn a_mapping_is_mapped_anew_by_nobody() {
 }
 
 /// Its worker ends, and another has what it had, when the memory is beside what keeps it.
-fn beside_what_a_worker_before_had(words: &[&str], end: impl Fn(&Monitor)) {
+fn beside_what_a_monitor_before_had(words: &[&str], end: impl Fn(&Monitor)) {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
     let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
@@ -186,26 +185,16 @@ const BESIDE: &[&[&str]] = &[
 ];
 
 #[test]
-fn memory_beside_what_a_worker_had_that_was_killed() {
+fn memory_beside_what_a_monitor_had_before_an_update() {
     for words in BESIDE {
-        beside_what_a_worker_before_had(words, Monitor::replace);
-    }
-}
-
-#[test]
-fn memory_beside_what_a_worker_had_that_was_upgraded() {
-    for words in BESIDE {
-        beside_what_a_worker_before_had(words, |monitor| {
-            assert!(monitor.drain());
-            monitor.start();
-        });
+        beside_what_a_monitor_before_had(words, Monitor::update);
     }
 }
 
 /// So it is handed on and on, also where one has done nothing else.
 #[test]
-fn memory_beside_what_a_worker_had_long_before() {
-    beside_what_a_worker_before_had(&["hide-slack", "anew"], |monitor| {
-        (0..5).for_each(|_| monitor.replace());
+fn memory_beside_what_a_monitor_had_long_before() {
+    beside_what_a_monitor_before_had(&["hide-slack", "anew"], |monitor| {
+        (0..5).for_each(|_| monitor.update());
     });
 }

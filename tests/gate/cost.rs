@@ -8,7 +8,7 @@ use std::time::Instant;
 use cgpu::registry::share::Share;
 use cgpu::sched::Round;
 
-use crate::host::{Monitor, Said, program, wait};
+use crate::host::{Monitor, Said, end, program, until, wait};
 
 /// Resident memory of a process in KiB: all of it, and what isn't its program's file, which
 /// is larger in a debug build and others' too.
@@ -26,9 +26,9 @@ const IDLE_KIB: u64 = 2048;
 const WITH_OBJECTS_KIB: u64 = 4096;
 
 #[test]
-fn a_worker_stays_small_with_ten_thousand_objects() {
+fn a_monitor_stays_small_with_ten_thousand_objects() {
     let monitor = Monitor::new();
-    let (all_before, before) = resident_kib(monitor.worker_pid());
+    let (all_before, before) = resident_kib(monitor.pid());
     assert!(before <= IDLE_KIB, "{before} KiB");
     let mut child = monitor.spawn(&["run"]);
     let mut script = child.stdin.take().unwrap();
@@ -48,7 +48,7 @@ fn a_worker_stays_small_with_ten_thousand_objects() {
     // What calls took for themselves is given back a while after.
     let begun = std::time::Instant::now();
     let (all, after) = loop {
-        let (all, after) = resident_kib(monitor.worker_pid());
+        let (all, after) = resident_kib(monitor.pid());
         if after <= WITH_OBJECTS_KIB || begun.elapsed().as_secs() > 60 {
             break (all, after);
         }
@@ -202,4 +202,24 @@ fn how_soon_a_share_is_in_force() {
     took_us.sort_unstable();
     println!("in force after {} us, {} at most", took_us[50], took_us[99]);
     programs.into_iter().for_each(crate::host::Halfway::kill);
+}
+
+/// The processor time that a process has taken, in milliseconds.
+fn taken_ms(pid: u32) -> u64 {
+    let stat = procfs::process::Process::new(pid.cast_signed()).and_then(|of| of.stat()).unwrap();
+    (stat.utime + stat.stime) * 1000 / procfs::ticks_per_second()
+}
+
+/// A tenth of a processor, and a fifth of a second at once: whoever wants more waits.
+#[test]
+fn a_monitor_takes_no_more_of_a_processor_than_its_container_may() {
+    let monitor = Monitor::limited(100);
+    let (pid, begun) = (monitor.pid(), std::time::Instant::now());
+    let before = taken_ms(pid);
+    let busy = monitor.spawn(&["bench", "100000000", "executed"]);
+    until("it has taken what it may at once, and more", || taken_ms(pid) >= before + 500);
+    // The rest of it took three seconds at least; ticks of 10 ms, and calls that were begun.
+    let took = begun.elapsed();
+    assert!(took.as_millis() >= 2500, "half a second of a processor in {took:?}");
+    end(busy);
 }

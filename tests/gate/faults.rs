@@ -7,15 +7,14 @@ use crate::host::{
 use cgpu::gate::settings::Managed;
 
 #[test]
-fn a_worker_that_is_replaced_knows_all_that_the_one_before_did() {
+fn an_updated_monitor_knows_all_that_the_one_before_did() {
     let monitor = Monitor::new();
     let mut holder = monitor.spawn(&["hold", "700MiB"]);
     monitor.wait_for(700 * MIB);
-    monitor.replace();
+    monitor.update();
     assert_eq!(monitor.used(), 700 * MIB);
     assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 324 * MIB);
-    assert!(monitor.drain());
-    monitor.start();
+    monitor.update();
     monitor.wait_for(700 * MIB);
     holder.kill().unwrap();
     wait(holder);
@@ -23,7 +22,7 @@ fn a_worker_that_is_replaced_knows_all_that_the_one_before_did() {
 }
 
 #[test]
-fn a_worker_killed_at_random_under_load_loses_nothing_and_charges_nothing_twice() {
+fn updates_under_load_lose_nothing_and_charge_nothing_twice() {
     let monitor = Monitor::new();
     // Allocates and frees all the time, each with its own size.
     let load: String = (0..400)
@@ -40,7 +39,7 @@ fn a_worker_killed_at_random_under_load_loses_nothing_and_charges_nothing_twice(
     for _ in 0..25 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 20011;
-        monitor.replace();
+        monitor.update();
     }
     until("all have made their calls", || done.iter().all(|done| Path::new(done).exists()));
     let has = monitor.sim.used(0);
@@ -85,9 +84,9 @@ fn a_driver_call_that_hangs_holds_up_those_alone_that_make_or_free_objects() {
     assert_eq!((monitor.sim.used(0), monitor.status().calls.killed), (0, 0));
 }
 
-/// Wherever in a call it is killed: made again it would need twice what there is.
+/// Made twice, it would need twice what there is.
 #[test]
-fn a_worker_killed_at_random_makes_no_allocation_fail_that_fits() {
+fn updates_make_no_allocation_fail_that_fits() {
     let monitor = Monitor::new();
     let load = "alloc 700MiB as a\nfree a\n".repeat(1000);
     let child = monitor.spawn(&script(&format!("start\n{load}")));
@@ -95,7 +94,7 @@ fn a_worker_killed_at_random_makes_no_allocation_fail_that_fits() {
     for _ in 0..40 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 5003;
-        monitor.replace();
+        monitor.update();
     }
     let said = Said::of(&wait(child));
     let failed: Vec<&str> = said.text.lines().filter(|line| line.contains("status=")).collect();
@@ -105,10 +104,10 @@ fn a_worker_killed_at_random_makes_no_allocation_fail_that_fits() {
     assert_eq!(monitor.status().calls.killed, 0);
 }
 
-/// What is exported and mapped has objects of the worker's own before it, which the next one has to
-/// have, and to free.
+/// What is exported and mapped has objects of the monitor's own before it, which the next program has to have, and to
+/// free.
 #[test]
-fn a_worker_killed_at_random_leaves_nothing_of_its_own() {
+fn updates_leave_nothing_of_the_monitors_own() {
     let monitor = Monitor::new();
     let load = "alloc 10MiB as a\nexport a\nuvm-map a\nfree a\nimport as b\nuvm-unmap a\nfree b\n";
     let load = format!("start\nuvm-init\n{}", load.repeat(300));
@@ -117,97 +116,13 @@ fn a_worker_killed_at_random_leaves_nothing_of_its_own() {
     for _ in 0..40 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 15013;
-        monitor.replace();
+        monitor.update();
     }
     let said = Said::of(&wait(child));
     let failed: Vec<&str> = said.text.lines().filter(|line| line.contains("status=")).collect();
     assert!(said.success && failed.is_empty(), "{failed:?}");
     monitor.wait_for(0);
     until("the driver has it all", || monitor.sim.used(0) == 0);
-    assert_eq!(monitor.status().calls.killed, 0);
-}
-
-/// The next worker answers nobody before it has what the worker before had.
-#[test]
-fn a_driver_that_hangs_while_a_worker_takes_over_keeps_calls_until_it_answers() {
-    let monitor = Monitor::new();
-    let lines = "start\nuvm-init\nalloc 300MiB as a\nuvm-map a\nfree a";
-    let program = monitor.halfway(lines, "uvm-unmap a");
-    monitor.wait_for(300 * MIB);
-    monitor.kill();
-    monitor.sim.fault("dup hang times 1");
-    let other = monitor.spawn(&["fill"]);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            until("it hangs", || monitor.sim.state()["hanging"] == 1);
-            monitor.sim.fault("clear");
-        });
-        monitor.start();
-    });
-    let said = Said::of(&wait(other));
-    assert_eq!(said.number("got_bytes"), QUOTA - 300 * MIB);
-    // What the last program had is given back a moment after its end.
-    monitor.wait_for(300 * MIB);
-    assert_eq!(monitor.sim.used(0), 300 * MIB);
-    program.go_on().must("uvm-unmap a ok");
-    monitor.wait_for(0);
-    until("the driver has it all", || monitor.sim.used(0) == 0);
-    assert_eq!(monitor.status().calls.killed, 0);
-}
-
-/// A driver that is slow and goes on is waited for, however much there is.
-#[test]
-fn what_a_worker_had_is_handed_over_by_a_slow_driver_too() {
-    let monitor = Monitor::new();
-    let dir = tempfile::tempdir().unwrap();
-    let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
-    let exports = ["a", "b", "c", "d"]
-        .map(|name| format!("alloc 50MiB as {name}\nexport {name}\nfree {name}\n"));
-    let lines = format!("start\n{}touch {ready}\nwait {go}\nimport as e", exports.concat());
-    let child = monitor.spawn(&script(&lines));
-    until("it is ready", || Path::new(&ready).exists());
-    monitor.kill();
-    monitor.sim.fault("dup delay 400");
-    let begun = Instant::now();
-    monitor.start();
-    // One after the other, of which none takes a second.
-    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
-    monitor.sim.fault("clear");
-    assert_eq!((monitor.used(), monitor.sim.used(0)), (200 * MIB, 200 * MIB));
-    std::fs::write(&go, "").unwrap();
-    Said::of(&wait(child)).must("import e ok");
-    monitor.wait_for(0);
-    until("the driver has it all", || monitor.sim.used(0) == 0);
-    assert_eq!(monitor.status().calls.killed, 0);
-}
-
-/// The driver may have given it already, and the next worker doesn't know yet.
-#[test]
-fn memory_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
-    let monitor = Monitor::new();
-    monitor.sim.fault("alloc:0x40 hang times 1");
-    let mut holder = monitor.spawn(&["hold", "700MiB"]);
-    until("the driver is at it", || monitor.sim.state()["hanging"] == 1);
-    // It's set aside before the driver is asked.
-    assert_eq!((monitor.used(), monitor.sim.used(0)), (700 * MIB, 0));
-    let mut killed = monitor.send_kill();
-    monitor.sim.fault("clear");
-    killed.wait().unwrap();
-    until("the one that was killed has it", || monitor.sim.used(0) == 700 * MIB);
-    // The next one asks which GPU it is before it asks for the memory again.
-    monitor.sim.fault("alloc:0x2080 hang times 1");
-    monitor.start();
-    until("the call is made again", || monitor.sim.state()["hanging"] == 1);
-    assert_eq!((monitor.used(), monitor.sim.used(0)), (700 * MIB, 700 * MIB));
-    let fills = monitor.spawn(&["fill"]);
-    monitor.sim.fault("clear");
-    assert_eq!(Said::of(&wait(fills)).number("got_bytes"), QUOTA - 700 * MIB);
-    monitor.wait_for(700 * MIB);
-    assert_eq!(monitor.sim.used(0), 700 * MIB);
-    holder.kill().unwrap();
-    wait(holder);
-    monitor.wait_for(0);
-    assert_eq!(monitor.sim.used(0), 0);
     assert_eq!(monitor.status().calls.killed, 0);
 }
 
@@ -243,7 +158,7 @@ fn a_free_that_the_driver_loses_refuses_nobody_and_kills_nobody() {
 /// A process that can't be looked at isn't dead: managed memory, which is in no figure of the
 /// driver's, would be free for others.
 #[test]
-fn a_worker_that_has_no_descriptor_left_buries_nobody() {
+fn a_monitor_that_has_no_descriptor_left_buries_nobody() {
     let monitor = Monitor::with(Managed::Charge, true);
     let dir = tempfile::tempdir().unwrap();
     let end = dir.path().join("end");
@@ -322,9 +237,8 @@ fn what_the_driver_rounds_up_for_a_call_on_its_way_is_held_against_nobody() {
     }
 }
 
-/// What it had asked UVM for may be mapped, and nobody was told.
 #[test]
-fn a_mapping_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one() {
+fn a_mapping_on_its_way_through_an_update_counts() {
     let monitor = Monitor::new();
     monitor.sim.fault("uvm:33 delay 500 times 1");
     let place = tempfile::tempdir().unwrap();
@@ -338,12 +252,11 @@ fn a_mapping_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one(
     let child = monitor.spawn(&script(&lines));
     monitor.wait_for(700 * MIB);
     std::thread::sleep(Duration::from_millis(200));
-    monitor.kill();
-    monitor.start();
-    until("the call is made again", || freed.exists());
+    monitor.update();
+    until("the call is made", || freed.exists());
     assert_eq!(monitor.used(), 700 * MIB);
-    // What another worker knows it by is the file, and its pieces.
-    monitor.replace();
+    // What another program knows it by is the file, and its pieces.
+    monitor.update();
     assert_eq!(monitor.used(), 700 * MIB);
     std::fs::write(&go, "").unwrap();
     let said = Said::of(&wait(child));
@@ -353,7 +266,7 @@ fn a_mapping_on_its_way_through_a_worker_that_is_killed_counts_for_the_next_one(
 }
 
 #[test]
-fn a_worker_killed_at_random_loses_no_mapping() {
+fn updates_lose_no_mapping() {
     let monitor = Monitor::new();
     let load =
         "alloc 700MiB as a\nuvm-map a at 0x1000000000\nfree a\nuvm-cut 0x1000000000 700MiB\n";
@@ -364,7 +277,7 @@ fn a_worker_killed_at_random_loses_no_mapping() {
     for _ in 0..20 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 5003;
-        monitor.replace();
+        monitor.update();
         let driver = monitor.sim.used(0);
         assert!(driver <= QUOTA, "{driver}");
     }
@@ -395,8 +308,6 @@ fn an_audit_that_can_not_look_says_so() {
     let cases = [
         ("control:0x2080018e status 0x56", "what processes hold of GPU 0 (status 0x56)"),
         ("control:0x2080018e errno 5", "what processes hold of GPU 0 (I/O error)"),
-        ("alloc:0x41 status 0x51", "it makes no client (status 0x51)"),
-        ("control:0x2080014a status 0x56", "it shows no device with the UUID of GPU 0"),
     ];
     for (fault, told) in cases {
         let monitor = Monitor::new();
@@ -405,10 +316,7 @@ fn an_audit_that_can_not_look_says_so() {
         let lines = format!("start\nalloc 10MiB as a\ntouch {ready}\nwait {go}\nalloc 1MiB as b");
         let child = monitor.spawn(&script(&lines));
         until("it is ready", || Path::new(&ready).exists());
-        // What it has open of the driver's own is another worker's from here on.
-        monitor.kill();
         monitor.sim.fault(fault);
-        monitor.start();
         until("the log tells", || monitor.log().contains(told));
         std::thread::sleep(Duration::from_millis(1500));
         let log = monitor.log();

@@ -40,12 +40,12 @@ fn channel_groups_are_counted_by_whichever_worker_and_freed_ones_are_counted_bac
             said.must(&format!("groups made={count} status=0x1a"));
         };
         more(0);
-        monitor.replace();
+        monitor.update();
         more(0);
         holder.go();
         until("one is free", || monitor.sim.used(0) == (MOST - 1) * GROUP);
         more(1);
-        monitor.replace();
+        monitor.update();
         more(1);
         holder.kill();
         until("all is free", || monitor.sim.used(0) == 0);

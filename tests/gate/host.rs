@@ -1,32 +1,32 @@
-//! A simulated driver, a worker with what a keeper holds for it, and programs under the
-//! filter.
+//! A simulated driver, a monitor, and programs under the filter.
 #![allow(unsafe_code, reason = "a child installs a filter and inherits descriptors")]
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use cgpu::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
+use cgpu::gate::launch::MonitorDir;
 use cgpu::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
-use cgpu::gate::wire::{Answer, Notice, Order, Question, Status};
-use cgpu::monitor::journal::JOURNAL_BYTES;
+use cgpu::gate::upgrade::{UpgradeError, upgrade};
+use cgpu::gate::wire::{Answer, Question, Status};
 use cgpu::process::ProcessId;
 use cgpu::registry::share::{self, Share};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
     recvmsg, sendmsg, socketpair,
 };
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::filter;
@@ -35,7 +35,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const TOTAL: u64 = 4096 * MIB;
 pub(crate) const QUOTA: u64 = 1024 * MIB;
 
-/// Descriptors that a worker has at most, where a test says so.
+/// Descriptors that a monitor has at most, where a test says so.
 pub(crate) const DESCRIPTORS: u64 = 1024;
 
 /// Longer than an attack takes on an emulated processor that others keep busy.
@@ -114,6 +114,8 @@ struct Kind<'a> {
     gpus: usize,
     /// Whether it follows what is said of its share.
     shares: bool,
+    /// What its own processes may take, in thousandths of a processor.
+    processor_limit: Option<u64>,
 }
 
 impl Default for Kind<'_> {
@@ -126,34 +128,23 @@ impl Default for Kind<'_> {
             thread_pidfds: true,
             gpus: 1,
             shares: false,
+            processor_limit: None,
         }
     }
 }
 
-type Kept = BTreeMap<u64, OwnedFd>;
-
-/// A worker, its socket, and who hears what it says there.
-struct Worker {
-    child: Child,
-    socket: Arc<OwnedFd>,
-    ear: JoinHandle<()>,
-}
-
-/// A container's monitor, but for its keeper, which this is.
+/// A container's monitor.
 pub(crate) struct Monitor {
     pub(crate) sim: Sim,
-    settings: File,
-    journal: OwnedFd,
-    listeners: Mutex<Vec<(u64, OwnedFd)>>,
-    /// Files that a worker has had kept, by its numbers.
-    kept: Arc<Mutex<Kept>>,
-    worker: Mutex<Option<Worker>>,
+    /// The pid of the monitor's process.
+    pid: u32,
+    /// Keeps the monitor from ending between two programs.
+    _runtime: UnixStream,
     pub(crate) wait_killable: bool,
-    /// Whether the worker has pidfds of threads, as since Linux 6.9.
-    thread_pidfds: bool,
     log: tempfile::NamedTempFile,
-    /// What its workers leave of themselves.
-    place: tempfile::TempDir,
+    /// The directory of all monitors' state, and this one's directory in it.
+    state: tempfile::TempDir,
+    place: MonitorDir,
 }
 
 fn node(kind: NodeKind, path: PathBuf) -> Node {
@@ -181,11 +172,6 @@ impl Monitor {
         Self::made(&Kind { thread_pidfds: false, ..Kind::default() })
     }
 
-    /// One on a kernel before 5.19.
-    pub(crate) fn on_an_old_kernel() -> Self {
-        Self::made(&Kind { wait_killable: false, thread_pidfds: false, ..Kind::default() })
-    }
-
     /// One of another driver.
     pub(crate) fn of_driver(driver: &str) -> Self {
         Self::made(&Kind { driver, ..Kind::default() })
@@ -205,6 +191,11 @@ impl Monitor {
         Self::made(&Kind { managed, wait_killable, ..Kind::default() })
     }
 
+    /// One of a container that may take so many thousandths of a processor.
+    pub(crate) fn limited(processor_limit: u64) -> Self {
+        Self::made(&Kind { processor_limit: Some(processor_limit), ..Kind::default() })
+    }
+
     /// One that follows its share.
     pub(crate) fn sharing() -> Self {
         Self::made(&Kind { shares: true, ..Kind::default() })
@@ -214,25 +205,27 @@ impl Monitor {
     /// where nobody sets slices.
     pub(crate) fn share(&self, share: Option<&Share>) {
         let uuid = self.sim.uuid(0);
-        share::write(self.place.path(), &uuid, share).expect("it can be written");
+        share::write(self.state.path(), &uuid, share).expect("it can be written");
     }
 
     fn made(kind: &Kind<'_>) -> Self {
-        let Kind { driver, managed, wait_killable, spares_host, thread_pidfds, gpus, shares } =
-            *kind;
+        let Kind { driver, managed, wait_killable, spares_host, thread_pidfds, gpus, .. } = *kind;
+        let Kind { shares, processor_limit, .. } = *kind;
         let sim = Sim::new(driver);
         let dev = sim.dev();
         let log = tempfile::NamedTempFile::new().expect("a log can be made");
-        let place = tempfile::tempdir().expect("a directory can be made");
-        fs::create_dir(share::dir(place.path())).expect("a directory can be made");
+        let state = tempfile::tempdir().expect("a directory can be made");
+        let place = MonitorDir::of(state.path(), "test00000000");
+        fs::create_dir_all(place.dir()).expect("a directory can be made");
+        fs::create_dir(share::dir(state.path())).expect("a directory can be made");
         let settings = Settings {
             id: "test".into(),
             short_id: "test00000000".into(),
             name: None,
             root: String::new(),
-            state_dir: if shares { place.path().into() } else { "".into() },
+            state_dir: if shares { state.path().into() } else { "".into() },
             bundle: "/nowhere".into(),
-            place: place.path().into(),
+            place: place.dir().into(),
             driver: driver.into(),
             managed,
             channel_groups: 256,
@@ -251,8 +244,8 @@ impl Monitor {
             .into_iter()
             .chain((0..gpus).map(|gpu| node(NodeKind::Gpu(gpu), dev.join(format!("nvidia{gpu}")))))
             .collect(),
-            monitor: "cgpu-monitor".into(),
-            farewell: Vec::new(),
+            config: None,
+            processor_limit,
             launcher: ProcessId::own().expect("/proc is mounted"),
             state_file: None,
             spares_host,
@@ -261,116 +254,54 @@ impl Monitor {
         };
         let file = File::from(memfd_create(c"settings", MFdFlags::empty()).expect("a memfd"));
         settings.write(&file).expect("settings can be written");
-        let journal = memfd_create(c"journal", MFdFlags::empty()).expect("a memfd");
-        nix::unistd::ftruncate(&journal, JOURNAL_BYTES as i64).expect("it can be so long");
-        let monitor = Monitor {
-            sim,
-            settings: file,
-            journal,
-            listeners: Mutex::new(Vec::new()),
-            kept: Arc::default(),
-            worker: Mutex::new(None),
-            wait_killable,
-            thread_pidfds,
-            log,
-            place,
-        };
-        monitor.start();
+        start(&place, &file, thread_pidfds);
+        until("it is there", || matches!(place.process(), Ok(Some(_))));
+        let pid = place.process().expect("it can be read").expect("it lives").pid.cast_unsigned();
+        let runtime = UnixStream::connect(place.entry()).expect("it listens");
+        let monitor = Monitor { sim, pid, _runtime: runtime, wait_killable, log, state, place };
+        monitor.status();
         monitor
     }
 
-    /// Starts a worker in the place of the one before.
-    pub(crate) fn start(&self) {
-        let (ours, theirs) =
-            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
-                .expect("a pair of sockets");
-        let mut command = Command::new(program("cgpu-monitor"));
-        command.arg("work");
-        let inherited = [theirs.as_raw_fd(), self.settings.as_raw_fd(), self.journal.as_raw_fd()];
-        let thread_pidfds = self.thread_pidfds;
-        // SAFETY: between fork and exec only dup2, fcntl and prctl are called, which are
-        // async-signal-safe.
-        unsafe {
-            command.pre_exec(move || {
-                let high = inherited.map(|fd| libc::fcntl(fd, libc::F_DUPFD, 100));
-                for (to, from) in (3..).zip(high) {
-                    libc::dup2(from, to);
-                }
-                if !thread_pidfds {
-                    let flag = libc::O_EXCL.cast_unsigned(); // PIDFD_THREAD
-                    filter::forget_flag(libc::SYS_pidfd_open, flag)?;
-                }
-                die_with_parent();
-                Ok(())
-            });
-        }
-        let child = command.spawn().expect("a worker starts");
-        drop(theirs);
-        let mut worker = self.worker();
-        for (number, listener) in self.listeners.lock().unwrap().iter() {
-            order(&ours, Order::Listener { number: *number }, Some(listener));
-        }
-        for (number, file) in self.kept.lock().unwrap().iter() {
-            order(&ours, Order::Kept { number: *number }, Some(file));
-        }
-        order(&ours, Order::Begin, None);
-        let socket = Arc::new(ours);
-        let (heard, kept) = (Arc::clone(&socket), Arc::clone(&self.kept));
-        let (ready, is_ready) = std::sync::mpsc::channel();
-        let ear = std::thread::spawn(move || hear(&heard, &kept, &ready));
-        is_ready.recv_timeout(PATIENCE).expect("it's ready");
-        *worker = Some(Worker { child, socket, ear });
+    /// Has the installed program go on in the monitor, as soon as no call hangs.
+    pub(crate) fn update(&self) {
+        until("it is updated", || self.try_update());
+        assert_eq!(self.status().pid, self.pid);
     }
 
-    /// Kills the worker and starts another.
-    pub(crate) fn replace(&self) {
-        self.kill();
-        self.start();
+    /// Has the installed program go on in the monitor. `false` if the monitor refuses.
+    pub(crate) fn try_update(&self) -> bool {
+        let all = upgrade(self.state.path(), &program("cgpu-monitor")).expect("it is installed");
+        let [only] = &all[..] else { panic!("{all:?}") };
+        match &only.versions {
+            Ok(Some(_)) => true,
+            Err(UpgradeError::Refused { .. }) => false,
+            other => panic!("{other:?}"),
+        }
     }
 
-    fn worker(&self) -> MutexGuard<'_, Option<Worker>> {
-        self.worker.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Sends the monitor a signal.
+    pub(crate) fn signal(&self, signal: Signal) -> nix::Result<()> {
+        kill(Pid::from_raw(self.pid.cast_signed()), signal)
     }
 
+    /// Kills the monitor, and doesn't wait for its end, which the driver may hold up.
     pub(crate) fn kill(&self) {
-        let mut worker = self.worker().take().expect("there is one");
-        worker.child.kill().expect("it can be killed");
-        worker.child.wait().expect("it ends");
-        worker.ear.join().expect("it heard all");
+        self.signal(Signal::SIGKILL).expect("it can be killed");
     }
 
-    /// Kills the worker and starts another, though the driver may keep a thread of the one before:
-    /// so the keeper does.
-    pub(crate) fn abandon(&self) -> Child {
-        let killed = self.send_kill();
-        std::thread::sleep(Duration::from_millis(10));
-        self.start();
-        killed
+    pub(crate) fn is_alive(&self) -> bool {
+        matches!(self.place.process(), Ok(Some(_)))
     }
 
-    /// Kills the worker without waiting for its end, which the driver may hold up.
-    pub(crate) fn send_kill(&self) -> Child {
-        let mut worker = self.worker().take().expect("there is one");
-        worker.child.kill().expect("it can be killed");
-        worker.child
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
-    pub(crate) fn drain(&self) -> bool {
-        let mut worker = self.worker().take().expect("there is one");
-        order(&worker.socket, Order::Drain, None);
-        let ended = worker.child.wait().expect("it ends").success();
-        worker.ear.join().expect("it heard all");
-        ended
-    }
-
-    pub(crate) fn worker_pid(&self) -> u32 {
-        self.worker().as_ref().expect("there is one").child.id()
-    }
-
-    /// Lets the worker have descriptors up to that number, and no more than its first limit.
+    /// Lets the monitor have descriptors up to that number, and no more than its first limit.
     pub(crate) fn limit_descriptors(&self, most: u64) {
         let limit = libc::rlimit { rlim_cur: most, rlim_max: DESCRIPTORS };
-        let pid = self.worker_pid().cast_signed();
+        let pid = self.pid.cast_signed();
         // SAFETY: reads the struct, and has nowhere to write the old one.
         let set = unsafe {
             libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
@@ -378,19 +309,14 @@ impl Monitor {
         assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     }
 
-    fn order(&self, what: Order, descriptor: Option<&OwnedFd>) {
-        order(&self.worker().as_ref().expect("there is one").socket, what, descriptor);
-    }
-
     pub(crate) fn ask(&self, question: &Question) -> Answer {
-        let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-        self.order(Order::Control, Some(&theirs.into()));
+        let stream = UnixStream::connect(self.place.control()).expect("it listens");
         let mut text = serde_json::to_vec(question).unwrap();
         text.push(b'\n');
-        (&ours).write_all(&text).expect("it listens");
+        (&stream).write_all(&text).expect("it listens");
         let mut line = String::new();
-        ours.set_read_timeout(Some(PATIENCE)).unwrap();
-        BufReader::new(ours).read_line(&mut line).expect("it answers");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        BufReader::new(stream).read_line(&mut line).expect("it answers");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
     }
 
@@ -424,7 +350,7 @@ impl Monitor {
         channels.map(|channel| channel["disabled"].as_bool().expect("a flag")).collect()
     }
 
-    /// What the worker has logged.
+    /// What the monitor has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log.path()).expect("the log is a text")
     }
@@ -450,7 +376,7 @@ impl Monitor {
         unsafe {
             command.pre_exec(move || {
                 let listener = filter::install(&program, wait_killable)?.into_raw_fd();
-                give(socket, listener)?;
+                give(socket, b"x", listener)?;
                 libc::close(listener);
                 die_with_parent();
                 Ok(())
@@ -459,12 +385,10 @@ impl Monitor {
         let child = command.spawn().expect("the program starts");
         drop(theirs);
         let listener = take(&ours);
-        let mut listeners = self.listeners.lock().unwrap();
-        let number = listeners.last().map_or(1, |(number, _)| number + 1);
-        if self.worker().is_some() {
-            self.order(Order::Listener { number }, Some(&listener));
-        }
-        listeners.push((number, listener));
+        let entry = UnixStream::connect(self.place.entry()).expect("it listens");
+        give(entry.as_raw_fd(), LISTENER_SENT, listener.as_raw_fd()).expect("it takes listeners");
+        let mut taken = [0; LISTENER_TAKEN.len()];
+        (&entry).read_exact(&mut taken).expect("it has taken it");
         child
     }
 
@@ -503,41 +427,43 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // A worker in a call that hangs can't be killed.
+        // A monitor in a call that hangs can't be killed.
         let _ = fs::write(self.sim.dir.path().join("sim/faults"), "clear\n");
-        if let Some(mut worker) = self.worker().take() {
-            let _ = worker.child.kill();
-            let _ = worker.child.wait();
+        let _ = self.signal(Signal::SIGKILL);
+        let begun = Instant::now();
+        while self.is_alive() && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-/// Takes note of what a worker has to say until its end.
-fn hear(socket: &OwnedFd, kept: &Mutex<Kept>, ready: &std::sync::mpsc::Sender<()>) {
-    let mut bytes = [0; 256];
-    let mut space = nix::cmsg_space!(RawFd);
-    loop {
-        let mut into = [IoSliceMut::new(&mut bytes)];
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        let heard = recvmsg::<UnixAddr>(socket.as_raw_fd(), &mut into, Some(&mut space), flags);
-        let Ok(heard) = heard else { return };
-        let file = heard.cmsgs().expect("there is room").find_map(|control| match control {
-            ControlMessageOwned::ScmRights(files) => files.first().map(|file| {
-                // SAFETY: `recvmsg` has just made it.
-                unsafe { OwnedFd::from_raw_fd(*file) }
-            }),
-            _ => None,
+/// Starts a monitor, as a launcher does. It detaches itself from this process.
+fn start(place: &MonitorDir, settings: &File, thread_pidfds: bool) {
+    let entry = UnixListener::bind(place.entry()).expect("a socket");
+    let control = UnixListener::bind(place.control()).expect("a socket");
+    let (ours, theirs) =
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
+            .expect("a pair of sockets");
+    let mut command = Command::new(program("cgpu-monitor"));
+    command.arg("serve").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let inherited = [entry.as_raw_fd(), control.as_raw_fd(), theirs.as_raw_fd()];
+    // SAFETY: between fork and exec only dup2, fcntl and prctl are called, which are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            let high = inherited.map(|fd| libc::fcntl(fd, libc::F_DUPFD, 100));
+            for (to, from) in (3..).zip(high) {
+                libc::dup2(from, to);
+            }
+            if !thread_pidfds {
+                let flag = libc::O_EXCL.cast_unsigned(); // PIDFD_THREAD
+                filter::forget_flag(libc::SYS_pidfd_open, flag)?;
+            }
+            Ok(())
         });
-        let length = heard.bytes;
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        match serde_json::from_slice(&bytes[..length]) {
-            Ok(Notice::Keep { number }) => drop(kept.insert(number, file.expect("a file"))),
-            Ok(Notice::LetGo { number }) => drop(kept.remove(&number)),
-            Ok(Notice::Ready) => drop(ready.send(())),
-            Ok(Notice::Called | Notice::Gone { .. }) => {}
-            Err(_) => return,
-        }
     }
+    assert!(command.status().expect("a monitor starts").success());
+    drop(theirs);
+    give(ours.as_raw_fd(), b"{}", settings.as_raw_fd()).expect("it waits for its settings");
 }
 
 /// Starts a program that ends with us.
@@ -602,19 +528,9 @@ impl Said {
     }
 }
 
-fn order(socket: &OwnedFd, what: Order, descriptor: Option<&OwnedFd>) {
-    let text = serde_json::to_vec(&what).unwrap();
-    let descriptors: Vec<RawFd> = descriptor.iter().map(|fd| fd.as_raw_fd()).collect();
-    let rights = [ControlMessage::ScmRights(&descriptors)];
-    let control = if descriptors.is_empty() { &rights[..0] } else { &rights[..] };
-    let text = [IoSlice::new(&text)];
-    sendmsg::<UnixAddr>(socket.as_raw_fd(), &text, control, MsgFlags::MSG_NOSIGNAL, None)
-        .expect("the worker listens");
-}
-
-fn give(socket: RawFd, descriptor: RawFd) -> std::io::Result<()> {
+fn give(socket: RawFd, words: &[u8], descriptor: RawFd) -> std::io::Result<()> {
     let rights = [ControlMessage::ScmRights(&[descriptor])];
-    sendmsg::<UnixAddr>(socket, &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None)?;
+    sendmsg::<UnixAddr>(socket, &[IoSlice::new(words)], &rights, MsgFlags::empty(), None)?;
     Ok(())
 }
 

@@ -60,24 +60,16 @@ fn a_call_that_a_signal_interrupts_is_made_once_and_answered() {
     }
 }
 
-/// What the worker before has had in hand is over: it must not be taken for left over.
 #[test]
-fn what_an_interrupted_program_was_given_outlives_the_worker() {
+fn what_an_interrupted_program_was_given_outlives_an_update() {
     for (case, signals) in SIGNALS {
-        for drained in [true, false] {
-            let (monitor, child, dir) = interrupted(signals, "alloc-any 700MiB as a");
-            if drained {
-                assert!(monitor.drain(), "{case}");
-                monitor.start();
-            } else {
-                monitor.replace();
-            }
-            std::thread::sleep(Duration::from_millis(100));
-            assert_eq!(monitor.sim.used(0), 700 * MIB, "{case}, drained {drained}");
-            assert_eq!(monitor.used(), 700 * MIB, "{case}, drained {drained}");
-            assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 324 * MIB, "{case}");
-            frees(&monitor, child, &dir, case);
-        }
+        let (monitor, child, dir) = interrupted(signals, "alloc-any 700MiB as a");
+        monitor.update();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(monitor.sim.used(0), 700 * MIB, "{case}");
+        assert_eq!(monitor.used(), 700 * MIB, "{case}");
+        assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 324 * MIB, "{case}");
+        frees(&monitor, child, &dir, case);
     }
 }
 
@@ -171,7 +163,7 @@ const DONE_ALREADY: [(&str, &str); 9] = [
 ];
 
 #[test]
-fn no_call_of_a_program_that_is_interrupted_all_the_time_fails_while_workers_die() {
+fn no_call_of_a_program_that_is_interrupted_all_the_time_fails_during_updates() {
     let was_done = |line: &str| {
         let is_of = |(call, status): &(&str, &str)| line.starts_with(call) && line.contains(status);
         DONE_ALREADY.iter().any(is_of)
@@ -183,7 +175,7 @@ fn no_call_of_a_program_that_is_interrupted_all_the_time_fails_while_workers_die
             |line| !wait_killable && was_done(line),
             |monitor| {
                 std::thread::sleep(Duration::from_millis(15));
-                monitor.replace();
+                monitor.update();
             },
         );
     }

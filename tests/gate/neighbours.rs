@@ -236,7 +236,7 @@ fn who_starts_while_it_is_off_computes_when_its_turn_comes() {
     for round in 0..4 {
         until("its channels are off", || are(true));
         if round == 2 {
-            monitor.replace();
+            monitor.update();
         }
         monitor.share(Some(&spans(&[(0, 400)])));
         until("its channels are on", || are(false));
@@ -263,7 +263,7 @@ fn who_schedules_itself_again_and_again_stays_off() {
     neighbour.soon_has(&monitor, 65, "one that schedules itself");
     monitor.share(Some(&spans(&[])));
     for _ in 0..5 {
-        monitor.replace();
+        monitor.update();
     }
     neighbour.soon_has(&monitor, 95, "one that is off");
     storm.kill();

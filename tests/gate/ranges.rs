@@ -63,7 +63,7 @@ fn files_and_their_ranges_outlive_the_worker() {
     let monitor = Monitor::new();
     let lines = format!("{POOL}\nswap-uvm\nuvm-init\nuvm-register");
     let program = monitor.halfway(&lines, &format!("{MAP}\nswap-uvm\n{MAP}\nsleep 2"));
-    monitor.replace();
+    monitor.update();
     let said = program.go_on();
     said.must("managed errno=1\n").must("managed ok");
     assert_eq!(monitor.status().calls.killed, 0, "{}", said.text);
@@ -96,7 +96,7 @@ fn files_that_are_closed_are_let_go() {
     let more = "close-uvm\nuvm-init\nuvm-register\nuvm-pool 0x10000000000 512KiB\n".repeat(200);
     let program = monitor.halfway(&format!("{POOL}\n{more}"), "");
     let files = || {
-        let open = std::fs::read_dir(format!("/proc/{}/fd", monitor.worker_pid())).unwrap();
+        let open = std::fs::read_dir(format!("/proc/{}/fd", monitor.pid())).unwrap();
         open.count()
     };
     until("they are let go", || files() < 50);
@@ -115,7 +115,7 @@ fn one_file_is_initialized_at_a_time() {
     let hanging = monitor.spawn(&script("start\nuvm-init"));
     until("it hangs", || monitor.sim.state()["hanging"] == 1);
     monitor.run(&lines).must("uvm-init status=0x3\n").must("uvm-register status=0x16\n");
-    monitor.replace();
+    monitor.update();
     monitor.run(&lines).must("uvm-init status=0x3\n");
     monitor.sim.fault("clear");
     end(hanging);
@@ -203,7 +203,7 @@ fn files_that_were_never_initialized_are_let_go() {
     // No such flag.
     let more = "uvm-init 8\nuvm-register\nclose-uvm\n".repeat(200);
     let program = monitor.halfway(&format!("start\n{more}"), "");
-    let open = || std::fs::read_dir(format!("/proc/{}/fd", monitor.worker_pid())).unwrap().count();
+    let open = || std::fs::read_dir(format!("/proc/{}/fd", monitor.pid())).unwrap().count();
     until("they are let go", || open() < 150);
     program.kill();
 }
@@ -279,7 +279,7 @@ fn a_file_whose_maker_is_over_has_no_gpu() {
     let monitor = Monitor::new();
     let before = "start\nuvm-of-a-child waiting\nalloc 4MiB as a\nuvm-map a";
     let program = monitor.halfway(before, "alloc 4MiB as b\nuvm-map b");
-    monitor.replace();
+    monitor.update();
     until_no_file_has_a_gpu(&monitor);
     let said = program.go_on();
     said.must("uvm-map a ok\n").must("uvm-map b status=0x26\n");

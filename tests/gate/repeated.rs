@@ -87,7 +87,7 @@ fn what_a_worker_before_had_freed_is_told() {
     monitor.sim.fault("uvm:34 late 400 times 1");
     program.go();
     std::thread::sleep(Duration::from_millis(150));
-    monitor.replace();
+    monitor.update();
     let said = program.end();
     assert!(said.success, "{}", said.text);
 }
@@ -106,7 +106,7 @@ fn what_a_worker_before_had_not_freed_stays() {
     let child = monitor.spawn(&script(&lines));
     until("it is ready", || Path::new(&ready).exists());
     std::thread::sleep(Duration::from_millis(150));
-    monitor.replace();
+    monitor.update();
     until("it is told", || Path::new(&told).exists());
     let (driver, books) = (monitor.sim.used(0), monitor.used());
     std::fs::write(&go, "").unwrap();
@@ -125,7 +125,7 @@ fn what_a_call_that_failed_had_not_made_is_not_undone() {
         let child = monitor.spawn(&script(&format!("start\ntaken {ready} {go}")));
         until("it is ready", || Path::new(&ready).exists());
         if replaced {
-            monitor.replace();
+            monitor.update();
         }
         std::fs::write(&go, "").unwrap();
         let said = Said::of(&wait(child));

@@ -3,9 +3,7 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use cgpu::gate::settings::Managed;
-
-use crate::host::{MIB, Monitor, PATIENCE, until, wait};
+use crate::host::{MIB, Monitor, PATIENCE, wait};
 
 /// A script with files to wait by, which are there as long as it is.
 struct Play {
@@ -89,44 +87,5 @@ fn descriptors_are_looked_for_in_the_process_that_has_the_number_now() {
         // The child's own files have numbers that its parent hasn't.
         let script = "start\nend-a-thread\nfork-as-ended {\nstart\nalloc 700MiB as a\nfree a\n}";
         Play::new(&monitor, script).end();
-    }
-}
-
-/// The thread is gone whose call a worker didn't live to finish, and its number is a child's. The call is undone by the
-/// descriptor of the thread's process, where the process has it still, and never by the child's.
-#[test]
-fn a_worker_undoes_nothing_by_a_number_that_is_a_strangers() {
-    for (thread_pidfds, closes) in [(true, true), (false, true), (true, false), (false, false)] {
-        let monitor = match thread_pidfds {
-            true => Monitor::with(Managed::Refuse, false),
-            false => Monitor::on_an_old_kernel(),
-        };
-        monitor.sim.fault("alloc:0x40 hang times 1");
-        let script = format!(
-            "start\ninterrupt-a-thread 300MiB DIR/interrupt\nfork-as-ended {{\nwait DIR/end\n}}\n{}\
-             touch DIR/made\nwait DIR/end",
-            if closes { "close\n" } else { "" }
-        );
-        let mut play = Play::new(&monitor, &script);
-        until("the driver is at it", || monitor.sim.state()["hanging"] == 1);
-        play.touch("interrupt");
-        play.wait_until_made();
-        // A worker can't be killed before the driver lets go of it.
-        let mut killed = monitor.send_kill();
-        monitor.sim.fault("clear");
-        killed.wait().unwrap();
-        monitor.start();
-        if closes {
-            // What can't be undone counts.
-            monitor.wait_for(300 * MIB);
-            std::thread::sleep(Duration::from_millis(200));
-            assert_eq!((monitor.used(), monitor.sim.used(0)), (300 * MIB, 300 * MIB));
-        } else {
-            monitor.wait_for(0);
-            until("the driver has it back", || monitor.sim.used(0) == 0);
-        }
-        play.end();
-        monitor.wait_for(0);
-        assert_eq!(monitor.sim.used(0), 0);
     }
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use cgpu::registry::share::{Share, Turns};
 use cgpu::sched::{Round, Span};
 
+use nix::sys::signal::Signal;
+
 use crate::host::{Monitor, script, until};
 
 /// What the container has that the monitor of these tests is of, and one beside it.
@@ -48,7 +50,7 @@ fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
     monitor.share(Some(&share(24576, false)));
     until_slices(&monitor, &[24576]);
     // The next worker goes on, though nothing tells it of a change.
-    monitor.replace();
+    monitor.update();
     monitor.share(Some(&share(4096, false)));
     until_slices(&monitor, &[4096]);
     monitor.share(None);
@@ -215,26 +217,18 @@ fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
     until_busy(&monitor, 97..101);
     monitor.share(Some(&turns(&[(80, 180)])));
     until_busy(&monitor, 23..28);
-    // The next worker goes on with the channels that it finds in the journal.
-    monitor.replace();
+    // The next program goes on with the channels that it finds in the snapshot.
+    monitor.update();
     monitor.share(Some(&turns(&[(0, 120), (280, 400)])));
     until_busy(&monitor, 56..65);
-    // Nor does one whose share has no turns leave off what the one before has taken off.
+    // One whose share has no turns brings back what the one before has taken off.
     monitor.share(Some(&turns(&[])));
     until("it is off", || monitor.channels_off() == [true]);
-    monitor.kill();
+    monitor.update();
     monitor.share(Some(&share(4096, false)));
-    monitor.start();
     until_busy(&monitor, 97..101);
     monitor.share(Some(&turns(&[(80, 180)])));
     until_busy(&monitor, 23..28);
-    // A worker that ends brings its container back: there may be none after it.
-    monitor.share(Some(&turns(&[])));
-    until("it is off", || monitor.channels_off() == [true]);
-    assert!(monitor.drain());
-    assert_eq!(monitor.channels_off(), [false]);
-    monitor.start();
-    until("it is off again", || monitor.channels_off() == [true]);
     // A share without turns, and no share at all, bring everybody back.
     monitor.share(Some(&share(4096, false)));
     until_busy(&monitor, 97..101);
@@ -243,6 +237,12 @@ fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
     assert_eq!(monitor.channels_off(), [true]);
     monitor.share(None);
     until_busy(&monitor, 97..101);
+    assert_eq!(monitor.channels_off(), [false]);
+    // A monitor that is told to end brings its container back.
+    monitor.share(Some(&turns(&[])));
+    until("it is off", || monitor.channels_off() == [true]);
+    monitor.signal(Signal::SIGTERM).unwrap();
+    until("it has ended", || !monitor.is_alive());
     assert_eq!(monitor.channels_off(), [false]);
     holder.kill();
 }

@@ -1,14 +1,14 @@
-//! A worker's threads: which there are before the first call, and calls for which the host has none.
+//! A monitor's threads: which there are before the first call, and calls for which the host has none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::host::{Monitor, script, until, wait};
 
-/// The names of a worker's threads, in order.
-fn threads(worker: u32) -> Vec<String> {
+/// The names of a monitor's threads, in order.
+fn threads(monitor: u32) -> Vec<String> {
     let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
-    let tasks = fs::read_dir(format!("/proc/{worker}/task")).unwrap();
+    let tasks = fs::read_dir(format!("/proc/{monitor}/task")).unwrap();
     let mut names: Vec<String> = tasks.filter_map(|task| name(task.ok()?)).collect();
     names.iter_mut().for_each(|name| name.truncate(name.trim_end().len()));
     names.sort_unstable();
@@ -16,22 +16,22 @@ fn threads(worker: u32) -> Vec<String> {
 }
 
 #[test]
-fn a_worker_has_two_threads_until_the_container_calls() {
+fn a_monitor_has_two_threads_until_the_container_calls() {
     let monitor = Monitor::new();
-    let at_rest = || threads(monitor.worker_pid()) == ["audit", "cgpu-monitor"];
+    let at_rest = || threads(monitor.pid()) == ["audit", "cgpu-monitor"];
     until("they have their names", at_rest);
     // A program that calls nothing.
     monitor.run(&script("sleep 1"));
     assert!(at_rest());
     monitor.run(&script("start\nalloc 1MiB as x"));
     let has_all = || {
-        let now = threads(monitor.worker_pid());
+        let now = threads(monitor.pid());
         let mut all = ["audit", "calls", "mappings", "shares", "shares heard"].into_iter();
         all.all(|name| now.iter().any(|of| of == name))
     };
     until("all are there", has_all);
-    // The next worker has them from its beginning.
-    monitor.replace();
+    // The next program has them from its beginning.
+    monitor.update();
     until("all are there", has_all);
 }
 
@@ -81,7 +81,7 @@ impl Drop for TaskLimit {
 #[test]
 fn calls_wait_for_threads_that_the_host_does_not_have() {
     let monitor = Monitor::new();
-    let Some(limit) = TaskLimit::on(monitor.worker_pid()) else {
+    let Some(limit) = TaskLimit::on(monitor.pid()) else {
         return println!("skipped: this host has no cgroups that limit tasks");
     };
     limit.set("2");

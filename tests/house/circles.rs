@@ -13,8 +13,8 @@ use super::{is_tests, root, sources};
 const ONE_NAME_EACH: [&str; 2] = ["monitor", "gate"];
 
 /// The rooms of the monitor, the lowest first: each knows those before it, and itself.
-const ROOMS: [&str; 14] = [
-    "journal",
+const ROOMS: [&str; 13] = [
+    "snapshot",
     "log",
     "state",
     "decide",
@@ -26,8 +26,7 @@ const ROOMS: [&str; 14] = [
     "compute",
     "audit",
     "calls",
-    "worker",
-    "keeper",
+    "daemon",
 ];
 
 /// A module, by its path below the crate: `["gate", "wire"]`.

@@ -23,12 +23,11 @@ fn send(pid: i32, signal: Signal) {
     let _ = kill(Pid::from_raw(pid), signal); // gone already, then
 }
 
-/// Ends keeper and worker of the only container.
+/// Ends the monitor of the only container.
 #[track_caller]
 pub(crate) fn end_monitor(gated: &Gated) {
     let all = monitors(&gated.host);
     assert!(!all.is_empty(), "there is a monitor");
-    all.iter().for_each(|pid| stop(Pid::from_raw(*pid)));
     all.iter().for_each(|pid| send(*pid, Signal::SIGKILL));
     assert!(eventually(|| monitors(&gated.host).is_empty()));
 }
@@ -69,7 +68,7 @@ fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: 
 
 /// Whenever it ends: before it has been told whose it is, or between the connection and its end.
 #[test]
-fn a_keeper_that_ends_at_once_fails_the_create() {
+fn a_monitor_that_ends_at_once_fails_the_create() {
     let gated = Gated::new();
     let runtime = with_monitor(&gated, "/bin/false");
     let was_told = |filler: usize| {
@@ -93,7 +92,7 @@ fn a_keeper_that_ends_at_once_fails_the_create() {
 
 /// It has been told whose it is, and then ends.
 #[test]
-fn a_keeper_that_ends_when_it_is_told_fails_the_create() {
+fn a_monitor_that_ends_when_it_is_told_fails_the_create() {
     let gated = Gated::new();
     let ends = executable(&gated, "#!/bin/sh\n/usr/bin/head -c1 <&5\n");
     let runtime = with_monitor(&gated, &ends);
@@ -106,7 +105,7 @@ fn a_keeper_that_ends_when_it_is_told_fails_the_create() {
 
 /// It's started before that is known.
 #[test]
-fn a_container_that_is_refused_leaves_no_keeper() {
+fn a_container_that_is_refused_leaves_no_monitor() {
     let gated = Gated::new();
     let programs = gated.programs(&["cgpu-runtime", "cgpu-hook", "cgpu-monitor"]);
     let config = gated.host.config().display().to_string();
@@ -114,7 +113,7 @@ fn a_container_that_is_refused_leaves_no_keeper() {
         let runtime = gated.host.scratch.runtime(programs.join("cgpu-runtime"));
         runtime.env("CGPU_CONFIG", config.clone())
     };
-    let keepers = || {
+    let started = || {
         let all = procfs::process::all_processes().expect("/proc can be read");
         let exe = |process: procfs::process::Process| process.exe().ok();
         all.flatten().filter_map(exe).filter(|exe| exe.starts_with(&programs)).count()
@@ -123,22 +122,22 @@ fn a_container_that_is_refused_leaves_no_keeper() {
     let bundle = gated.bundle("other", other, &[RMTOOL, "fill"]);
     gated.host.was_told(runtime().create(&bundle), &bundle, &["GPU 0", "MiB"]);
     gated.host.runtime().delete(&one).ok();
-    assert!(eventually(|| keepers() == 0));
+    assert!(eventually(|| started() == 0));
     let bundle = gated.bundle("killed", 1000, &[RMTOOL, "fill"]);
     let killed = runtime().env(cgpu::failpoint::VARIABLE, "recruited").create(&bundle);
     assert_eq!(killed.status.signal(), Some(9), "{killed}");
-    assert!(eventually(|| keepers() == 0));
+    assert!(eventually(|| started() == 0));
     nothing_is_left(&gated);
     // There is one to be found.
     let bundle = gated.bundle("app", 1000, &["sleep", "100"]);
     runtime().create(&bundle).ok();
-    assert!(keepers() > 0);
+    assert!(started() > 0);
     runtime().delete(&bundle).ok();
     nothing_is_left(&gated);
 }
 
 #[test]
-fn a_keeper_that_takes_no_listener_fails_the_create() {
+fn a_monitor_that_takes_no_listener_fails_the_create() {
     let gated = Gated::new();
     let bundle = gated.bundle("waits", 1000, &[RMTOOL, "fill"]);
     let runtime = with_monitor(&gated, &executable(&gated, "#!/bin/sh\nexec sleep 600\n"));
@@ -161,13 +160,13 @@ fn a_monitor_that_cannot_be_executed_fails_the_create() {
 }
 
 #[test]
-fn an_exec_fails_whose_keeper_takes_no_listener() {
+fn an_exec_fails_whose_monitor_takes_no_listener() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
-    let (keeper, _) = gated.monitor("app_________");
-    stop(keeper);
+    let monitor = gated.monitor("app_________");
+    stop(monitor);
     let failed = gated.exec(&bundle, &["fill"]);
-    send(keeper.as_raw(), Signal::SIGCONT);
+    send(monitor.as_raw(), Signal::SIGCONT);
     assert!(!failed.status.success() && !failed.stdout.contains("got_bytes"), "{failed}");
     assert!(failed.stderr.contains(" doesn't answer: timed out"), "{failed}");
     gated.fills(&bundle, 1000);

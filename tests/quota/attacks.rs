@@ -17,11 +17,11 @@ use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors};
 use crate::support::{Bundle, Outcome, PATIENCE, eventually};
 use crate::table::{ATTACKS, Promise, QUOTA_MIB, Row, Unheld, words_of};
 
-/// What the keeper or the worker may grow by in memory of their own, whatever an attacker does:
+/// What a monitor may grow by in memory of its own, whatever an attacker does:
 /// three times the most that was seen, 360 KiB in `dup2-range`.
 const GROWTH_BYTES: u64 = MIB;
 
-/// The same where fifty processes die in the middle of calls: of each the worker remembers
+/// The same where fifty processes die in the middle of calls: of each the monitor remembers
 /// something, and once, at some time, it takes a MiB more and keeps it.
 const GROWTH_OF_DEATHS_BYTES: u64 = 2 * MIB;
 
@@ -78,22 +78,19 @@ fn anonymous_bytes(pid: Pid) -> u64 {
     status.ok().and_then(|status| status.rssanon).unwrap_or(0) << 10
 }
 
-/// The most that keeper and worker have while `act` goes on, more than before, in bytes.
-fn grown<T>((keeper, worker): (Pid, Pid), act: impl FnOnce() -> T) -> (T, [u64; 2]) {
-    let both = [keeper, worker];
-    let before = both.map(anonymous_bytes);
+/// The most that a monitor has while `act` goes on, more than before, in bytes.
+fn grown<T>(monitor: Pid, act: impl FnOnce() -> T) -> (T, u64) {
+    let before = anonymous_bytes(monitor);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _over = Over(&over);
         let sampler = scope.spawn(|| {
             let mut most = before;
             while !over.load(Ordering::Relaxed) {
-                for (most, pid) in most.iter_mut().zip(both) {
-                    *most = anonymous_bytes(pid).max(*most);
-                }
+                most = anonymous_bytes(monitor).max(most);
                 std::thread::sleep(Duration::from_millis(20));
             }
-            [most[0] - before[0], most[1] - before[1]]
+            most - before
         });
         let done = act();
         over.store(true, Ordering::Relaxed);
@@ -172,7 +169,7 @@ fn play_all(gated: &Gated) {
 /// is as before: its monitor, what is charged, and what there is to be had. Whether it got to its
 /// point.
 #[track_caller]
-fn play(gated: &Gated, bundle: &Bundle, monitor: (Pid, Pid), row: &Row) -> bool {
+fn play(gated: &Gated, bundle: &Bundle, monitor: Pid, row: &Row) -> bool {
     let &(words, promise, ..) = row;
     let quota = QUOTA_MIB * MIB;
     let killed_before = gated.killed("attacker____");
@@ -202,7 +199,7 @@ fn play(gated: &Gated, bundle: &Bundle, monitor: (Pid, Pid), row: &Row) -> bool 
         }
     };
     let limit = if words[0] == "kill-during-alloc" { GROWTH_OF_DEATHS_BYTES } else { GROWTH_BYTES };
-    assert!(grown.iter().all(|grown| *grown <= limit), "{words:?} made them grow: {grown:?}");
+    assert!(grown <= limit, "{words:?} made it grow: {grown}");
     gated.soon_uses(0);
     assert_eq!(gated.monitor("attacker____"), monitor, "{words:?}: {}", gated.host.log());
     gated.soon_accounts("attacker", 0);

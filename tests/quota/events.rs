@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
+use crate::activation::end_monitor;
 use crate::gated::{ASK, FIRST_MIB, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, rmtool};
 use crate::host::ask;
 use crate::support::{Docker, IMAGE, PATIENCE, eventually, run_with_timeout};
@@ -121,10 +121,8 @@ fn a_flood_of_refusals_is_few_events_and_none_is_forgotten() {
         };
         refused.map(count).sum()
     };
-    // The worker that counted them is gone before it tells.
-    let (_, worker) = gated.monitor("app_________");
-    kill(worker, Signal::SIGKILL).unwrap();
-    assert!(eventually(|| gated.monitor("app_________").1 != worker));
+    // Before those are told that were left out.
+    gated.update();
     gated.fills(&bundle, 1000);
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
@@ -132,7 +130,7 @@ fn a_flood_of_refusals_is_few_events_and_none_is_forgotten() {
     // `fill` ends with refusals of its own.
     assert!(refusals(&all) > 100_000, "{all:#?}");
     assert!(refusals(&all) < 100_100, "{all:#?}");
-    // Of each worker ten at once, and one each ten seconds; and what else there is to tell.
+    // Of each program ten at once, and one each ten seconds; and what else there is to tell.
     let most = 2 * (10 + begun.elapsed().as_secs() / 10 + 1) + 5;
     assert!(all.len() as u64 <= most, "{} of {most}", all.len());
     assert!(gated.host.log().lines().count() as u64 <= most);
@@ -218,26 +216,49 @@ fn who_is_killed_for_memory_past_the_monitor_is_an_event() {
 }
 
 #[test]
-fn a_worker_that_is_killed_and_one_that_is_upgraded_are_events() {
+fn a_monitor_that_is_updated_is_an_event() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
-    let (_, worker) = gated.monitor("app_________");
     gated.fills(&bundle, 1000);
-    kill(worker, Signal::SIGKILL).unwrap();
+    gated.update();
     let event = soon(&gated, "app", "monitor_replaced");
-    assert_eq!(event["reason"], "the worker is gone; another takes its place");
-    assert_eq!(event["pid"], worker.as_raw());
-    // Its socket may have ended before its last thread has.
-    let status = &event["status"];
-    assert!(status.is_null() || *status == "signal: 9 (SIGKILL)", "{event}");
-    assert!(eventually(|| gated.monitor("app_________").1 != worker));
+    assert_eq!(event["reason"], "a newer program goes on in the monitor");
     gated.fills(&bundle, 1000);
-    gated.host.cgpu(&["upgrade-monitors"]).ok();
-    let is_planned =
-        |event: &Value| event["reason"] == "the worker has finished; another takes its place";
-    assert!(eventually(|| events(&gated, Some("app")).iter().any(is_planned)));
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
+}
+
+/// Whoever looks first tells of it, and nobody does again.
+#[test]
+fn a_monitor_that_is_killed_is_one_event() {
+    let looks: [fn(&Gated); 2] = [
+        |gated| drop(gated.host.gc()),
+        |gated| {
+            let next = gated.sleeping("next", 500);
+            gated.host.runtime().delete(&next).ok();
+        },
+    ];
+    for look in looks {
+        let gated = Gated::new();
+        let bundle = gated.sleeping("app", 1000);
+        gated.fills(&bundle, 1000);
+        end_monitor(&gated);
+        look(&gated);
+        let event = soon(&gated, "app", "monitor_lost");
+        let reason = event["reason"].as_str().unwrap();
+        for part in ["driver calls fail from now on", "it was killed", "create the container again"]
+        {
+            assert!(reason.contains(part), "{event}");
+        }
+        (0..3).for_each(|_| look(&gated));
+        assert_eq!(gated.host.gc(), "");
+        let all = events(&gated, Some("app"));
+        let lost = all.iter().filter(|event| event["kind"] == "monitor_lost").count();
+        assert_eq!(lost, 1, "{all:#?}");
+        assert_eq!(gated.host.container("app")["state"], "closed");
+        gated.host.runtime().delete(&bundle).ok();
+        gated.soon_is_empty();
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde_json::json;
 
-use crate::gated::{Gated, MIB, RMTOOL, got_bytes, stop};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes};
 use crate::host::{ask, names};
 use crate::support::{Bundle, eventually};
 
@@ -159,7 +159,7 @@ fn what_is_in_a_file_that_is_open_stays() {
 }
 
 #[test]
-fn a_new_worker_knows_what_was_exported() {
+fn an_updated_monitor_knows_what_was_exported() {
     let shared = Shared::new();
     let child = shared.script(&[
         &["alloc 300MiB as a", "export a", "free a"],
@@ -167,8 +167,7 @@ fn a_new_worker_knows_what_was_exported() {
         &["free b"],
     ]);
     shared.done(0);
-    let (_, worker) = shared.gated.monitor("app_________");
-    kill(worker, Signal::SIGKILL).expect("it is there");
+    shared.gated.update();
     shared.go(0);
     shared.done(1);
     shared.uses(300);
@@ -176,34 +175,6 @@ fn a_new_worker_knows_what_was_exported() {
     shared.done(2);
     shared.uses(300);
     shared.go(2);
-    assert!(says(child).contains("import b ok"));
-    shared.uses(0);
-    shared.end();
-}
-
-/// The keeper is told of a file by a worker that ends before it has listened.
-#[test]
-fn what_a_worker_says_last_is_heard() {
-    let shared = Shared::new();
-    let child = shared.script(&[
-        &["alloc 300MiB as a"],
-        &["export a", "free a"],
-        &["import as b"],
-        &["free b"],
-    ]);
-    shared.done(0);
-    let (keeper, worker) = shared.gated.monitor("app_________");
-    stop(keeper);
-    shared.go(0);
-    shared.done(1);
-    kill(worker, Signal::SIGKILL).expect("it serves");
-    eventually(|| !Path::new(&format!("/proc/{worker}/fd/0")).exists());
-    kill(keeper, Signal::SIGCONT).expect("it is there");
-    shared.uses(300);
-    shared.go(1);
-    shared.done(2);
-    shared.uses(300);
-    [2, 3].into_iter().for_each(|part| shared.go(part));
     assert!(says(child).contains("import b ok"));
     shared.uses(0);
     shared.end();
@@ -388,11 +359,11 @@ fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
     );
     shared.done_as("a", 0);
     let clients = shared.gated.sim.state().clients;
-    // The worker has a duplicate.
-    let (_, worker) = shared.gated.monitor("app_________");
+    // The monitor has a duplicate.
+    let monitor = shared.gated.monitor("app_________");
     let has = |client: &&ClientState| {
-        let is_worker = client.process.cast_signed() == worker.as_raw();
-        !is_worker && client.objects.iter().any(|object| object.bytes == 300 * MIB)
+        let is_monitor = client.process.cast_signed() == monitor.as_raw();
+        !is_monitor && client.objects.iter().any(|object| object.bytes == 300 * MIB)
     };
     let maker = clients.iter().find(has).expect("it has the memory").process.cast_signed();
     let maker = Pid::from_raw(maker);
@@ -422,7 +393,7 @@ fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
 }
 
 #[test]
-fn a_new_worker_knows_each_place_of_a_file() {
+fn an_updated_monitor_knows_each_place_of_a_file() {
     let shared = Shared::new();
     let child = shared.script(&[
         &["alloc 300MiB as a", "alloc 100MiB as b", "system 8MiB as h"],
@@ -434,8 +405,7 @@ fn a_new_worker_knows_each_place_of_a_file() {
     for (part, mib) in [(0, 400), (1, 400), (2, 400), (3, 300)] {
         shared.done(part);
         shared.uses(mib);
-        let (_, worker) = shared.gated.monitor("app_________");
-        kill(worker, Signal::SIGKILL).expect("it is there");
+        shared.gated.update();
         shared.go(part);
     }
     shared.done(4);
@@ -509,7 +479,7 @@ fn memory_of_the_host_is_exported_and_counts_nothing() {
 }
 
 #[test]
-fn a_worker_killed_at_random_under_exports_loses_nothing() {
+fn updates_under_exports_lose_nothing() {
     let shared = Shared::new();
     let round = [
         "alloc 90MiB as a",
@@ -541,12 +511,12 @@ fn a_worker_killed_at_random_under_exports_loses_nothing() {
     let script: Vec<&str> = round.into_iter().cycle().take(round.len() * rounds).collect();
     let child = shared.script(&[&script]);
     let mut wait_us = 300;
-    let mut killed = 0;
-    while !shared.dir.join("done0").exists() && killed < 30 {
+    let mut updates = 0;
+    while !shared.dir.join("done0").exists() && updates < 30 {
         std::thread::sleep(Duration::from_micros(wait_us));
         wait_us = wait_us * 7919 % 20011;
-        let (_, worker) = shared.gated.monitor("app_________");
-        killed += u32::from(kill(worker, Signal::SIGKILL).is_ok());
+        shared.gated.update();
+        updates += 1;
         let used = shared.gated.used_bytes(0);
         assert!(used <= 1000 * MIB, "{used}");
     }
@@ -554,8 +524,8 @@ fn a_worker_killed_at_random_under_exports_loses_nothing() {
     shared.uses(0);
     shared.go(0);
     let said = says(child);
-    assert!(killed > 0, "the script was over before a worker was found");
-    assert!(!said.contains("status=") && !said.contains("errno="), "{killed}: {said}");
+    assert!(updates > 0, "the script was over before an update");
+    assert!(!said.contains("status=") && !said.contains("errno="), "{updates}: {said}");
     let kinds = ["kinds=[0, 1, 2]", "kinds=[1, 1]"];
     assert_eq!(kinds.map(|kinds| said.matches(kinds).count()), [rounds; 2], "{said}");
     shared.end();

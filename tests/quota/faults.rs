@@ -10,25 +10,15 @@ use nix::libc;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::activation::end_monitor;
 use crate::attacks::MOST_TIME_OVER;
-use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors, parent, stop};
+use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors, stop};
 use crate::support::{Bundle, Outcome, PATIENCE, eventually, run_with_timeout, wait_until};
 
-/// The keeper and the worker of the only container.
+/// The monitor of the only container.
 #[track_caller]
-fn keeper_and_worker(gated: &Gated) -> (Pid, Pid) {
-    let both = || {
-        let all = monitors(&gated.host);
-        let worker = all.iter().find(|pid| all.contains(&parent(**pid)))?;
-        Some((Pid::from_raw(parent(*worker)), Pid::from_raw(*worker)))
-    };
-    // One that was seen may be dying: what was found once counts.
-    let mut found = None;
-    eventually(|| {
-        found = both();
-        found.is_some()
-    });
-    found.unwrap_or_else(|| panic!("no monitor: {:?}\n{}", monitors(&gated.host), gated.host.log()))
+fn only_monitor(gated: &Gated) -> Pid {
+    gated.monitor("app_________")
 }
 
 /// That the container can do with its GPU what it could.
@@ -46,77 +36,34 @@ fn waits(process: Pid) -> u64 {
 }
 
 #[test]
-fn no_call_wakes_the_keeper_but_the_first() {
+fn no_call_wakes_the_first_thread_but_the_first() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
-    let (keeper, _) = keeper_and_worker(&gated);
+    let monitor = only_monitor(&gated);
     let calls = || gated.calls("app_________");
     gated.exec(&bundle, &["bench", "10"]).ok();
-    let (called, waited) = (calls(), waits(keeper));
+    let (called, waited) = (calls(), waits(monitor));
     gated.exec(&bundle, &["bench", "500"]).ok();
-    let (called, waited) = (calls() - called, waits(keeper) - waited);
+    let (called, waited) = (calls() - called, waits(monitor) - waited);
     assert!(called > 2000 && waited < called / 10, "{waited} waits in {called} calls");
     gated.host.runtime().delete(&bundle).ok();
 }
 
 #[test]
-fn a_worker_that_is_killed_at_any_moment_loses_and_doubles_nothing() {
+fn without_its_monitor_the_gpu_is_closed_and_the_container_can_be_removed() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
-    let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
-    assert!(eventually(|| gated.used_bytes(0) == 300 * MIB));
-    for round in 0..8 {
-        let mut load = gated.start(&bundle, &["bench", "3000"]);
-        let end = Instant::now() + Duration::from_millis(400);
-        while Instant::now() < end {
-            let (_, worker) = keeper_and_worker(&gated);
-            let _ = kill(worker, Signal::SIGKILL);
-            std::thread::sleep(Duration::from_millis(17 + round));
-        }
-        assert!(load.wait().unwrap().success(), "round {round}: {}", gated.host.log());
-        assert!(
-            eventually(|| gated.accounted_bytes("app") == 300 * MIB),
-            "round {round}: {} by the monitor, {} by the driver",
-            gated.accounted_bytes("app"),
-            gated.used_bytes(0),
-        );
-        assert_eq!(gated.used_bytes(0), 300 * MIB, "round {round}");
-    }
-    fills(&gated, &bundle, 700);
+    end_monitor(&gated);
+    let refused = gated.exec(&bundle, &["fill"]);
+    assert!(!refused.status.success(), "{refused}");
+    assert_eq!(gated.used_bytes(0), 0);
     gated.host.runtime().delete(&bundle).ok();
-    holder.wait().unwrap();
     gated.soon_is_empty();
-}
-
-/// Kills the keeper and the worker of the only container, one of them before it can do anything
-/// about the other's end.
-#[track_caller]
-fn kill_both(gated: &Gated, first: usize) {
-    let (keeper, worker) = keeper_and_worker(gated);
-    let both = [keeper, worker];
-    stop(both[first]);
-    kill(both[1 - first], Signal::SIGKILL).expect("it lives");
-    kill(both[first], Signal::SIGKILL).expect("it lives");
-    assert!(eventually(|| monitors(&gated.host).is_empty()));
-}
-
-#[test]
-fn without_keeper_and_worker_the_gpu_is_closed_and_the_container_can_be_removed() {
-    for first in [0, 1] {
-        let gated = Gated::new();
-        let bundle = gated.sleeping("app", 1000);
-        kill_both(&gated, first);
-        let refused = gated.exec(&bundle, &["fill"]);
-        assert!(!refused.status.success(), "{refused}");
-        assert_eq!(gated.used_bytes(0), 0);
-        gated.host.runtime().delete(&bundle).ok();
-        gated.soon_is_empty();
-    }
 }
 
 /// Closed, not open, also to who has the GPU's files and memory of it already.
 #[test]
-fn without_keeper_and_worker_who_has_memory_keeps_it_and_gets_no_more() {
+fn without_its_monitor_who_has_memory_keeps_it_and_gets_no_more() {
     let words = [
         "run",
         "start",
@@ -131,50 +78,45 @@ fn without_keeper_and_worker_who_has_memory_keeps_it_and_gets_no_more() {
         "touch /tmp/done",
         "sleep 1000",
     ];
-    for first in [0, 1] {
-        let gated = Gated::new();
-        let runtime = gated.host.runtime();
-        let bundle = gated.sleeping("app", 1000);
-        // Nobody enters a container whose monitor is gone; its files can be had from outside.
-        let state = runtime.call(&["state", &bundle.id]).ok().json();
-        let tmp = PathBuf::from(format!("/proc/{}/root/tmp", state["pid"]));
-        for name in ["ready", "go", "done"] {
-            let _ = std::fs::remove_file(tmp.join(name)); // of the round before
-        }
-        let holder = gated.start(&bundle, &words);
-        assert!(eventually(|| tmp.join("ready").exists()));
-        assert_eq!(gated.used_bytes(0), 300 * MIB);
-        kill_both(&gated, first);
-        std::fs::write(tmp.join("go"), "").unwrap();
-        assert!(eventually(|| tmp.join("done").exists()));
-        assert_eq!(gated.used_bytes(0), 300 * MIB, "it keeps what it had");
-        assert_eq!(gated.host.records().len(), 1, "it is there still, with its quota");
-        runtime.kill(&bundle, "KILL").ok();
-        assert!(wait_until(PATIENCE, || runtime.status(&bundle) == "stopped"));
-        runtime.call(&["delete", &bundle.id]).ok();
-        gated.soon_is_empty();
-        let said = holder.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&said.stdout).into_owned();
-        let calls: Vec<&str> =
-            said.lines().skip_while(|line| *line != "alloc a ok bytes=314572800").collect();
-        let [_, closed @ ..] = calls.as_slice() else { panic!("{said}") };
-        assert!(closed.len() >= 12, "{said}");
-        for line in closed {
-            assert!(line.ends_with(&format!(" errno={}", libc::ENOSYS)), "{line:?} in {said}");
-        }
+    let gated = Gated::new();
+    let runtime = gated.host.runtime();
+    let bundle = gated.sleeping("app", 1000);
+    // Nobody enters a container whose monitor is gone; its files can be had from outside.
+    let state = runtime.call(&["state", &bundle.id]).ok().json();
+    let tmp = PathBuf::from(format!("/proc/{}/root/tmp", state["pid"]));
+    let holder = gated.start(&bundle, &words);
+    assert!(eventually(|| tmp.join("ready").exists()));
+    assert_eq!(gated.used_bytes(0), 300 * MIB);
+    end_monitor(&gated);
+    std::fs::write(tmp.join("go"), "").unwrap();
+    assert!(eventually(|| tmp.join("done").exists()));
+    assert_eq!(gated.used_bytes(0), 300 * MIB, "it keeps what it had");
+    assert_eq!(gated.host.records().len(), 1, "it is there still, with its quota");
+    runtime.kill(&bundle, "KILL").ok();
+    assert!(wait_until(PATIENCE, || runtime.status(&bundle) == "stopped"));
+    runtime.call(&["delete", &bundle.id]).ok();
+    gated.soon_is_empty();
+    let said = holder.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    let calls: Vec<&str> =
+        said.lines().skip_while(|line| *line != "alloc a ok bytes=314572800").collect();
+    let [_, closed @ ..] = calls.as_slice() else { panic!("{said}") };
+    assert!(closed.len() >= 12, "{said}");
+    for line in closed {
+        assert!(line.ends_with(&format!(" errno={}", libc::ENOSYS)), "{line:?} in {said}");
     }
 }
 
 #[test]
-fn a_worker_that_is_stopped_and_continued_goes_on() {
+fn a_monitor_that_is_stopped_and_continued_goes_on() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
-    let (_, worker) = keeper_and_worker(&gated);
-    stop(worker);
+    let monitor = only_monitor(&gated);
+    stop(monitor);
     let mut waiting = gated.start(&bundle, &["fill"]);
     std::thread::sleep(Duration::from_millis(300));
     assert!(waiting.try_wait().unwrap().is_none(), "it waits");
-    kill(worker, Signal::SIGCONT).unwrap();
+    kill(monitor, Signal::SIGCONT).unwrap();
     assert!(waiting.wait().unwrap().success());
     fills(&gated, &bundle, 1000);
     gated.host.runtime().delete(&bundle).ok();
@@ -268,21 +210,17 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     let mut load = gated.host.runtime().command();
     load.args(["exec", &bundle.id, "sh", "-c", line]).stdout(Stdio::null());
     let mut load = load.spawn().expect("the runtime can be started");
-    let (keeper, mut before) = keeper_and_worker(&gated);
-    let first = identity(&monitor);
+    let pid = only_monitor(&gated);
     for turn in 0..5 {
-        assert_eq!(executed(before), identity(&monitor), "in turn {turn}");
+        assert_eq!(executed(pid), identity(&monitor), "in turn {turn}");
         replace(&monitor);
-        assert_ne!(executed(before), identity(&monitor), "in turn {turn}");
+        assert_ne!(executed(pid), identity(&monitor), "in turn {turn}");
         let told = installed.upgrade(&gated);
         let version = env!("CARGO_PKG_VERSION");
         assert!(told.stdout.contains(&format!("app_________ {version} -> {version}")), "{told}");
-        let (same, after) = keeper_and_worker(&gated);
-        assert_eq!((same, executed(same)), (keeper, first), "in turn {turn}");
-        assert_ne!(before, after, "in turn {turn}");
-        before = after;
+        assert_eq!(only_monitor(&gated), pid, "in turn {turn}");
     }
-    assert_eq!(executed(before), identity(&monitor));
+    assert_eq!(executed(pid), identity(&monitor));
     assert!(load.try_wait().unwrap().is_none(), "a call failed: {}", gated.host.log());
     gated.host.runtime().exec(bundle, &["touch", "/tmp/enough"]).ok();
     assert!(load.wait().unwrap().success(), "{}", gated.host.log());
@@ -291,47 +229,50 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
     installed.end(&gated);
 }
 
-/// A monitor of a version that can't go on with the books of this one, or that can't run: the container keeps
-/// the program that it began with.
+/// A program that can't go on with the snapshot, or that can't run: the container keeps the one that it has.
 #[test]
 fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
     let gated = Gated::new();
     let installed = Installed::of(&gated);
     let monitor = installed.monitor();
-    let (keeper, before) = keeper_and_worker(&gated);
+    let pid = only_monitor(&gated);
     let first = identity(&monitor);
-    let new = monitor.with_extension("new");
-    std::fs::write(&new, "#!/bin/sh\nexit 1\n").expect("it can be written");
-    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).expect("it is ours");
-    std::fs::rename(&new, &monitor).expect("it is ours");
-    let told = installed.run_upgrade(&gated);
-    let why = "app_________: the installed monitor can't go on with this container";
-    assert!(told.status.code() == Some(1) && told.stderr.contains(why), "{told}");
-    fills(&gated, &installed.bundle, 700);
-    let (same, after) = keeper_and_worker(&gated);
-    assert_eq!((same, executed(same), executed(after)), (keeper, first, first));
-    assert_ne!(before, after);
+    let no_program = gated.host.scratch.file("no-program", "no program");
+    std::fs::set_permissions(&no_program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    // One that ends, one that says why not, one that takes too long, and none.
+    let programs = [
+        (Path::new("/bin/false"), "exit status: 1"),
+        (Path::new("/bin/ls"), "cannot access 'check'"),
+        (Path::new("/usr/bin/yes"), "it takes too long"),
+        (&no_program, "Exec format error"),
+    ];
+    for (program, said) in programs {
+        let new = monitor.with_extension("new");
+        gated.host.scratch.copy_program(program, &new);
+        std::fs::rename(&new, &monitor).expect("it is ours");
+        let told = installed.run_upgrade(&gated);
+        let why = "app_________: the installed monitor can't go on with this container";
+        assert!(told.status.code() == Some(1) && told.stderr.contains(why), "{told}");
+        assert!(told.stderr.contains(said), "{told}");
+        fills(&gated, &installed.bundle, 700);
+        assert_eq!((only_monitor(&gated), executed(pid)), (pid, first));
+    }
     installed.end(&gated);
 }
 
 /// Else a program that waits for an upgrade would have as much again as it has exported.
 #[test]
-fn what_is_hidden_behind_an_export_is_found_after_an_upgrade_and_a_crash() {
+fn what_is_hidden_behind_an_export_is_found_after_an_upgrade() {
     let gated = Gated::new();
     let words = ["--held", "attack", "hide-slack", "anew", "/tmp/ready", "/tmp/go"];
     // It is a race, which the attacker may lose: then it has no more than its quota, and nobody kills it.
-    let is_killed = |crashes: bool| {
+    let is_killed = || {
         let bundle = gated.sleeping("app", 1000);
         let mut attack = gated.start(&bundle, &words);
         let runtime = gated.host.runtime();
         let ready = || runtime.exec(&bundle, &["test", "-e", "/tmp/ready"]).status.success();
         assert!(eventually(ready));
-        let (_, before) = keeper_and_worker(&gated);
-        match crashes {
-            true => kill(before, Signal::SIGKILL).expect("it serves"),
-            false => drop(gated.host.cgpu(&["upgrade-monitors"]).ok()),
-        }
-        assert!(eventually(|| keeper_and_worker(&gated).1 != before));
+        gated.update();
         runtime.exec(&bundle, &["touch", "/tmp/go"]).ok();
         let mut since: Option<Instant> = None;
         let status = loop {
@@ -349,11 +290,9 @@ fn what_is_hidden_behind_an_export_is_found_after_an_upgrade_and_a_crash() {
         gated.soon_is_empty();
         status.code() == Some(128 + Signal::SIGKILL as i32)
     };
-    for crashes in [false, true] {
-        assert!(eventually(|| is_killed(crashes)), "crashes {crashes}: {}", gated.host.log());
-    }
+    assert!(eventually(is_killed), "{}", gated.host.log());
     let log = gated.host.log();
-    assert!(log.matches("killed: it used memory").count() >= 2, "{log}");
+    assert!(log.contains("killed: it used memory"), "{log}");
 }
 
 #[test]

@@ -185,28 +185,30 @@ impl Gated {
         self.host.container(id)["gpus"][0]["memory_used_bytes"].as_u64()
     }
 
-    /// The keeper and the worker of the container whose short id that is.
+    /// The monitor of the container whose short id that is.
     #[track_caller]
-    pub(crate) fn monitor(&self, short_id: &str) -> (Pid, Pid) {
-        let file = self.host.state_dir().join("gate").join(short_id).join("keeper");
-        let keeper = || {
+    pub(crate) fn monitor(&self, short_id: &str) -> Pid {
+        let file = self.host.state_dir().join("gate").join(short_id).join("process");
+        let named = || {
             let text = std::fs::read_to_string(&file).ok()?;
-            text.split(' ').next()?.parse::<i32>().ok()
-        };
-        let both = || {
-            let keeper = keeper()?;
-            let mut all = monitors(&self.host).into_iter();
-            Some((keeper, all.find(|pid| parent(*pid) == keeper)?))
+            let pid = text.split(' ').next()?.parse::<i32>().ok()?;
+            monitors(&self.host).contains(&pid).then_some(pid)
         };
         let mut found = None;
         eventually(|| {
-            found = both();
+            found = named();
             found.is_some()
         });
-        let (keeper, worker) = found.unwrap_or_else(|| {
+        let found = found.unwrap_or_else(|| {
             panic!("{short_id} has no monitor: {:?}\n{}", monitors(&self.host), self.host.log())
         });
-        (Pid::from_raw(keeper), Pid::from_raw(worker))
+        Pid::from_raw(found)
+    }
+
+    /// Updates all monitors.
+    #[track_caller]
+    pub(crate) fn update(&self) {
+        self.host.cgpu(&["upgrade-monitors"]).ok();
     }
 
     /// How many processes that monitor has killed; its log doesn't have each.
@@ -295,7 +297,7 @@ pub(crate) fn monitors(host: &Host) -> Vec<i32> {
     let scratch = host.scratch.path();
     let all = procfs::process::all_processes().expect("/proc can be read");
     let ours = all.flatten().map(|process| process.pid).filter(|pid| {
-        // One that the keeper starts as itself has another `comm`, and one that was replaced is deleted.
+        // One that was updated has another `comm`, and a program that was replaced is deleted.
         let program = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let name = program.file_name().unwrap_or_default().to_string_lossy();
         let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
@@ -317,12 +319,6 @@ pub(crate) fn stop(pid: Pid) {
     };
     let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is there").flatten();
     assert!(eventually(|| threads().all(has_stopped)), "{pid} doesn't stop");
-}
-
-/// Its parent; 0 where it's gone.
-pub(crate) fn parent(pid: i32) -> i32 {
-    let stat = procfs::process::Process::new(pid).and_then(|process| process.stat());
-    stat.map_or(0, |stat| stat.ppid)
 }
 
 /// Its resident memory in bytes; 0 where it's gone.

@@ -52,12 +52,11 @@ fn start(gated: &Gated, bundle: &Bundle, words: &[&str]) -> Child {
     command.spawn().expect("the runtime can be started")
 }
 
-/// That neither of a monitor is in one of the cgroups that `inside` names.
+/// That a monitor is in none of the cgroups that `inside` names.
 #[track_caller]
-fn are_outside(monitor: (Pid, Pid), inside: &str) {
-    for (who, cgroups) in [("keeper", cgroups_of(monitor.0)), ("worker", cgroups_of(monitor.1))] {
-        assert!(!cgroups.contains(inside), "the {who} is inside:\n{cgroups}");
-    }
+fn is_outside(monitor: Pid, inside: &str) {
+    let cgroups = cgroups_of(monitor);
+    assert!(!cgroups.contains(inside), "it is inside:\n{cgroups}");
 }
 
 fn cgroups_of(pid: Pid) -> String {
@@ -69,7 +68,7 @@ fn what_a_process_held_is_free_when_the_kernel_kills_it_and_the_container_goes_o
     let gated = Gated::new();
     let bundle = tight(&gated, &["sleep", "1000"]);
     let monitor = gated.monitor("tight_______");
-    are_outside(monitor, &gated.host.scratch.cgroup());
+    is_outside(monitor, &gated.host.scratch.cgroup());
     let mut victim = start(&gated, &bundle, &VICTIM);
     gated.soon_uses(300);
     let hog = gated.host.runtime().exec(&bundle, &HOG);
@@ -98,7 +97,7 @@ fn what_a_container_held_is_free_when_the_kernel_kills_its_first_process() {
     gated.soon_uses(0);
     let stopped = || gated.host.runtime().status(&bundle) == "stopped";
     assert!(eventually(stopped));
-    // Before anybody deletes it: its keeper has deregistered it.
+    // Before anybody deletes it: its monitor has deregistered it.
     let alone = || gated.host.registered().len() == 1;
     assert!(eventually(alone), "{:?}", gated.host.ps());
     gated.fills(&neighbour, 1000);
@@ -122,9 +121,9 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
 }
 
 /// A container whose runtime is started in a pod's cgroup, as that of CRI-O and podman is, and
-/// `look`s at its keeper and worker.
+/// `look`s at its monitor.
 #[track_caller]
-fn in_a_pods_cgroup(look: impl Fn((Pid, Pid))) {
+fn in_a_pods_cgroup(look: impl Fn(Pid)) {
     let gated = Gated::new();
     let pod = format!("{}/kubepods/pod1", gated.host.scratch.cgroup());
     let bundle = gated.bundle_with("app", |config| {
@@ -162,7 +161,7 @@ fn in_a_pods_cgroup(look: impl Fn((Pid, Pid))) {
 
 #[test]
 fn a_monitor_leaves_every_cgroup_of_the_pod_that_its_runtime_is_started_in() {
-    in_a_pods_cgroup(|monitor| are_outside(monitor, "/kubepods/"));
+    in_a_pods_cgroup(|monitor| is_outside(monitor, "/kubepods/"));
 }
 
 #[test]
@@ -188,7 +187,7 @@ fn a_pods_monitor_is_outside_of_the_pods_cgroup() {
     let id = cri.create(&pod_id, &main, &pod);
     cri.start(&id).ok();
     gated.soon_uses(300);
-    are_outside(gated.monitor(&id[..12]), &containerd.scratch().cgroup());
+    is_outside(gated.monitor(&id[..12]), &containerd.scratch().cgroup());
     let _ = cri.call("exec-sync", &json!({"container_id": id, "cmd": HOG, "timeout": 30}));
     gated.soon_uses(0);
     let ended = || cri.status(&id)["exit_code"] == 137;

@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader};
 
 use caps::{CapSet, Capability};
-use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use procfs::process::LimitValue;
@@ -288,73 +287,46 @@ fn what_docker_pauses_in_the_middle_of_a_call_goes_on_and_is_charged_once() {
     assert!(!gated.host.log().contains("killed"), "{}", gated.host.log());
 }
 
-/// What keeps a container's monitor from ending with it.
-#[derive(Debug, Clone, Copy)]
-enum Lingers {
-    /// The keeper doesn't hear that it is to end.
-    Keeper,
-    /// The keeper waits for its worker, which looks for what is left of the container: for a time, then
-    /// both end.
-    Worker,
-}
-
+/// The one before doesn't hear that it is to end, since it is stopped.
 #[test]
 fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short_id() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
-    for lingers in [Lingers::Keeper, Lingers::Worker] {
-        for next in ["twelve-chars-one", "twelve-chars-two"] {
-            let case = format!("{lingers:?}, then {next}");
-            let first = gated.sleeping("twelve-chars-one", 1000);
-            let mut holder = gated.start(&first, &["hold", "300MiB"]);
-            // Until the call is over a worker has a descriptor of the program's file.
-            let mut said = String::new();
-            let mut stdout = BufReader::new(holder.stdout.take().expect("it is a pipe"));
-            stdout.read_line(&mut said).expect("it can be read");
-            assert!(said.starts_with("holding "), "{said}");
-            gated.soon_accounts("twelve-chars-one", 300);
-            let (keeper, worker) = gated.monitor("twelve-chars");
-            let stopped = match lingers {
-                Lingers::Keeper => keeper,
-                Lingers::Worker => worker,
-            };
-            stop(stopped);
-            runtime.delete(&first).ok();
-            holder.wait().unwrap();
-            assert_eq!(gated.host.registered(), [].into(), "{case}");
-            let second = gated.sleeping(next, 2000);
-            let is_there = monitors(&gated.host).contains(&keeper.as_raw());
-            assert!(is_there || matches!(lingers, Lingers::Worker), "{case}: it is still there");
-            let own = gated.monitor("twelve-chars");
-            assert_ne!(own.0, keeper, "{case}");
-            gated.fills(&second, 2000);
-            let mut holder = gated.start(&second, &["hold", "400MiB"]);
-            gated.soon_uses(400);
-            match (kill(stopped, Signal::SIGCONT), lingers) {
-                // A slow machine takes longer than a keeper waits.
-                (Err(Errno::ESRCH), Lingers::Worker) => {}
-                (sent, _) => sent.unwrap(),
-            }
-            let mut both = [own.0.as_raw(), own.1.as_raw()];
-            both.sort_unstable();
-            let alone = || {
-                let mut left = monitors(&gated.host);
-                left.sort_unstable();
-                left == both
-            };
-            assert!(
-                eventually(alone),
-                "{case}: {both:?} of {:?}\n{}",
-                monitors(&gated.host),
-                gated.host.log()
-            );
-            assert_eq!(gated.host.registered(), [next.to_owned()].into(), "{case}");
-            gated.soon_accounts(next, 400);
-            gated.fills(&second, 1600);
-            runtime.delete(&second).ok();
-            holder.wait().unwrap();
-            gated.soon_is_empty();
-        }
+    for next in ["twelve-chars-one", "twelve-chars-two"] {
+        let first = gated.sleeping("twelve-chars-one", 1000);
+        let mut holder = gated.start(&first, &["hold", "300MiB"]);
+        // Until the call is over the monitor has a descriptor of the program's file.
+        let mut said = String::new();
+        let mut stdout = BufReader::new(holder.stdout.take().expect("it is a pipe"));
+        stdout.read_line(&mut said).expect("it can be read");
+        assert!(said.starts_with("holding "), "{said}");
+        gated.soon_accounts("twelve-chars-one", 300);
+        let before = gated.monitor("twelve-chars");
+        stop(before);
+        runtime.delete(&first).ok();
+        holder.wait().unwrap();
+        assert_eq!(gated.host.registered(), [].into(), "{next}");
+        let second = gated.sleeping(next, 2000);
+        assert!(monitors(&gated.host).contains(&before.as_raw()), "{next}: it is still there");
+        let own = gated.monitor("twelve-chars");
+        assert_ne!(own, before, "{next}");
+        gated.fills(&second, 2000);
+        let mut holder = gated.start(&second, &["hold", "400MiB"]);
+        gated.soon_uses(400);
+        kill(before, Signal::SIGCONT).unwrap();
+        let alone = || monitors(&gated.host) == [own.as_raw()];
+        assert!(
+            eventually(alone),
+            "{next}: {own} of {:?}\n{}",
+            monitors(&gated.host),
+            gated.host.log()
+        );
+        assert_eq!(gated.host.registered(), [next.to_owned()].into(), "{next}");
+        gated.soon_accounts(next, 400);
+        gated.fills(&second, 1600);
+        runtime.delete(&second).ok();
+        holder.wait().unwrap();
+        gated.soon_is_empty();
     }
 }
 
@@ -372,14 +344,12 @@ fn a_monitor_has_the_descriptors_that_it_needs_where_the_engine_has_few() {
     let least = if may.expect("capabilities can be asked for") { 18 << 10 } else { 64 };
     std::thread::scope(|scope| {
         let run = scope.spawn(|| runtime.run_by(&["prlimit", "--nofile=64:64"], &bundle));
-        let (keeper, worker) = gated.monitor("app_________");
-        for pid in [keeper, worker] {
-            let of = procfs::process::Process::new(pid.as_raw()).and_then(|of| of.limits());
-            let limit = of.expect("it lives").max_open_files.soft_limit;
-            let log = gated.host.log();
-            assert!(matches!(limit, LimitValue::Value(most) if most >= least), "{limit:?}: {log}");
-            assert_eq!(log.contains("few descriptors"), least == 64, "{log}");
-        }
+        let pid = gated.monitor("app_________");
+        let of = procfs::process::Process::new(pid.as_raw()).and_then(|of| of.limits());
+        let limit = of.expect("it lives").max_open_files.soft_limit;
+        let log = gated.host.log();
+        assert!(matches!(limit, LimitValue::Value(most) if most >= least), "{limit:?}: {log}");
+        assert_eq!(log.contains("few descriptors"), least == 64, "{log}");
         // It may not be there yet.
         let runs = || {
             let said = runtime.call(&["state", &bundle.id]);
@@ -415,11 +385,9 @@ fn a_monitor_is_the_last_that_the_kernel_kills_where_it_may_be() {
         let bundle = gated.bundle("app", 1000, &["sleep", "1000"]);
         std::thread::scope(|scope| {
             let run = scope.spawn(|| runtime.run_by(by, &bundle));
-            let (keeper, worker) = gated.monitor("app_________");
-            for pid in [keeper, worker] {
-                let soon = || oom_score_adj(pid) == wanted;
-                assert!(wait_until(PATIENCE, soon), "{by:?}: {}", oom_score_adj(pid));
-            }
+            let pid = gated.monitor("app_________");
+            let soon = || oom_score_adj(pid) == wanted;
+            assert!(wait_until(PATIENCE, soon), "{by:?}: {}", oom_score_adj(pid));
             let runs = || {
                 let said = runtime.call(&["state", &bundle.id]);
                 said.status.success() && said.json()["status"] == "running"
@@ -458,22 +426,22 @@ fn containers_with_the_same_first_characters_have_monitors_of_their_own() {
     gated.host.check_registry();
 }
 
-/// Killed with nobody to call its hooks, and the keeper that would deregister it stopped.
+/// Killed with nobody to call its hooks, and the monitor that would deregister it stopped.
 #[test]
-fn the_next_container_collects_one_whose_keeper_does_not_end() {
+fn the_next_container_collects_one_whose_monitor_does_not_end() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let first = gated.sleeping("twelve-chars-one", 12_000);
-    let (keeper, _) = gated.monitor("twelve-chars");
-    stop(keeper);
+    let monitor = gated.monitor("twelve-chars");
+    stop(monitor);
     runtime.kill(&first, "KILL").ok();
     assert!(eventually(|| runtime.status(&first) == "stopped"));
     // It would not fit beside the first.
     let second = gated.sleeping("twelve-chars-two", 12_000);
     gated.fills(&second, 12_000);
-    kill(keeper, Signal::SIGCONT).unwrap();
-    let two = || monitors(&gated.host).len() == 2;
-    assert!(eventually(two), "{}", gated.host.log());
+    kill(monitor, Signal::SIGCONT).unwrap();
+    let alone = || monitors(&gated.host).len() == 1;
+    assert!(eventually(alone), "{}", gated.host.log());
     // Its delete finds what is the other one's, and leaves it alone.
     runtime.delete(&first).ok();
     gated.fills(&second, 12_000);

@@ -121,7 +121,7 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     is("cgpu_container_allocations_refused_total", 1.0);
     is("cgpu_unseen", 0.0);
     is("cgpu_creates_admitted_total", 1.0);
-    is(&format!("cgpu_container_worker_restarts_total{container}"), 0.0);
+    is(&format!("cgpu_container_monitor_updates_total{container}"), 0.0);
     // Every call was timed, and none took longer than all the time there was.
     let counted = "cgpu_container_driver_call_duration_seconds_count";
     is(
@@ -162,13 +162,10 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     }
     assert!(asked >= 8, "{asked} queries");
     // A monitor that is stopped holds nobody.
-    let (keeper, worker) = gated.monitor("scraped_____");
-    stop(worker);
-    stop(keeper);
+    let monitor = gated.monitor("scraped_____");
+    stop(monitor);
     is("cgpu_container_enforced{backend=\"gate\"}", 0.0);
-    for pid in [keeper, worker] {
-        kill(pid, Signal::SIGCONT).unwrap();
-    }
+    kill(monitor, Signal::SIGCONT).unwrap();
     is("cgpu_container_enforced{backend=\"gate\"}", 1.0);
     // Series end with their container.
     for mut program in [holding, computing] {
@@ -181,7 +178,7 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
 }
 
 #[test]
-fn a_worker_that_another_replaces_is_counted_and_so_are_the_calls_before_it() {
+fn an_update_is_counted_and_so_are_the_calls_before_it() {
     let gated = Gated::new();
     let bundle = gated.sleeping("replaced", 1000);
     gated.exec(&bundle, &["run", "start", "alloc 100MiB as a"]).ok();
@@ -190,20 +187,19 @@ fn a_worker_that_another_replaces_is_counted_and_so_are_the_calls_before_it() {
         let line = text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
         line.and_then(|line| line.rsplit(' ').next().unwrap().parse::<f64>().ok())
     };
-    let (restarts, calls) = (
-        "cgpu_container_worker_restarts_total",
+    let (updates, calls) = (
+        "cgpu_container_monitor_updates_total",
         "cgpu_container_driver_call_duration_seconds_count",
     );
     // Where nobody answers in time the series is absent.
-    assert!(eventually(|| value(restarts) == Some(0.0)));
+    assert!(eventually(|| value(updates) == Some(0.0)));
     let mut before = 0.0;
     assert!(eventually(|| {
         before = value(calls).unwrap_or_default();
         before > 0.0
     }));
-    let (_, worker) = gated.monitor("replaced____");
-    kill(worker, Signal::SIGKILL).unwrap();
-    assert!(eventually(|| value(restarts) == Some(1.0)));
+    gated.update();
+    assert!(eventually(|| value(updates) == Some(1.0)));
     let mut after = None;
     eventually(|| {
         after = value(calls);
@@ -211,16 +207,13 @@ fn a_worker_that_another_replaces_is_counted_and_so_are_the_calls_before_it() {
     });
     assert!(after >= Some(before), "{after:?} calls after {before}");
     // Of a monitor that doesn't answer nothing is told that it would have to.
-    let (keeper, worker) = gated.monitor("replaced____");
-    stop(worker);
-    stop(keeper);
-    for name in [restarts, calls, "cgpu_container_memory_used_bytes"] {
+    let monitor = gated.monitor("replaced____");
+    stop(monitor);
+    for name in [updates, calls, "cgpu_container_memory_used_bytes"] {
         assert_eq!(value(name), None, "{name}");
     }
     assert_eq!(value("cgpu_container_enforced"), Some(0.0));
-    for pid in [keeper, worker] {
-        kill(pid, Signal::SIGCONT).unwrap();
-    }
+    kill(monitor, Signal::SIGCONT).unwrap();
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }

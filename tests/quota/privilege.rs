@@ -14,12 +14,12 @@ const KEPT: [Capability; 4] = [
 ];
 
 #[test]
-fn no_thread_of_a_worker_may_do_more_than_answering_takes() {
+fn no_thread_of_a_monitor_may_do_more_than_answering_takes() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     gated.fills(&bundle, 1000);
-    let (_, worker) = gated.monitor("app_________");
-    let process = procfs::process::Process::new(worker.as_raw()).unwrap();
+    let monitor = gated.monitor("app_________");
+    let process = procfs::process::Process::new(monitor.as_raw()).unwrap();
     let kept = KEPT.iter().fold(0, |kept, cap| kept | cap.bitmask());
     for thread in process.tasks().unwrap().flatten() {
         let status = thread.status().unwrap();
@@ -28,7 +28,7 @@ fn no_thread_of_a_worker_may_do_more_than_answering_takes() {
         }
         assert_eq!((status.capinh, status.capamb), (0, Some(0)), "thread {}", thread.tid);
         assert_eq!(status.nonewprivs, Some(1), "thread {}", thread.tid);
-        // `SECCOMP_MODE_FILTER`: the worker's deny list.
+        // `SECCOMP_MODE_FILTER`: the monitor's deny list.
         assert_eq!(status.seccomp, Some(2), "thread {}", thread.tid);
     }
     gated.host.runtime().delete(&bundle).ok();

@@ -15,17 +15,17 @@ use crate::support::eventually;
 const LOOK_BYTES: u64 = 4096;
 
 /// How often the process woke, and how many bytes it read.
-fn done(worker: Pid) -> (u64, u64) {
+fn done(monitor: Pid) -> (u64, u64) {
     let number = |text: &str, name: &str| -> u64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().parse().unwrap()
     };
-    let tasks = fs::read_dir(format!("/proc/{worker}/task")).unwrap().flatten();
+    let tasks = fs::read_dir(format!("/proc/{monitor}/task")).unwrap().flatten();
     // A thread that answers somebody may have ended meanwhile.
     let statuses = tasks.filter_map(|task| fs::read_to_string(task.path().join("status")).ok());
     let wakes = statuses.map(|status| number(&status, "voluntary_ctxt_switches:"));
     let wakes = wakes.sum();
-    (wakes, number(&fs::read_to_string(format!("/proc/{worker}/io")).unwrap(), "rchar:"))
+    (wakes, number(&fs::read_to_string(format!("/proc/{monitor}/io")).unwrap(), "rchar:"))
 }
 
 /// A container's mounts are read every second until they have settled, and seldom afterwards.
@@ -35,11 +35,11 @@ const QUIET: Duration = Duration::from_secs(5);
 fn a_monitor_of_a_container_that_never_called_does_next_to_nothing() {
     let gated = Gated::new();
     let bundle = gated.sleeping("idle", 1000);
-    let (_, worker) = gated.monitor("idle________");
+    let monitor = gated.monitor("idle________");
     let is_quiet = || {
-        let (wakes, bytes) = done(worker);
+        let (wakes, bytes) = done(monitor);
         std::thread::sleep(QUIET);
-        let now = done(worker);
+        let now = done(monitor);
         now.1 < bytes + LOOK_BYTES && now.0 <= wakes + 4
     };
     assert!(eventually(is_quiet), "it reads the same again and again");

@@ -12,7 +12,7 @@ use cgpu_sim::abi::KEPLER_CHANNEL_GROUP_A;
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 
-use crate::gated::{Gated, RMTOOL, stop};
+use crate::gated::{Gated, RMTOOL};
 use crate::host::ask;
 use crate::support::{Bundle, Outcome, eventually};
 
@@ -354,11 +354,11 @@ fn turns_go_on_where_a_container_has_no_monitor_any_more() {
     for (short_id, after) in
         [("one_________", "one has none"), ("two_________", "one and two have none")]
     {
-        let (keeper, worker) = gated.monitor(short_id);
-        stop(keeper);
-        for process in [worker, keeper] {
-            kill(process, Signal::SIGKILL).expect("it is there");
-        }
+        kill(gated.monitor(short_id), Signal::SIGKILL).expect("it is there");
+        // Its neighbour on the GPU tells of it.
+        let id = short_id.trim_end_matches('_');
+        let told = || gated.host.cgpu(&["events", "--json", id]).ok().stdout;
+        assert!(eventually(|| told().contains("\"kind\":\"monitor_lost\"")), "{}", told());
         soon_share(&gated, &[25, 25, 0], after);
     }
     // Where there are no turns any more they are on the GPU.

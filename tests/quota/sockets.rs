@@ -137,8 +137,8 @@ fn no_container_has_a_way_to_a_monitors_sockets() {
     });
     let bound: Vec<(u64, String)> = bound.collect();
     let state = gated.host.state_dir().display().to_string();
-    for (keeper, worker) in monitors {
-        let has = sockets(keeper).union(&sockets(worker)).copied().collect::<BTreeSet<_>>();
+    for monitor in monitors {
+        let has = sockets(monitor);
         let names: Vec<&String> =
             bound.iter().filter(|(inode, _)| has.contains(inode)).map(|(_, name)| name).collect();
         assert!(names.len() >= 2, "listener and control: {names:?}");
@@ -190,8 +190,8 @@ fn only_processes_of_the_host_change_what_a_monitor_enforces() {
     let log = gated.host.log();
     assert_eq!(
         log.matches("only root of the host may change").count(),
-        2,
-        "keeper and worker: {log}"
+        1,
+        "it is said once: {log}"
     );
     gated.fills(&bundle, 1000);
     // Mounts, names and a network of its own has a service of the host, too.
@@ -310,7 +310,7 @@ fn a_flood_of_the_monitors_sockets_stops_no_call_and_opens_no_way_round() {
     gated.soon_uses(300);
     gated.fills(&bundle, 700);
     let monitor = gated.monitor("app_________");
-    let before = resident_bytes(monitor.0);
+    let before = resident_bytes(monitor);
     let place = gated.host.state_dir().join("gate/app_________");
 
     // A program's calls are answered all the while; it's known before anybody pushes in.
@@ -333,15 +333,14 @@ fn a_flood_of_the_monitors_sockets_stops_no_call_and_opens_no_way_round() {
     let during = gated.exec(&bundle, &["fill"]);
     let got = if during.status.success() { got_bytes(&during) } else { 0 };
     assert!(got <= 700 * MIB, "{during}");
-    let resident = resident_bytes(monitor.0);
+    let resident = resident_bytes(monitor);
     assert!(resident <= before + GROWTH_BYTES, "{before} bytes before, now {resident}");
     drop(held);
 
     // And as soon as nobody is in the way the next one has what is left.
     let served = || got_bytes_or_none(&gated, &bundle) == Some(700 * MIB);
     assert!(eventually(served), "{}", gated.host.log());
-    assert_eq!(gated.monitor("app_________"), monitor, "neither of the monitor has ended");
-    assert!(!gated.host.log().contains("worker is gone"), "{}", gated.host.log());
+    assert_eq!(gated.monitor("app_________"), monitor, "it has not ended");
     assert!(holder.try_wait().unwrap().is_none());
     gated.soon_accounts("app", 300);
     gated.host.runtime().delete(&bundle).ok();
@@ -358,8 +357,8 @@ fn got_bytes_or_none(gated: &Gated, bundle: &Bundle) -> Option<u64> {
 fn what_runtimes_say_is_bounded_for_all_of_them_together() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
-    let (keeper, _) = gated.monitor("app_________");
-    let before = resident_bytes(keeper);
+    let monitor = gated.monitor("app_________");
+    let before = resident_bytes(monitor);
     let listener = gated.host.state_dir().join("gate/app_________/entry");
     let half = vec![b' '; 8 << 20];
     let mut held = Vec::new();
@@ -369,9 +368,9 @@ fn what_runtimes_say_is_bounded_for_all_of_them_together() {
         let _ = stream.write_all(&half);
         held.push(stream);
     }
-    // They want to say 160 MiB; the keeper takes as much as one runtime with long annotations may say,
+    // They want to say 160 MiB; the monitor takes as much as one runtime with long annotations may say,
     // 4 MiB, and what its allocator has around that.
-    let resident = resident_bytes(keeper);
+    let resident = resident_bytes(monitor);
     assert!(resident <= before + (16 << 20), "{before} before, now {resident}");
     drop(held);
     gated.host.runtime().delete(&bundle).ok();
@@ -406,11 +405,11 @@ fn a_wrong_descriptor_in_a_listeners_place_keeps_nobody_from_the_driver() {
 fn a_wrong_descriptor_in_a_listeners_place_is_nobody_to_wait_for() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
-    let (_, worker) = gated.monitor("app_________");
+    let monitor = gated.monitor("app_________");
     send_wrong(&gated);
     gated.fills(&bundle, 1000);
     let ticks = || {
-        let stat = procfs::process::Process::new(worker.as_raw()).and_then(|worker| worker.stat());
+        let stat = procfs::process::Process::new(monitor.as_raw()).and_then(|of| of.stat());
         stat.map_or(0, |stat| stat.utime + stat.stime)
     };
     // It has work of its own to do while it looks for what the program left.

@@ -45,21 +45,25 @@ fn is_monitor(process: &Process) -> bool {
     process.exe().is_ok_and(|path| path == program)
 }
 
-/// Keeper and worker of a container, where they live.
-pub(crate) fn monitor(soak: &Soak, id: &str) -> (Option<i32>, Option<i32>) {
+/// The directory of a container's monitor.
+fn place(soak: &Soak, id: &str) -> PathBuf {
     let short = format!("{:_<12}", &id[..id.len().min(12)]);
-    let file = soak.gated.host.state_dir().join("gate").join(short).join("keeper");
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let keeper = text.split(' ').next().and_then(|pid| pid.parse::<i32>().ok());
-    let children = |pid| {
-        let main = Process::new(pid).and_then(|process| process.task_main_thread());
-        main.and_then(|thread| thread.children()).unwrap_or_default()
-    };
-    let worker = keeper.and_then(|pid| children(pid).first().copied());
-    (keeper, worker.and_then(|pid| i32::try_from(pid).ok()))
+    soak.gated.host.state_dir().join("gate").join(short)
 }
 
-/// Kills one of a monitor; whether it was one.
+/// The monitor of a container, where it lives.
+pub(crate) fn monitor(soak: &Soak, id: &str) -> Option<i32> {
+    let text = std::fs::read_to_string(place(soak, id).join("process")).unwrap_or_default();
+    text.split(' ').next()?.parse().ok()
+}
+
+/// Whether somebody has told that a container's monitor is lost, or its directory is gone with the container.
+pub(crate) fn is_told_lost(soak: &Soak, id: &str) -> bool {
+    let place = place(soak, id);
+    place.join("lost").exists() || !place.exists()
+}
+
+/// Kills a monitor; whether it was one.
 pub(crate) fn kill_monitor(pid: Option<i32>) -> bool {
     pid.is_some_and(|pid| kill_if(pid, is_monitor))
 }

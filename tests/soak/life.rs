@@ -9,7 +9,7 @@ use crate::Soak;
 use crate::engine::{Ask, Handle, Went, went};
 use crate::fleet::Life;
 use crate::gated::{NO_MEMORY, RMTOOL};
-use crate::kill::{has_words, kill_if, kill_monitor, kill_with, monitor};
+use crate::kill::{has_words, is_told_lost, kill_if, kill_monitor, kill_with, monitor};
 use crate::support::{
     Outcome, PATIENCE, Running, cgroup_members, run_with_timeout, start, wait_until,
 };
@@ -254,31 +254,31 @@ impl Container<'_> {
         match self.choices.u8(..20) {
             0..=9 => self.exec(),
             10..=13 => self.exec_and_kill_client(),
-            14 => {
-                let (_, worker) = monitor(self.soak, &self.id);
-                self.is_disturbed = true;
-                if kill_monitor(worker) {
-                    self.killed("worker");
-                }
-            }
-            15 => {
-                let (keeper, _) = monitor(self.soak, &self.id);
-                self.is_disturbed = true;
-                if kill_monitor(keeper) {
-                    self.killed("keeper");
-                }
-            }
+            14..=15 => self.kill_monitor(),
             16 => {
-                let (keeper, worker) = monitor(self.soak, &self.id);
-                self.is_disturbed = true;
-                if kill_monitor(keeper) {
-                    self.killed("keeper");
-                }
-                if kill_monitor(worker) {
-                    self.killed("worker");
-                }
+                // One whose container ends meanwhile isn't updated, and says so.
+                let _ = self.soak.gated.host.cgpu(&["upgrade-monitors"]);
+                self.soak.tally.count("upgrades", "done");
             }
             _ => self.soak.nap(Duration::from_millis(self.choices.u64(..300))),
+        }
+    }
+
+    /// Kills its monitor: from then on its driver calls fail, and somebody tells of it.
+    fn kill_monitor(&mut self) {
+        self.is_disturbed = true;
+        if !kill_monitor(monitor(self.soak, &self.id)) {
+            return;
+        }
+        self.killed("monitor");
+        // `cgpu gc` runs all the time.
+        let is_told = wait_until(REMOVING, || is_told_lost(self.soak, &self.id));
+        let kind = if is_told { "told" } else { "not told" };
+        self.soak.tally.count("containers closed", kind);
+        if !is_told {
+            let story = self.soak.fleet.story(&self.id);
+            let what = format!("nobody tells that the monitor of {} is lost\n    {story}", self.id);
+            self.soak.tally.find(Kind::Broken, what);
         }
     }
 
@@ -305,11 +305,11 @@ impl Container<'_> {
 
     /// What its processes and those of its monitor are doing, each with what it waits for.
     fn processes(&self) -> Vec<String> {
-        let (keeper, worker) = monitor(self.soak, &self.id);
+        let monitor = monitor(self.soak, &self.id);
         let mut members = cgroup_members(&self.handle.cgroup(self.soak));
         members.sort_unstable();
         members.dedup();
-        let shown = members.into_iter().chain(keeper).chain(worker).map(|pid| {
+        let shown = members.into_iter().chain(monitor).map(|pid| {
             let read = |name: &str| {
                 let text = std::fs::read_to_string(format!("/proc/{pid}/{name}"));
                 text.unwrap_or_default().replace('\0', " ").trim().to_owned()
@@ -318,7 +318,7 @@ impl Container<'_> {
             let state = status.lines().find(|line| line.starts_with("State")).unwrap_or("gone");
             format!("{pid} {}: {state}, {} in {}", read("cmdline"), read("syscall"), read("wchan"))
         });
-        let monitors = format!("keeper {keeper:?}, worker {worker:?}");
+        let monitors = format!("monitor {monitor:?}");
         shown.chain([monitors]).collect()
     }
 

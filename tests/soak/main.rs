@@ -2,8 +2,8 @@
 //!
 //! Workers make containers with random quotas on some of four simulated GPUs, by `cgpu-runtime`
 //! alone and by docker, and let their first processes, execs and forked children allocate up to
-//! the quota and beyond. Meanwhile SIGKILL hits runtimes, `runc init`, shims, keepers, workers of
-//! the gate, clients of execs, and dockerd (with live restore), while `cgpu gc` and `cgpu ps` run
+//! the quota and beyond. Meanwhile SIGKILL hits runtimes, `runc init`, shims, monitors, clients of
+//! execs, and dockerd (with live restore), monitors are updated, and `cgpu gc` and `cgpu ps` run
 //! all the time. Three things are promised of it, and each is counted:
 //!
 //! - **over quota**: what a container's processes have allocated, by the driver's own figures, is

@@ -425,8 +425,8 @@ fn container_metrics() -> Vec<Metric<ContainerFigures>> {
             |container| flag(container.high_priority);
         "cgpu_container_allocations_refused" "Allocations refused for the container's quota",
             MetricType::Counter, None, |container| number(container.calls?.over_quota);
-        "cgpu_container_worker_restarts" "Workers that took another's place in the container's monitor",
-            MetricType::Counter, None, |container| number(container.workers?.checked_sub(1)?);
+        "cgpu_container_monitor_updates" "Times that the container's monitor was updated",
+            MetricType::Counter, None, |container| number(container.monitor_updates?);
         "cgpu_container_processes_killed" "Processes killed for memory taken past the monitor",
             MetricType::Counter, None, |container| number(container.calls?.killed);
     }
@@ -518,7 +518,7 @@ pub(crate) mod tests {
                 counts: [0, 9, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2],
                 sum_ns: 2_500_000_000,
             }),
-            workers: Some(3),
+            monitor_updates: Some(2),
             leaked_to: Vec::new(),
             caveats: Caveats::default(),
         };
@@ -668,12 +668,12 @@ pub(crate) mod tests {
             refused: u64::MAX,
             killed: u64::MAX,
         });
-        container.workers = Some(0);
+        container.monitor_updates = None;
         container.shares[0].compute_held = Some(f64::NAN);
         container.shares[0].compute_share = Some(f64::INFINITY);
         host.gpus[0].memory_promised_bytes = u64::MAX;
         let odd = written_text(host);
-        for absent in ["call_duration", "compute_held", "compute_share", "worker_restarts", "NaN"] {
+        for absent in ["call_duration", "compute_held", "compute_share", "monitor_updates", "NaN"] {
             assert!(!odd.contains(absent), "{absent}\n{odd}");
         }
         assert!(odd.contains("verdict=\"executed\"} 18446744073709551615\n"), "{odd}");

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateError};
 use crate::gate::settings::{self, Node};
-use crate::monitor::worker::{Failure, try_slice};
+use crate::monitor::daemon::{Failure, try_slice};
 use crate::process::boot_id;
 use crate::replace::replace;
 use crate::rm::Release;

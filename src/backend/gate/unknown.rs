@@ -8,7 +8,7 @@ use std::fs;
 use super::{Gate, GateError};
 use crate::config::UnknownDriver;
 use crate::gate::settings::Settings;
-use crate::monitor::worker::examine;
+use crate::monitor::daemon::examine;
 use crate::process::boot_id;
 use crate::replace::replace;
 use crate::rm::Release;

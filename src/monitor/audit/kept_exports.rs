@@ -1,13 +1,12 @@
 //! Keeps the files that memory was exported to, and has the driver free that memory.
 //!
 //! The driver keeps exported memory while the file is open, wherever its descriptor went, and nothing tells when the
-//! last descriptor is closed. So the worker and the keeper keep the file open, too, and the monitor can tell at an
+//! last descriptor is closed. So the monitor keeps the file open, too, and can tell at an
 //! import which memory the file has. When no object names the memory any more, and no process of the container is
 //! found with the file, the monitor clears the file: the driver frees the memory, even where a descriptor of the file
 //! is hidden. The monitor also clears all files when the container is gone. Memory is put into a file and taken out
 //! of it on the [lane](crate::monitor::state::Lane).
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +15,6 @@ use crate::gate::settings::NodeKind;
 use crate::ledger::{Entry, Hold};
 use crate::monitor::caller::has_file;
 use crate::monitor::driver::{DriverAccess, Exported, Exports, Stakes};
-use crate::monitor::journal::KeptFile;
-use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::node::{Device, Failure};
 use crate::monitor::processes::Processes;
 use crate::monitor::state::{Books, ContainerState, Lane, OnLane};
@@ -34,7 +31,7 @@ const MISSES: u32 = 3;
 /// How often the processes are searched for a call that would be refused otherwise.
 const REFUSAL_SWEEP: Duration = Duration::from_millis(300);
 
-/// The files that memory was exported to, which the worker and the keeper have open.
+/// The files that memory was exported to, which the monitor has open.
 #[derive(Debug)]
 pub(crate) struct KeptExports {
     state: Arc<ContainerState>,
@@ -42,47 +39,20 @@ pub(crate) struct KeptExports {
     stakes: Arc<Stakes>,
     processes: Arc<Processes>,
     lane: Arc<Lane>,
-    keeper: Arc<KeeperSocket>,
     pub(crate) all: Exports,
 }
 
 impl KeptExports {
-    pub(crate) fn new(
-        stakes: Arc<Stakes>,
-        processes: Arc<Processes>,
-        lane: Arc<Lane>,
-        keeper: Arc<KeeperSocket>,
-    ) -> Self {
+    pub(crate) fn new(stakes: Arc<Stakes>, processes: Arc<Processes>, lane: Arc<Lane>) -> Self {
         let (state, driver) = (Arc::clone(&stakes.state), Arc::clone(&stakes.driver));
-        KeptExports { state, driver, stakes, processes, lane, keeper, all: Exports::default() }
+        KeptExports { state, driver, stakes, processes, lane, all: Exports::default() }
     }
 
-    /// Has the keeper keep a file, before memory is exported to the file: so no later worker lacks a file with memory.
-    /// Fails where the keeper can't be told.
-    pub(crate) fn hand_to_keeper(&self, exported: &Exported) -> io::Result<()> {
-        let kept = KeptFile::Export(exported.number);
-        self.keeper.tell_with(kept.keep(), Some(exported.file.as_fd()))
-    }
-
-    /// Keeps a file that a former worker had.
-    pub(crate) fn take_over_export(&self, number: u64, file: OwnedFd) {
+    /// Keeps a file from before an update.
+    pub(crate) fn resume_export(&self, number: u64, file: OwnedFd) {
         if let Some(file) = Device::of(&self.state.settings.nodes, file) {
             self.all.keep(number, Arc::new(file));
         }
-    }
-
-    /// Releases holds whose file is not kept: the former worker entered them, and ended before it asked the driver.
-    pub(crate) fn forget_never_exported(&self) {
-        let mut books = self.state.books();
-        let files = self.all.files.lock();
-        let lost = |entry| match entry {
-            Entry::Held { hold: hold @ Hold::Export { file, .. }, .. } => {
-                (!files.contains_key(&file)).then_some(hold)
-            }
-            _ => None,
-        };
-        let lost: Vec<Hold> = books.ledger.entries().filter_map(lost).collect();
-        lost.into_iter().for_each(|hold| books.enter(Entry::Release { hold }));
     }
 
     /// Releases the holds of the places of a file for which `is_cleared` is true: nothing is in these places any more.
@@ -98,8 +68,6 @@ impl KeptExports {
     pub(crate) fn forget_export(&self, number: u64) {
         self.all.files.lock().remove(&number);
         self.forget_places(number, |_| true);
-        // Where this fails, the keeper is told in a moment that the worker is gone.
-        let _ = self.keeper.tell(KeptFile::Export(number).let_go());
     }
 
     /// Has the driver free the memory in the places of a file for which `is_wanted` is true, whoever has the file open.

@@ -1,7 +1,7 @@
 //! Asks the driver what the container's processes have, and acts on the answers.
 //!
 //! [`judge`](crate::monitor::audit::judge) decides what the answers mean. An audit never reads a process's memory:
-//! the process could make the audit wait. The auditor's thread audits ([`audit_thread`](crate::monitor::worker)),
+//! the process could make the audit wait. The auditor's thread audits ([`audit_thread`](crate::monitor::daemon)),
 //! and so does a call that would be refused for the quota.
 
 use std::collections::BTreeSet;
@@ -316,19 +316,6 @@ impl Audit {
         } else {
             books.due.schedule(Instant::now());
             self.audit_wait.wake();
-        }
-    }
-
-    /// Clears up where the former worker forgot the last process and ended before it cleared up.
-    pub(crate) fn clear_up_after_restart(&self) {
-        let files = self.uvm.files.all();
-        let has_no_callers = {
-            let books = self.state.books();
-            let is_left = !books.has_nothing() || self.exports.all.has_any() || !files.is_empty();
-            books.processes.is_empty() && is_left
-        };
-        if has_no_callers {
-            self.clear_up(&files);
         }
     }
 }

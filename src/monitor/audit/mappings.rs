@@ -51,7 +51,7 @@ impl Mappings {
     /// Looks at mappings whenever it is woken. This thread alone waits where the driver or the container holds up
     /// the look.
     pub(crate) fn audit_mappings_forever(&self) {
-        // The former worker watched these processes.
+        // They were watched before an update.
         let processes: Vec<Process> = self.state.books().processes.iter().copied().collect();
         for process in processes {
             let watch = |tid| self.uvm.spaces.watch(process, tid).ok();
@@ -59,6 +59,7 @@ impl Mappings {
         }
         loop {
             self.uvm.spaces.wait();
+            let _at_work = self.state.work.begin();
             self.audit_mappings();
         }
     }

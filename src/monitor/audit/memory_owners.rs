@@ -42,8 +42,7 @@ pub(crate) fn processes_to_kill(books: &Books, pid: u32) -> BTreeSet<Process> {
 mod tests {
     use super::*;
     use crate::ledger::{Entry, Handle};
-    use crate::monitor::journal::new_journal;
-    use crate::monitor::state::open_books;
+    use crate::monitor::state::books_of;
     use crate::process::ProcessId;
 
     /// A dead process: no process has its pid.
@@ -65,7 +64,7 @@ mod tests {
 
     #[test]
     fn a_client_is_charged_to_who_used_it_first() {
-        let (mut books, _) = open_books(&new_journal());
+        let mut books = books_of(vec![]);
         let [maker, user] = alive();
         books.note_user(1, maker);
         books.note_user(1, user);
@@ -84,7 +83,7 @@ mod tests {
 
     #[test]
     fn who_is_shown_is_killed_or_who_has_a_dead_ones_client_or_all() {
-        let (mut books, _) = open_books(&new_journal());
+        let mut books = books_of(vec![]);
         let ([first, second], gone) = (alive(), dead(1));
         for process in [first, second, gone] {
             assert!(books.note_process(process));

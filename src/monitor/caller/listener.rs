@@ -13,15 +13,13 @@ use nix::libc::{
 #[cfg(test)]
 use {crate::monitor::caller::test_callers::TestCallers, std::sync::Arc};
 
-use crate::monitor::journal::Slot;
-
 /// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: the caller and the listening thread take turns on one processor.
 const SYNC_WAKE_UP: u64 = 1;
 
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
 const CONTINUE: u32 = 1;
 
-/// A listener, with the number that the keeper gave it.
+/// A listener, with its number.
 #[derive(Debug)]
 pub(crate) struct Listener {
     number: u64,
@@ -49,6 +47,17 @@ impl Reply {
             Self::Continue => (0, CONTINUE),
             Self::Errno(errno) => (-errno, 0),
             Self::Done => (0, 0),
+        }
+    }
+}
+
+impl Reply {
+    /// The reply with this error and these flags.
+    pub(crate) fn of(parts: (i32, u32)) -> Self {
+        match parts {
+            (0, CONTINUE) => Self::Continue,
+            (0, _) => Self::Done,
+            (error, _) => Self::Errno(-error),
         }
     }
 }
@@ -85,19 +94,15 @@ impl Listener {
         self.descriptor.as_fd()
     }
 
-    /// Receives a notification into the slot. `None` where its caller has gone, or a signal interrupted the wait.
-    pub(crate) fn receive(&self, slot: Slot<'_>) -> Option<seccomp_notif> {
-        slot.clear(self.number);
-        // SAFETY: the slot is zeroed, as the kernel demands, and has room for a notification, whose size
-        // [`check_sizes`] compared with the kernel's.
+    /// Receives a notification. `None` where its caller has gone, or a signal interrupted the wait.
+    pub(crate) fn receive(&self) -> Option<seccomp_notif> {
+        // SAFETY: all zeroes are a notification, and the kernel demands that it is zeroed.
+        let mut notice: seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes a notification, whose size [`check_sizes`] compared with the kernel's.
         let received = unsafe {
-            libc::ioctl(
-                self.descriptor.as_raw_fd(),
-                SECCOMP_IOCTL_NOTIF_RECV,
-                slot.notice_address(),
-            )
+            libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_RECV, &raw mut notice)
         };
-        (received == 0).then(|| slot.notice())
+        (received == 0).then_some(notice)
     }
 
     /// Whether the caller of notification `id` still waits.

@@ -10,7 +10,6 @@ use nix::unistd::Pid;
 
 use crate::monitor::caller::listener::Listener;
 use crate::monitor::caller::recv_wait::RecvWait;
-use crate::monitor::journal::Slot;
 use crate::monitor::lock::Lock;
 
 /// All listeners, and the thread that waits for their calls.
@@ -44,10 +43,6 @@ impl Listeners {
         self.all.lock().clone()
     }
 
-    pub(crate) fn get(&self, number: u64) -> Option<Arc<Listener>> {
-        self.all.lock().iter().find(|listener| listener.number() == number).cloned()
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.all.lock().is_empty()
     }
@@ -65,13 +60,12 @@ impl Listeners {
     /// Waits for a call of one of `listeners`. `None` for a change beyond the `known` ones, or a call that is gone.
     pub(crate) fn receive<'a>(
         &self,
-        slot: Slot<'_>,
         (thread, known): (Pid, u64),
         listeners: &'a [Arc<Listener>],
     ) -> Option<(&'a Listener, seccomp_notif)> {
         self.waiting.wait(thread, known, || {
             if let [single] = listeners {
-                return single.receive(slot).map(|notice| (&**single, notice));
+                return single.receive().map(|notice| (&**single, notice));
             }
             let asked = listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN));
             let mut asked: Vec<PollFd<'_>> = asked.collect();
@@ -82,7 +76,7 @@ impl Listeners {
             let all = listeners.iter().zip(&asked);
             let all = all.clone().skip(first).chain(all.take(first));
             let ready = all.filter(|(_, asked)| has(asked));
-            ready.into_iter().find_map(|(of, _)| of.receive(slot).map(|notice| (&**of, notice)))
+            ready.into_iter().find_map(|(of, _)| of.receive().map(|notice| (&**of, notice)))
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The container's callers: listeners, processes, copies of their memory, and calls that a caller makes again.
 
 mod audit_wait;
+mod fingerprint;
 mod leader;
 mod listener;
 mod listeners;
@@ -14,6 +15,7 @@ mod thread_order;
 mod unclaimed;
 
 pub(crate) use audit_wait::{AuditWait, WaitEnd, Watched};
+pub(crate) use fingerprint::{Fingerprint, Registers};
 pub(crate) use leader::{Lead, Leader};
 pub use listener::check_sizes;
 pub(crate) use listener::{Listener, Reply};
@@ -26,4 +28,4 @@ pub(crate) use target::{
 #[cfg(test)]
 pub(crate) use test_callers::{Caller, TestCallers};
 pub(crate) use thread_order::ThreadOrder;
-pub(crate) use unclaimed::{Match, Outcome, Unclaimed, UnclaimedCall};
+pub(crate) use unclaimed::{Match, Unclaimed, UnclaimedCall};

@@ -21,7 +21,7 @@ use nix::unistd::Pid;
 use rustix::process::{self, PidfdFlags};
 
 use crate::ledger::Process;
-use crate::monitor::journal::Fingerprint;
+use crate::monitor::caller::fingerprint::Fingerprint;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
 use crate::process::{ProcStatus, ProcessId, pidfd, threads};

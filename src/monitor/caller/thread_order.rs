@@ -3,7 +3,9 @@
 //! The driver can't have two calls of a thread at once: a thread is back before it calls again. But a thread that is
 //! interrupted leaves its call to the monitor, which goes on with it, and mostly makes the same call again before the
 //! driver has answered. So each call waits for the thread's earlier calls, and finds what they did among the
-//! [unclaimed](crate::monitor::caller::unclaimed) replies. This file knows slots and threads, not what a call does.
+//! [unclaimed](crate::monitor::caller::unclaimed) replies. This file knows threads, not what a call does.
+//!
+//! A call is known by the number of the monitor's thread that serves it.
 
 use std::sync::{Condvar, PoisonError};
 use std::time::Duration;
@@ -14,7 +16,7 @@ use crate::process::ProcessId;
 /// How often a call that waits checks whether its caller still does.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The slots that have a call, each with its thread, in the order in which the calls came.
+/// The calls, by who serves them, each with its thread, in the order in which they came.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadOrder {
     all: Lock<Vec<(usize, ProcessId)>>,
@@ -22,26 +24,26 @@ pub(crate) struct ThreadOrder {
 }
 
 impl ThreadOrder {
-    /// Puts the slot's call of `thread` behind all other calls. Where its caller still waits after that, no later
+    /// Puts the call of `thread` that `server` serves behind all other calls. Where its caller still waits after that, no later
     /// call of the thread overtakes it.
-    pub(crate) fn queue(&self, slot: usize, thread: ProcessId) {
+    pub(crate) fn queue(&self, server: usize, thread: ProcessId) {
         let mut all = self.all.lock();
-        all.retain(|(of, _)| *of != slot);
+        all.retain(|(of, _)| *of != server);
         let others = all.iter().any(|(_, of)| *of == thread);
-        all.push((slot, thread));
+        all.push((server, thread));
         drop(all);
         if others {
-            // A call of the thread that waited for the slot's old entry may go on now.
+            // A call of the thread that waited for the server's old entry may go on now.
             self.over.notify_all();
         }
     }
 
     /// Waits for the earlier calls of the same thread, as long as `waits` says that it is worth it. `true` where they
     /// are over.
-    pub(crate) fn wait(&self, slot: usize, thread: ProcessId, waits: impl Fn() -> bool) -> bool {
+    pub(crate) fn wait(&self, server: usize, thread: ProcessId, waits: impl Fn() -> bool) -> bool {
         let mut all = self.all.lock();
         loop {
-            let earlier = all.iter().take_while(|(of, _)| *of != slot);
+            let earlier = all.iter().take_while(|(of, _)| *of != server);
             if !earlier.into_iter().any(|(_, of)| *of == thread) {
                 return true;
             }
@@ -57,10 +59,10 @@ impl ThreadOrder {
         }
     }
 
-    /// Takes out the slot's call, which is over.
-    pub(crate) fn leave(&self, slot: usize) {
+    /// Takes out the server's call, which is over.
+    pub(crate) fn leave(&self, server: usize) {
         let mut all = self.all.lock();
-        let Some(at) = all.iter().position(|(of, _)| *of == slot) else { return };
+        let Some(at) = all.iter().position(|(of, _)| *of == server) else { return };
         let (_, thread) = all.remove(at);
         let others = all.iter().any(|(_, of)| *of == thread);
         drop(all);
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_queued_once() {
+    fn a_call_is_queued_once() {
         let turns = ThreadOrder::default();
         turns.queue(0, ONE);
         turns.queue(1, ONE);

@@ -1,4 +1,4 @@
-//! One driver call on its way through the worker: what was read of the call, what goes back, and its result.
+//! One driver call on its way through the monitor: what was read of the call, what goes back, and its result.
 //!
 //! [`serve`](crate::monitor::calls::serve) takes a [`Case`] from the notification to the reply. An `NV_ESC_RM_ALLOC`,
 //! say, is copied from the caller's memory and judged by its bytes ([`escape`](crate::monitor::calls::escape)). Then
@@ -15,14 +15,14 @@ use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
 use crate::ledger::Usage;
-use crate::monitor::caller::{Copy, Listener, Reply, Scratch, Target, WriteBack};
+use crate::monitor::caller::{Copy, Listener, Registers, Reply, Scratch, Target, WriteBack};
 use crate::monitor::calls::case::retry::Retry;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::decide::{Continued, Denial};
-use crate::monitor::journal::{Count, Slot};
 use crate::monitor::log::{RefusedAllocation, Refuser};
 use crate::monitor::node::{Device, Rm};
-use crate::monitor::state::{OnLane, OpenBooks};
+use crate::monitor::snapshot::Count;
+use crate::monitor::state::OpenBooks;
 use crate::rm::call::Object;
 use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, Layout, Meaning, refuse};
@@ -30,25 +30,21 @@ use crate::rm::{self, Answer, Command, Layout, Meaning, refuse};
 /// The reply to a caller that doesn't wait any more. Nothing was done.
 const INTERRUPTED: EarlyReply = Reply::Errno(Errno::EINTR as i32);
 
-/// A driver call on its way through the worker.
+/// A driver call on its way through the monitor.
 #[derive(Debug)]
 pub(crate) struct Case<'a> {
     pub(crate) parts: &'a Parts,
     pub(crate) scratch: &'a mut Scratch,
-    pub(crate) slot: Slot<'a>,
+    /// The number of the monitor's thread that serves the call.
+    pub(crate) server: usize,
     pub(crate) listener: &'a Listener,
     pub(crate) notice: seccomp_notif,
-    /// When this worker began with the call.
+    /// When the monitor began with the call.
     pub(crate) came: Instant,
-    /// Whether a worker before was about to ask the driver for this call, or had asked, and ended before it decided the
-    /// call.
-    pub(crate) asked_before: bool,
     pub(crate) target: Option<Arc<Target>>,
     pub(crate) device: Option<Device>,
     pub(crate) retry: Retry,
     pub(crate) effects: Effects,
-    /// The lane, where the worker before had this call on the lane already.
-    pub(crate) lane: Option<OnLane<'a>>,
 }
 
 /// The result of a call.
@@ -73,20 +69,18 @@ impl<'a> Case<'a> {
     pub(crate) fn new(
         parts: &'a Parts,
         scratch: &'a mut Scratch,
-        slot: Slot<'a>,
+        server: usize,
         listener: &'a Listener,
         notice: seccomp_notif,
-        asked_before: bool,
     ) -> Self {
         scratch.begin();
         Case {
             parts,
             scratch,
-            slot,
+            server,
             listener,
             notice,
             came: Instant::now(),
-            asked_before,
             target: None,
             device: None,
             retry: Retry::default(),
@@ -98,7 +92,6 @@ impl<'a> Case<'a> {
                 counted: Count::Refused,
                 initializes: false,
             },
-            lane: None,
         }
     }
 
@@ -108,6 +101,12 @@ impl<'a> Case<'a> {
 
     pub(crate) fn tid(&self) -> i32 {
         self.notice.pid.cast_signed()
+    }
+
+    /// The registers of the call.
+    pub(crate) fn registers(&self) -> Registers {
+        let [descriptor, request, argument, ..] = self.notice.data.args;
+        (request & 0xffff_ffff | descriptor << 32, argument)
     }
 
     /// The descriptor on which the caller made the call.

@@ -3,17 +3,15 @@
 //! [`make_charged`] reserves the memory in the books, asks the driver, and enters what the driver gave. So the driver
 //! never has more than the books, except for what it rounds up: the quota is checked again after the entry.
 //!
-//! [`make`] has the driver make an object, under a handle that the caller or the monitor chooses. The slot has the
-//! handle before the driver is asked: so the next worker can free an object that this worker did not enter.
+//! [`make`] has the driver make an object, under a handle that the caller or the monitor chooses.
 
 use std::time::Instant;
 
 use crate::ledger::{Client, Entry, Handle, Reservation, Usage};
 use crate::monitor::calls::case::{Case, EarlyReply, tell_refused};
 use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
-use crate::monitor::decide::{self, Denial};
+use crate::monitor::decide::{self, Denial, nth_handle};
 use crate::monitor::driver::Presence;
-use crate::monitor::journal::{CallObject, CallReservation, nth_handle};
 use crate::monitor::log::Refuser;
 use crate::monitor::state::{Books, OnLane};
 use crate::rm::call::Object;
@@ -36,20 +34,13 @@ const TRIES: u32 = 4;
 fn reserve_or_reconcile(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
-    memory: CallReservation,
+    (gpu, bytes): (usize, u64),
 ) -> Result<Reservation, EarlyReply> {
-    let try_once = |case: &Case<'_>| {
-        let mut books = case.books();
-        // The worker before may have reserved memory for this call: the driver gave none, or what it gave is freed.
-        books.cancel_former_reservation();
-        let reservation =
-            decide::reserve_within_quota(&mut books.ledger, memory.gpu, memory.bytes)?;
-        case.slot.set_reservation(Some(memory));
-        Ok(reservation)
-    };
+    let try_once =
+        |case: &Case<'_>| decide::reserve_within_quota(&mut case.books().ledger, gpu, bytes);
     let mut decision = try_once(case);
     if let Err(Denial::OverQuota { usage, .. }) = decision
-        && memory.bytes <= usage.limit_bytes
+        && bytes <= usage.limit_bytes
     {
         case.parts.audit.reconcile(lane, case.came);
         decision = try_once(case);
@@ -78,21 +69,17 @@ pub(crate) fn make_charged(
         let made = make(case, new_object)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
-    let memory = CallReservation { gpu, bytes: asked_bytes, client: object.client };
-    let reservation = reserve_or_reconcile(case, lane, memory)?;
+    let reservation = reserve_or_reconcile(case, lane, (gpu, asked_bytes))?;
     // Other calls may have been on the lane while this one waited for an audit.
     if find_gpu_on_lane(case, lane, object.client, object.parent) != Some(gpu) {
         case.books().ledger.cancel(reservation);
-        case.slot.set_reservation(None);
         return Err(case.deny(&Denial::ParentGone));
     }
     let made = make(case, new_object);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
     let mut books = case.books();
-    // The slot has the reservation until the memory is entered: it counts again in the next worker.
     books.ledger.cancel(reservation);
     let Ok(Some(handle)) = made else {
-        case.slot.set_reservation(None);
         let usage = books.ledger.usage(gpu);
         drop(books);
         if let (Ok(None), NV_ERR_NO_MEMORY, Some(usage)) = (&made, case.status(), usage) {
@@ -103,7 +90,6 @@ pub(crate) fn make_charged(
     let (client, parent) = (Client(object.client), Handle(object.parent));
     let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
     books.enter(entry);
-    case.slot.set_reservation(None);
     let is_within = |books: &Books| decide::is_within_quota(&books.ledger, gpu);
     let mut is_granted = is_within(&books);
     let serial = books.ledger.serial_of(client, Handle(handle));
@@ -148,16 +134,9 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
     let place = part.unwrap_or(case.head());
     let chosen = object.handle != 0;
     let mut handle = if chosen { object.handle } else { next_handles(case, 1) };
-    let known = |case: &Case<'_>, handle| {
-        let books = case.books();
-        let is_group = books.groups.contains(object.client, handle);
-        is_group || books.ledger.contains(Client(object.client), Handle(handle))
-    };
     for attempt in 0..=TRIES {
         case.scratch.patch(place, Meaning::Handle, handle.into());
         case.patch(Meaning::Status, NV_OK.into());
-        let was_there = known(case, handle);
-        case.slot.set_executing(CallObject::one(object.client, handle, was_there));
         case.call()?;
         match case.status() {
             NV_OK => break,
@@ -176,7 +155,7 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
 
 /// Takes `count` handles, and returns the first; [`nth_handle`] tells the others.
 pub(crate) fn next_handles(case: &Case<'_>, count: u32) -> u32 {
-    nth_handle(case.parts.state.journal.next_handles(count), 0)
+    nth_handle(case.parts.state.counters.next_handles(count), 0)
 }
 
 /// Frees an object that a call made and that the caller doesn't get.

@@ -2,8 +2,8 @@
 //!
 //! [`control()`] looks the control up in the [table](crate::rm::control), copies the parameters, checks the clients
 //! that they name, and makes the control in the way of its kind. The driver follows addresses in the memory of the
-//! process that asks it, the worker. So no address that the caller chose is left in what the driver is given. An opaque
-//! control is made as it is, unless its parameters hold an address of the worker's own.
+//! process that asks it, the monitor. So no address that the caller chose is left in what the driver is given. An opaque
+//! control is made as it is, unless its parameters hold an address of the monitor's own.
 
 use nix::errno::Errno;
 

@@ -1,9 +1,9 @@
 //! Memory in files: a program exports memory to a descriptor, and another program imports it.
 //!
-//! For an export the monitor hands a new file to the keeper, clears the places that the export is to fill, and enters
+//! For an export the monitor keeps a new file, clears the places that the export is to fill, and enters
 //! what each place will hold. Then the driver exports, and the monitor puts its stakes. A place is entered before the
-//! driver fills it, and taken out of the books after the driver has cleared it: a worker that is killed in between
-//! leaves the next worker too much in the books, never too little. If the driver refuses the export, a place that
+//! driver fills it, and taken out of the books after the driver has cleared it: the books have too much in between,
+//! never too little. If the driver refuses the export, a place that
 //! was cleared stays empty, where the driver alone would leave the old memory in it.
 //!
 //! Memory of the host is entered when it is exported, as memory of 0 bytes: nothing else tells which objects name it.
@@ -22,14 +22,13 @@ use crate::monitor::calls::import::{FileControl, import, refuse_file};
 use crate::monitor::calls::make_control::{begin_control, make_control, write_params_back};
 use crate::monitor::decide::{Denial, export_entries, may_export, unknown_objects};
 use crate::monitor::driver::Exported;
-use crate::monitor::journal::CallObject;
-use crate::monitor::node::{Device, Failure};
+use crate::monitor::node::Device;
 use crate::monitor::state::OnLane;
 use crate::rm::export::{self, Does, Places};
 
+use crate::rm::Answer;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::{Answer, Meaning};
 
 /// Makes a control on the file of a descriptor of the caller's, by the monitor's own descriptor of the same file.
 pub(crate) fn export_or_import(
@@ -81,18 +80,11 @@ fn export(
     file: &Arc<Device>,
 ) -> Result<bool, EarlyReply> {
     let parts = case.parts;
-    let found = parts.exports.all.find_or_keep(file, Some(parts.state.journal.next_export()));
+    let found = parts.exports.all.find_or_keep(file, Some(parts.state.counters.next_export()));
     let (exported, is_new) = found.map_err(|why| refuse_file(case, why))?;
-    // Whether this call began the file: the worker before had told the keeper of it already.
-    let is_from_former = case.asked_before && !case.slot.call_object().was_there;
     let is_in_use = || is_in_use(case, control.client, file);
-    let decision = may_export(control.does, (is_new, is_from_former), is_in_use);
-    let done = case.or_deny(decision).and_then(|()| {
-        if !case.asked_before {
-            case.slot.set_executing(CallObject::one(control.client, 0, !is_new));
-        }
-        export_to(case, control, places, &exported, is_new)
-    });
+    let decision = may_export(control.does, is_new, is_in_use);
+    let done = case.or_deny(decision).and_then(|()| export_to(case, control, places, &exported));
     if is_new && !matches!(done, Ok(true)) && parts.exports.clear(&exported, |_| true) {
         parts.exports.forget_export(exported.number);
     }
@@ -114,16 +106,9 @@ fn export_to(
     control: FileControl,
     places: &Places,
     exported: &Exported,
-    is_new: bool,
 ) -> Result<bool, EarlyReply> {
     let (parts, client) = (case.parts, Client(control.client));
     note_user(case, control.client)?;
-    if is_new {
-        // Before anything is in the file, so that no later worker lacks a file with memory.
-        if parts.exports.hand_to_keeper(exported).is_err() {
-            return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
-        }
-    }
     let of_the_host = find_host_objects(case, control, places)?;
     if !parts.exports.clear(exported, |place| places.has(place)) {
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
@@ -135,7 +120,7 @@ fn export_to(
         entries.map(|entries| entries.into_iter().for_each(|entry| books.enter(entry)))
     };
     case.or_deny(decision)?;
-    let done = put_objects(case, control, places, exported);
+    let done = make_control(case, control.params);
     if !matches!(done, Ok(true)) {
         parts.exports.forget_places(exported.number, |place| places.has(place));
         return done;
@@ -145,32 +130,6 @@ fn export_to(
     }
     parts.exports.clear(exported, |place| places.has(place));
     Err(case.deny(&Denial::PastMonitor("exported")))
-}
-
-/// Has the driver put objects into a file. The worker before may have had the driver put some there. `true` where done.
-fn put_objects(
-    case: &mut Case<'_>,
-    control: FileControl,
-    places: &Places,
-    exported: &Exported,
-) -> Result<bool, EarlyReply> {
-    let FileControl { does, client, params, .. } = control;
-    let done = make_control(case, params)?;
-    let status = case.status();
-    if does != Does::Export || status != NV_ERR_STATE_IN_USE || !case.asked_before {
-        return Ok(done);
-    }
-    // The file's only place was cleared, and only the export of a list can fill a cleared place.
-    let object = places.objects.first().copied().unwrap_or_default();
-    let mut list = export::one(exported.file.descriptor(), object);
-    let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
-    let status = match case.rm()?.control(client, client, command, &mut list) {
-        Ok(()) => NV_OK,
-        Err(Failure::Status(status)) => status,
-        Err(Failure::Errno(errno)) => return Err(errno.into()),
-    };
-    case.patch(Meaning::Status, status.into());
-    Ok(status == NV_OK)
 }
 
 /// The objects that aren't known to be memory of a GPU: all of them are memory of the host. Fails where one of them

@@ -5,24 +5,28 @@ use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::retry::begin_on_lane;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::identify::note_user;
-use crate::monitor::decide::{Earlier, freed};
-use crate::monitor::driver::Presence;
-use crate::monitor::journal::CallObject;
 use crate::rm::Meaning;
+use crate::rm::number::{
+    NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_OK,
+};
 
 pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Reply, EarlyReply> {
     let lane = begin_on_lane(case)?;
     let (of, object) = (Client(client), Handle(handle));
     note_user(case, client)?;
     let is_memory = case.books().ledger.charge_of(of, object).is_some();
-    case.slot.set_executing(CallObject::one(client, handle, true));
-    let called = case.call();
-    let (asked_before, repeats) = (case.asked_before, case.retry.repeats);
-    let earlier = Earlier { asked_before, repeats };
-    let freed = freed(case.status(), handle == client, earlier, || is_no_client(case, client));
-    case.patch(Meaning::Status, freed.status.into());
-    called?;
-    if freed.is_done {
+    case.call()?;
+    let is_done = case.status() == NV_OK;
+    let is_gone = match case.status() {
+        NV_ERR_OBJECT_NOT_FOUND => true,
+        NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE => handle == client,
+        _ => false,
+    };
+    if case.retry.repeats && is_gone {
+        // The first time freed it, and the books know.
+        case.patch(Meaning::Status, NV_OK.into());
+    }
+    if is_done {
         let mut books = case.books();
         books.enter(Entry::Free { client: of, handle: object });
         if !is_memory {
@@ -34,9 +38,4 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     }
     drop(lane);
     Ok(case.executed(None))
-}
-
-/// Whether the driver has no such client.
-fn is_no_client(case: &Case<'_>, client: u32) -> bool {
-    case.parts.driver.presence(client, client) == Some(Presence::NoClient)
 }

@@ -4,7 +4,6 @@
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Client, Handle, Shown};
 use crate::monitor::calls::case::Case;
-use crate::monitor::calls::case::retry::enter_lane;
 use crate::monitor::state::OnLane;
 use crate::rm::about::Uuid;
 
@@ -46,7 +45,7 @@ pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) 
     if let Some(asked) = ask_existing_subdevice(case, client, handle) {
         return case.parts.state.gpu_of(&asked.uuid);
     }
-    let lane = enter_lane(case);
+    let lane = case.parts.lane.enter();
     remember_gpu(case, &lane, client, handle)
 }
 

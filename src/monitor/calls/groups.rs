@@ -6,7 +6,7 @@ use crate::monitor::calls::gpu_lookup::{
     find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
 };
 use crate::monitor::decide::{self, Denial};
-use crate::monitor::journal::{Reach, Record};
+use crate::monitor::snapshot::{Reach, Record};
 use crate::monitor::state::{OnLane, OpenBooks, computes};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
@@ -52,7 +52,7 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
             false => Ok(()),
         };
     }
-    // A channel below a group that a worker before didn't know is no channel outside groups.
+    // A channel below a group that isn't known is no channel outside groups.
     let caller_gpu = find_gpu_of_caller(case, object.client, object.parent);
     let Some(gpu) = caller_gpu.or_else(|| only_gpu(case)) else { return Ok(()) };
     let handle = match object.handle {

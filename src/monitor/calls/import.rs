@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use crate::ledger::{Client, Handle, Hold};
+use crate::ledger::Hold;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{next_handles, unmake};
+use crate::monitor::calls::charge::next_handles;
 use crate::monitor::calls::gpu_lookup::shown_below;
 use crate::monitor::calls::identify::note_user;
 use crate::monitor::calls::make_control::make_control;
@@ -54,20 +54,7 @@ pub(crate) fn import(
     let plan = case.or_deny(plan)?;
     let first = next_handles(case, plan.unchosen_handles());
     let objects = plan.handles(first);
-    let known = {
-        let books = case.books();
-        let mut asked = objects.iter().copied().filter(|object| *object != 0);
-        asked.any(|object| books.ledger.contains(Client(client), Handle(object)))
-    };
-    // Of several objects whose handles the caller chose, the worker before may have made all, and has noted none.
-    let former_was_there = case.asked_before && case.slot.call_object().was_there;
-    if case.asked_before && !former_was_there {
-        let chosen = plan.chosen_handles();
-        chosen.for_each(|object| unmake(case, lane, client, parent, object));
-    }
     export::set_objects(layout, &mut case.scratch.params, &objects);
-    let was_there = if case.asked_before { former_was_there } else { known };
-    case.slot.set_executing(plan.call_object(client, first, was_there));
     let gpu = plan.gpu;
     let shown = shown_below(case, lane, client, parent, gpu);
     let done = make_control(case, params);

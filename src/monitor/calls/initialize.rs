@@ -7,7 +7,7 @@ use crate::monitor::caller::Reply;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::uvm_file::{call_uvm, keep_file};
 use crate::monitor::decide::{Continued, Denial};
-use crate::monitor::journal::Maker;
+use crate::monitor::snapshot::Maker;
 use crate::monitor::state::Initialization;
 use crate::monitor::uvm::{image_hash, is_randomized, was_initialized};
 use crate::rm::number::NV_ERR_BUSY_RETRY;

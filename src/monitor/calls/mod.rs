@@ -15,11 +15,9 @@ mod groups;
 mod identify;
 mod import;
 mod initialize;
-mod left_calls;
 mod make_control;
 mod mmap;
 mod parts;
-mod recover;
 mod serve;
 mod share_controls;
 mod threads;
@@ -31,12 +29,7 @@ mod vid_heap;
 
 #[cfg(test)]
 pub(crate) use case::Case;
-#[cfg(test)]
-pub(crate) use left_calls::take_over_slot;
 pub(crate) use parts::Parts;
-#[cfg(test)]
-pub(crate) use recover::recover;
-pub(crate) use recover::{count_crash, queue_left_calls};
 #[cfg(test)]
 pub(crate) use serve::serve;
 pub(crate) use threads::{CallService, CallThreads};

@@ -1,4 +1,4 @@
-//! The parts of a worker that calls and audits work with. Each part has its own state, and knows only parts above it in
+//! The parts of a monitor that calls and audits work with. Each part has its own state, and knows only parts above it in
 //! the list.
 
 use std::io;
@@ -7,15 +7,13 @@ use std::sync::Arc;
 use crate::monitor::audit::{Audit, KeptExports, Mappings};
 use crate::monitor::caller::{AuditWait, Targets};
 use crate::monitor::calls::callers::Callers;
-use crate::monitor::calls::left_calls::is_left;
 use crate::monitor::compute::{Slices, Turns};
 use crate::monitor::driver::{DriverAccess, Stakes};
-use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::processes::Processes;
 use crate::monitor::state::{ContainerState, Lane};
 use crate::monitor::uvm::Uvm;
 
-/// All parts of a worker.
+/// All parts of a monitor.
 #[derive(Debug)]
 pub(crate) struct Parts {
     /// Settings, books, figures and log of the container.
@@ -45,23 +43,17 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    /// Makes the parts of a worker. `state` is the container's. Fails if the host's mount namespace can't be found
-    /// out ([`Targets::new`]), or the worker can have no further descriptors.
-    pub(crate) fn new(state: ContainerState, keeper: &Arc<KeeperSocket>) -> io::Result<Self> {
+    /// Makes the parts of a monitor. `state` is the container's. Fails if the host's mount namespace can't be found
+    /// out ([`Targets::new`]), or the monitor can have no further descriptors.
+    pub(crate) fn new(state: ContainerState) -> io::Result<Self> {
         let (state, audit_wait) = (Arc::new(state), Arc::new(AuditWait::new()?));
-        let keeper = || Arc::clone(keeper);
-        let lane = Arc::new(Lane::open(state.journal, is_left));
-        let driver = Arc::new(DriverAccess::new(Arc::clone(&state), keeper()));
+        let lane = Arc::new(Lane::default());
+        let driver = Arc::new(DriverAccess::new(Arc::clone(&state)));
         let targets = Arc::new(Targets::new(state.settings.spares_host)?);
         let slices =
             Arc::new(Slices::new(Arc::clone(&driver), Arc::clone(&state), Arc::clone(&targets)));
-        let callers = Callers::new(
-            Arc::clone(&state),
-            Arc::clone(&driver),
-            Arc::clone(&lane),
-            Arc::clone(&slices),
-            targets,
-        );
+        let callers =
+            Callers::new(Arc::clone(&state), Arc::clone(&lane), Arc::clone(&slices), targets);
         let processes = Arc::new(Processes::new(Arc::clone(&state)));
         let stakes = Arc::new(Stakes::new(
             Arc::clone(&driver),
@@ -73,9 +65,8 @@ impl Parts {
             Arc::clone(&stakes),
             Arc::clone(&processes),
             Arc::clone(&lane),
-            keeper(),
         ));
-        let uvm = Arc::new(Uvm::new(Arc::clone(&processes), Arc::clone(&lane), keeper()));
+        let uvm = Arc::new(Uvm::new(Arc::clone(&processes), Arc::clone(&lane)));
         let mappings =
             Arc::new(Mappings::new(Arc::clone(&processes), Arc::clone(&lane), Arc::clone(&uvm)));
         let turns = Arc::new(Turns::new(Arc::clone(&slices)));

@@ -1,5 +1,5 @@
 //! Serves one driver call, from its receipt to its reply, in this order:
-//! 1. A thread of [`threads`](crate::monitor::calls::threads) receives the notification into a slot of the journal.
+//! 1. A thread of [`threads`](crate::monitor::calls::threads) receives the notification.
 //! 2. [`serve`] decodes the system call from its registers.
 //! 3. [`ioctl`] lets requests continue that only look like the driver's. [`read_escape`] copies the struct of a call to
 //!    `nvidiactl` or `nvidiaN`, and has [`decide`](crate::monitor::decide) judge the call by these bytes.
@@ -8,9 +8,8 @@
 //!    calls to `nvidia-uvm` itself. [`serve_map`] charges managed memory, and continues the mapping.
 //! 6. To be executed, a call waits for its thread's earlier calls where signals interrupt calls, and for the lane where
 //!    it makes, names or frees objects. [`decide`](crate::monitor::decide) says by the books what is charged or
-//!    entered, or why the call is refused. The slot notes the call, the driver is called on the copies, and the books
-//!    get the result.
-//! 7. [`finish`] leaves the lane, and while the caller waits, writes the results to the caller's memory and replies.
+//!    entered, or why the call is refused. The driver is called on the copies, and the books get the result.
+//! 7. [`finish`], while the caller waits, writes the results to the caller's memory and replies.
 //!    Where the caller doesn't wait, or doesn't take the reply, the results are kept
 //!    ([`retry`](crate::monitor::calls::case::retry)).
 
@@ -27,7 +26,7 @@ use crate::monitor::calls::identify::{caller_error, identify, note_caller, spare
 use crate::monitor::calls::initialize::{cancel_initialization, end_earlier_initialization};
 use crate::monitor::calls::mmap::serve_map;
 use crate::monitor::calls::uvm::serve_uvm;
-use crate::monitor::journal::Count;
+use crate::monitor::snapshot::Count;
 use crate::rm::number::NV_OK;
 use crate::rm::{self, Answer, Command, refuse};
 
@@ -52,19 +51,16 @@ pub(crate) fn serve(case: &mut Case<'_>) {
 }
 
 fn finish(case: &mut Case<'_>, mut reply: Reply) {
-    // The lane is left first: the caller may make a write to its memory wait.
-    case.lane = None;
     let was_done = reply == Reply::Done && case.retry.repeats && case.was_done_already();
     if was_done {
         case.write_nothing();
         case.retry.is_begun = true;
         case.effects.counted = Count::Executed;
     }
-    let is_ok = match case.retry.outcome() {
+    let is_ok = match &case.retry.kept {
         Some(outcome) => outcome.is_ok,
         None => was_done || reply == Reply::Done && has_succeeded(case),
     };
-    let object = case.slot.call_object();
     let interruptible = case.parts.state.settings.interruptible;
     // Where signals interrupt calls, an earlier call of the thread may have written to that memory since it was read.
     if !interruptible {
@@ -74,7 +70,6 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     case.parts.state.count(case.effects.counted, case.came.elapsed());
     let writes = case.retry.kept.is_some() || !case.effects.writes.is_empty();
     let mut taken = false;
-    // The slot of a caller that is gone stays undecided: the next worker finds there what was made.
     if !writes && case.effects.made.is_empty() || case.is_valid() {
         // The driver fails with the same error, and what it did stays done, too.
         if write_output(case).is_err() {
@@ -83,19 +78,14 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         if interruptible && is_ok {
             remember_answer(case);
         }
-        let parts = reply.parts();
-        case.slot.set_decided(parts);
-        taken = case.listener.send(case.notice.id, parts);
+        taken = case.listener.send(case.notice.id, reply.parts());
     }
     if !taken {
         cancel_initialization(case);
-        keep(case, (reply, is_ok), object);
-        // From now on the kept call says what is to be undone. The slot is cleared by the notification's id: another
-        // thread may have cleared the slot already, and the slot may have another call by now.
-        case.slot.forget(case.notice.id);
+        keep(case, (reply, is_ok));
     }
     if case.retry.is_queued {
-        case.parts.callers.thread_order.leave(case.slot.number());
+        case.parts.callers.thread_order.leave(case.server);
     }
     case.scratch.shrink();
 }
@@ -103,8 +93,8 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
 /// Writes the output to the caller's memory: this call's, or the kept output of the same call made earlier.
 fn write_output(case: &Case<'_>) -> Result<(), Errno> {
     let Some(target) = &case.target else { return Ok(()) };
-    match case.retry.outcome() {
-        Some(outcome) => outcome
+    match &case.retry.kept {
+        Some(kept) => kept
             .output
             .iter()
             .try_for_each(|(address, bytes)| target.write(&[Some((*address, bytes))])),

@@ -6,7 +6,7 @@ use crate::monitor::calls::groups::{
     enter_unseen_channel, enter_unseen_group, room_outside_groups,
 };
 use crate::monitor::compute::set_slice;
-use crate::monitor::journal::Reach;
+use crate::monitor::snapshot::Reach;
 use crate::monitor::state::{ChannelName, DueSlice};
 use crate::rm::call::Object;
 use crate::rm::number::{

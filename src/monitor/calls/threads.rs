@@ -1,12 +1,9 @@
 //! The threads that a container needs once it calls the driver. They are started at the container's first call.
 //!
 //! Of the threads that answer calls, one leads and serves a call, and the others follow. The support threads look after
-//! what calls make. The first call waits for one thread alone; no further call is answered without support threads. A
-//! thread [recovers](crate::monitor::calls::recover) the call that a former worker left in its slot before it answers
-//! others.
+//! what calls make. The first call waits for one thread alone; no further call is answered without support threads.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -14,20 +11,20 @@ use nix::unistd::gettid;
 
 use crate::monitor::caller::{Lead, Leader, Listeners, Scratch};
 use crate::monitor::calls::case::Case;
-use crate::monitor::calls::left_calls::{is_in_driver, is_left, take_over_slot};
 use crate::monitor::calls::parts::Parts;
-use crate::monitor::calls::recover::recover;
 use crate::monitor::calls::serve::serve;
-use crate::monitor::journal::{SLOTS, Slot, Stage};
 use crate::monitor::lock::Lock;
 use crate::monitor::log::Topic;
+use crate::monitor::state::ProcessorBudget;
 use crate::monitor::thread::spawn;
 
 /// How long a thread waits after it received nothing from a listener: the caller or all processes behind it are gone.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The least threads that answer calls: one leads, one watches the leader, and one takes the place of either.
+/// The least and the most threads that answer calls: one leads, one watches the leader, and one takes the place of
+/// either.
 const LEAST: usize = 3;
+const MOST: usize = 32;
 
 /// A thread's name, and its function.
 type NamedThread = (&'static str, fn(&Parts));
@@ -60,36 +57,25 @@ pub(crate) struct CallService {
     threads: Lock<CallThreads>,
     /// Completed once all support threads are started.
     support_started: Once,
-    draining: AtomicBool,
+    budget: ProcessorBudget,
 }
 
 impl CallService {
     pub(crate) fn new(parts: Arc<Parts>, listeners: Arc<Listeners>) -> Self {
+        let budget = ProcessorBudget::new(parts.state.settings.processor_limit);
         CallService {
             parts,
             listeners,
             leader: Leader::default(),
             threads: Lock::default(),
             support_started: Once::new(),
-            draining: AtomicBool::new(false),
+            budget,
         }
     }
 
-    /// Has all threads receive no more calls.
-    pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
-        self.listeners.wake();
-    }
-
-    /// Whether no more calls are received, and some calls aren't answered yet.
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire) && self.has_calls()
-    }
-
-    /// Whether the container has called this worker or a former one.
+    /// Whether the container has called the driver.
     pub(crate) fn was_called(&self) -> bool {
-        let mut slots = (0..SLOTS).map(|number| self.parts.state.journal.slot(number));
-        self.parts.state.journal.calls().received() > 0 || slots.any(Self::is_in_use)
+        self.parts.state.counters.calls().received() > 0
     }
 
     /// Whether any thread answers calls.
@@ -146,61 +132,47 @@ impl CallService {
         }
     }
 
-    /// Starts a thread for each call that a former worker had received, at least [`LEAST`] threads, and at least one
-    /// whose slot has no such call: the driver can't keep that thread from leading.
+    /// Starts the [`LEAST`] threads.
     fn start_threads(self: &Arc<Self>) -> io::Result<()> {
-        let slot = |number| self.parts.state.journal.slot(number);
-        // A thread's slot has the thread's number.
-        let last = (0..SLOTS).rev().find(|number| Self::is_in_use(slot(*number)));
-        let free = (0..SLOTS).find(|number| !is_left(slot(*number)));
-        let count = last.max(free).map_or(0, |number| number + 1);
-        while self.leader.threads() < count.max(LEAST) {
+        while self.leader.threads() < LEAST {
             self.start_thread()?;
         }
         Ok(())
     }
 
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
-        self.leader.start_another(SLOTS, |number| {
+        self.leader.start_another(MOST, |number| {
             let service = Arc::clone(self);
             spawn("calls", move || service.work(number))
         })
     }
 
-    /// Whether a former worker has left a call in the slot, or a thread that is still in the driver.
-    fn is_in_use(slot: Slot<'_>) -> bool {
-        slot.notice().id != 0 || is_in_driver(slot)
-    }
-
+    /// What the thread with this number does.
     fn work(self: &Arc<Self>, number: usize) {
-        let slot = self.parts.state.journal.slot(number);
-        take_over_slot(slot);
         let mut scratch = Scratch::default();
-        recover(&self.parts, &self.listeners, slot, &mut scratch);
         loop {
             // The first call's thread leads alone: the others are started when the first call is answered.
             if self.leader.wait_to_lead() == Lead::Alone && self.support_started.is_completed() {
-                // Where all slots have a thread already, no thread watches the leader until a call ends.
+                // Where there are enough already, no thread watches the leader until a call ends.
                 let _ = self.start_thread();
             }
-            self.answer_calls(slot, &mut scratch);
+            self.answer_calls(number, &mut scratch);
         }
     }
 
     /// Receives calls and serves them, as long as this thread leads.
-    fn answer_calls(self: &Arc<Self>, slot: Slot<'_>, scratch: &mut Scratch) {
+    fn answer_calls(self: &Arc<Self>, number: usize, scratch: &mut Scratch) {
         let thread = gettid();
         let mut known = self.listeners.changes();
         let mut listeners = self.listeners.all();
         loop {
-            if self.draining.load(Ordering::Acquire) {
-                // No more calls are received. Other threads may still be busy with theirs.
-                std::thread::park();
-                continue;
+            if let Some(pause) = self.budget.pause() {
+                std::thread::sleep(pause);
             }
-            let Some((listener, notice)) =
-                self.listeners.receive(slot, (thread, known), &listeners)
+            let at_work = self.parts.state.work.begin();
+            let Some((listener, notice)) = self.listeners.receive((thread, known), &listeners)
             else {
+                drop(at_work);
                 if known == self.listeners.changes() {
                     // The caller is gone, or all processes behind the listener: the first thread removes it then.
                     std::thread::sleep(PAUSE);
@@ -210,8 +182,9 @@ impl CallService {
                 continue;
             };
             let call = self.leader.begin();
-            serve(&mut Case::new(&self.parts, scratch, slot, listener, notice, false));
+            serve(&mut Case::new(&self.parts, scratch, number, listener, notice));
             let leads = self.leader.end(call);
+            drop(at_work);
             if !self.support_started.is_completed() {
                 // The answered caller goes on first: it may wait for this processor.
                 std::thread::yield_now();
@@ -222,15 +195,5 @@ impl CallService {
                 return;
             }
         }
-    }
-
-    fn has_calls(&self) -> bool {
-        (0..SLOTS).map(|slot| self.parts.state.journal.slot(slot)).any(|slot| {
-            let open = slot.notice().id != 0 && slot.stage() != Stage::Decided;
-            open && self
-                .listeners
-                .get(slot.listener())
-                .is_some_and(|listener| listener.is_valid(slot.notice().id))
-        })
     }
 }

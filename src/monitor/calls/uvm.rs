@@ -138,10 +138,6 @@ fn register_gpu(
     drop(own);
     case.patch(Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
     asked?;
-    if case.asked_before && case.was_done_already() {
-        // The former worker had registered the GPU.
-        case.patch(Meaning::Status, NV_OK.into());
-    }
     // Mapped memory that was on no GPU may be on this GPU from now on.
     case.parts.uvm.spaces.look_at_all();
     if is_alone && case.status() == NV_OK && case.parts.uvm.makers.is_orphaned(file) {
@@ -166,17 +162,13 @@ fn enforce_flags(case: &mut Case<'_>) -> Result<(), EarlyReply> {
 
 /// Unregisters a GPU, which ends all its mappings. A GPU that isn't registered has none.
 fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, EarlyReply> {
-    end_mappings(
-        case,
-        |_, _| true,
-        |case, file, _| {
-            if let Some(gpu) = gpu_of(case, uuid) {
-                case.books().unmap(Tree { file, gpu }, Span::ALL);
-            }
-            // On a GPU with confidential computing, the driver frees semaphore pools with the GPU that they are for.
-            remove_gone_ranges(case, file);
-        },
-    )
+    end_mappings(case, |case, file| {
+        if let Some(gpu) = gpu_of(case, uuid) {
+            case.books().unmap(Tree { file, gpu }, Span::ALL);
+        }
+        // On a GPU with confidential computing, the driver frees semaphore pools with the GPU that they are for.
+        remove_gone_ranges(case, file);
+    })
 }
 
 /// The statuses of a call that was done already: its range is gone or exists, its GPU is registered or not

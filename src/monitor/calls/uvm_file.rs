@@ -8,7 +8,6 @@ use crate::gate::settings::NodeKind;
 use crate::monitor::calls::case::retry::begin_on_lane_in_turn;
 use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::decide::Denial;
-use crate::monitor::journal::CallObject;
 use crate::monitor::log::Topic;
 use crate::monitor::node::Device;
 use crate::monitor::state::OnLane;
@@ -40,13 +39,6 @@ pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     Ok(())
 }
 
-/// Takes the lane for a call to UVM, and notes in the slot that the driver is asked, for no object.
-pub(crate) fn take_lane_for_uvm<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
-    let lane = begin_on_lane_in_turn(case)?;
-    case.slot.set_executing(CallObject::one(0, 0, true));
-    Ok(lane)
-}
-
 /// Keeps the call's file from now on, and runs `change` on the lane. Begins anew where the file was let go meanwhile.
 pub(crate) fn change_on_lane<T>(
     case: &mut Case<'_>,
@@ -54,7 +46,7 @@ pub(crate) fn change_on_lane<T>(
 ) -> Result<T, EarlyReply> {
     loop {
         let file = keep_file(case)?;
-        let lane = take_lane_for_uvm(case)?;
+        let lane = begin_on_lane_in_turn(case)?;
         if !file.is_let_go() {
             refuse_denied(case, &file)?;
             return change(case, &lane, &file);

@@ -25,7 +25,7 @@ pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, EarlyReply> 
 }
 
 /// Has UVM map memory. Enters the new mapping beside the old ones before the driver is asked: where the driver fails
-/// midway, or this worker ends, either may be mapped.
+/// midway, either may be mapped.
 pub(crate) fn map_memory(
     case: &mut Case<'_>,
     lane: &OnLane<'_>,
@@ -63,7 +63,7 @@ fn map_from_own_client(
     (memory, control): (Source, &Device),
     charge: Option<ChargeId>,
 ) -> Result<u32, EarlyReply> {
-    let Some(own) = case.parts.driver.kept_client() else {
+    let Some(own) = case.parts.driver.own_client() else {
         return Ok(NV_ERR_INVALID_ARGUMENT);
     };
     let source_rm = Rm { release: &case.parts.state.release, device: control };

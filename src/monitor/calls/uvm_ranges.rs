@@ -2,16 +2,15 @@
 
 use crate::ledger::{Span, Tree};
 use crate::monitor::caller::Reply;
+use crate::monitor::calls::case::retry::begin_on_lane_in_turn;
 use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::uvm_file::{
-    call_uvm, change_on_lane, gpu_of, refuse_denied, take_lane_for_uvm,
-};
-use crate::monitor::decide::{Denial, freed_spans, was_range_freed};
+use crate::monitor::calls::uvm_file::{call_uvm, change_on_lane, gpu_of, refuse_denied};
+use crate::monitor::decide::{Denial, freed_spans};
 use crate::monitor::state::{OnLane, Space};
 use crate::monitor::uvm::{PAGE_BYTES, Ranges, UvmFile};
+use crate::rm::Answer;
 use crate::rm::number::{NV_ERR_INVALID_ADDRESS, NV_OK};
 use crate::rm::uvm::Range;
-use crate::rm::{Answer, Meaning};
 
 /// The pages of a range; `None` where they aren't whole, so that the driver refuses the range
 /// (`uvm_api_range_invalid_4k`).
@@ -33,17 +32,7 @@ pub(crate) fn make_range(
         if !room || !case.books().ranges.has_room_for(space, range.base, range.length) {
             return Err(case.deny(&Denial::Full("ranges")));
         }
-        let known = case.books().ranges.range(space, range.base);
-        let known = known == Some((range.base, range.length));
-        let ranges = Ranges::of(&case.parts.state.release, case.device()?);
-        if case.asked_before && !known && ranges.is_external(range.base) == Some(false) {
-            // The former worker may have made the range: it is freed and made anew.
-            ranges.free(range);
-        }
         let done = make(case, lane, file)?;
-        if case.asked_before && known && case.was_done_already() {
-            case.patch(Meaning::Status, NV_OK.into());
-        }
         if case.status() == NV_OK {
             case.books().add_range(space, range.base, range.length);
         }
@@ -70,26 +59,19 @@ pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, EarlyReply
     span.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_ADDRESS)))
 }
 
-/// Makes a call that ends mappings, and has `enter` enter what ended, where the driver did it: for this call, or for
-/// the former worker, as `was_done` tells. `enter` is told the file, and whether it was done for the former worker.
+/// Makes a call that ends mappings, and has `enter` enter what ended, where the driver did it. `enter` is told the file.
 pub(crate) fn end_mappings(
     case: &mut Case<'_>,
-    was_done: impl FnOnce(&Case<'_>, Option<u32>) -> bool,
-    enter: impl FnOnce(&Case<'_>, u32, bool),
+    enter: impl FnOnce(&Case<'_>, u32),
 ) -> Result<Reply, EarlyReply> {
-    let lane = take_lane_for_uvm(case)?;
+    let lane = begin_on_lane_in_turn(case)?;
     let file = case.parts.uvm.files.find(case.device()?);
     file.iter().try_for_each(|file| refuse_denied(case, file))?;
-    let known = file.map(|file| file.number);
     call_uvm(case)?;
-    let done_before = case.asked_before && case.was_done_already() && was_done(case, known);
-    if done_before {
-        case.patch(Meaning::Status, NV_OK.into());
-    }
     // In a struct that is larger than the known one, what is read as the status isn't the status.
     let is_done = case.status() == NV_OK && !case.scratch.bytes.was_exceeded();
-    if let Some(file) = known.filter(|_| is_done) {
-        enter(case, file, done_before);
+    if let Some(file) = file.filter(|_| is_done) {
+        enter(case, file.number);
     }
     case.parts.stakes.free_stakes(&lane);
     drop(lane);
@@ -102,15 +84,11 @@ pub(crate) fn unmap(
     uuid: [u8; 16],
     range: Range,
 ) -> Result<Reply, EarlyReply> {
-    end_mappings(
-        case,
-        |_, _| false,
-        |case, file, _| {
-            if let (Some(gpu), Some(span)) = (gpu_of(case, uuid), pages(range)) {
-                case.books().unmap(Tree { file, gpu }, span);
-            }
-        },
-    )
+    end_mappings(case, |case, file| {
+        if let (Some(gpu), Some(span)) = (gpu_of(case, uuid), pages(range)) {
+            case.books().unmap(Tree { file, gpu }, span);
+        }
+    })
 }
 
 /// Frees the range that begins at `base`, and ends all mappings in it.
@@ -119,16 +97,10 @@ pub(crate) fn free_range(
     base: u64,
     length: Option<u64>,
 ) -> Result<Reply, EarlyReply> {
-    end_mappings(
-        case,
-        |case, file| was_freed(case, file, base, length),
-        |case, file, done_before| {
-            // Where the former worker had freed the range, the call's length doesn't count: what is still mapped
-            // stays.
-            enter_freed(case, file, base, length.filter(|_| !done_before));
-            case.books().remove_range(Space::File(file), base);
-        },
-    )
+    end_mappings(case, |case, file| {
+        enter_freed(case, file, base, length);
+        case.books().remove_range(Space::File(file), base);
+    })
 }
 
 /// Enters that the range at `base` is freed. `length` is in bytes; `None` where it isn't known.
@@ -141,13 +113,6 @@ fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
     let freed = freed_spans(file, &pieces, (base, length), |at| is_in_range(case, at));
     let mut books = case.books();
     freed.into_iter().for_each(|(tree, span)| books.unmap(tree, span));
-}
-
-/// Whether the former worker had the driver free a range that the driver doesn't know: the books have the range with
-/// this length, or no range lies at `base` any more.
-fn was_freed(case: &Case<'_>, file: Option<u32>, base: u64, length: Option<u64>) -> bool {
-    let made = file.and_then(|file| case.books().ranges.range(Space::File(file), base));
-    was_range_freed(made, (base, length), || is_in_range(case, base))
 }
 
 fn is_in_range(case: &Case<'_>, address: u64) -> Option<bool> {

@@ -66,7 +66,7 @@ pub(crate) struct LastTurn {
     off: Numbered,
     /// Channels that may be disabled or not, because a call failed.
     unsure: Numbered,
-    /// Whether all other channels are known to be enabled: a worker before may have disabled some.
+    /// Whether all other channels are known to be enabled: before an update some may have been disabled.
     is_sure: bool,
     pub(crate) times: SwitchTimes,
     /// Channels that the driver didn't have, and since when.
@@ -191,8 +191,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever fails, in whole or in part, whichever channels are made anew, and whichever a worker before had
-        /// disabled: once calls succeed, the right channels are off, and one call brings each of them back.
+        /// Whatever fails, in whole or in part, whichever channels are made anew, and whichever were disabled before an
+        /// update: once calls succeed, the right channels are off, and one call brings each of them back.
         #[test]
         fn no_channel_is_disabled_twice(
             before in prop::collection::btree_set(0..8_u32, 0..8),

@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::events::{Event, MONITOR_KILLED, Teller};
 use crate::gate::launch::MonitorDir;
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
 use crate::monitor::compute::orphans::{
-    KeeperState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
+    MonitorState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
 };
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::compute::switch::switch_channels;
 use crate::monitor::driver::DriverAccess;
 use crate::monitor::state::{ChannelName, ContainerState};
-use crate::process::pidfd;
+use crate::process::{ProcessId, pidfd};
+use crate::registry::{Record, Registry};
 
-/// How soon keepers are looked at again where the state of one can't be told, in microseconds.
+/// How soon monitors are looked at again where the state of one can't be told, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
 /// Writes which channels the container has on a GPU, where they differ from those that were written last.
@@ -86,17 +88,17 @@ fn look_for_orphans(slices: &Slices, gpu: usize, orphans: &mut Orphans) {
     let Some(of) = slices.state.settings.gpus.get(gpu) else { return };
     for (name, spans) in rest_of_ring(&slices.state.settings.short_id, spans) {
         let place = MonitorDir::of(&slices.state.settings.state_dir, name);
-        match KeeperState::of(&place, &of.uuid) {
-            KeeperState::Alive(keeper) => {
-                let watched = pidfd(keeper.pid).ok();
+        match MonitorState::of(&place, &of.uuid) {
+            MonitorState::Alive(monitor) => {
+                let watched = pidfd(monitor.pid).ok();
                 // The pid may belong to another process by now.
-                orphans.watched = watched.filter(|_| keeper.alive()).map(Arc::new);
+                orphans.watched = watched.filter(|_| monitor.alive()).map(Arc::new);
                 if orphans.watched.is_none() {
                     orphans.look_us = Some(now_us() + RETRY_US);
                 }
                 break;
             }
-            KeeperState::Gone => {
+            MonitorState::Gone => {
                 let known = before.remove(name);
                 let orphan = known.or_else(|| new_orphan(&slices.state, gpu, name, &place));
                 if let Some(orphan) = orphan {
@@ -104,12 +106,25 @@ fn look_for_orphans(slices: &Slices, gpu: usize, orphans: &mut Orphans) {
                     orphans.all.insert(name.to_owned(), orphan);
                 }
             }
-            KeeperState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
+            MonitorState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
         }
     }
     // These containers have no turns any more, or are gone. Those that are there stay on the GPU.
     for orphan in before.values_mut() {
         switch_orphan(&slices.driver, gpu, orphan, true);
+    }
+}
+
+/// Tells of a neighbour whose monitor has ended before it, unless somebody has told of it.
+fn tell_of_loss(state: &ContainerState, name: &str, place: &MonitorDir) {
+    let state_dir = &state.settings.state_dir;
+    let records = Registry::look(state_dir, String::new()).and_then(|all| all.records());
+    let neighbour = records.ok().and_then(|all| all.into_iter().find(|of| of.short_id == name));
+    // A container that has ended ends its monitor.
+    let Some(Record { key, holder, .. }) = neighbour else { return };
+    if holder.init().is_some_and(ProcessId::alive) && place.mark_lost() {
+        let event = Event::monitor_lost(MONITOR_KILLED).of(&key.id, None, &key.root);
+        Teller::of_host(state_dir).tell(event);
     }
 }
 
@@ -121,12 +136,7 @@ fn new_orphan(
 ) -> Option<Orphan> {
     match read_channels(place, &state.settings.gpus.get(gpu)?.uuid) {
         Ok(channels) => {
-            tracing::warn!(
-                gpu,
-                container = name,
-                channels = channels.len(),
-                "the monitor of another container on the GPU is gone: this one takes its turns"
-            );
+            tell_of_loss(state, name, place);
             Some(Orphan { channels, ..Orphan::default() })
         }
         Err(error) => {

@@ -1,9 +1,9 @@
-//! Containers whose monitors are gone, keeper and worker: nobody brings them onto their GPUs or takes them off any
+//! Containers whose monitors are gone: nobody brings them onto their GPUs or takes them off any
 //! more. Another monitor takes their turns.
 //!
 //! The monitors of a GPU whose time is divided by turns form a ring, ordered by short id, once their containers have
 //! called the driver. Each monitor writes a file with its container's channels, and watches the next monitor in the
-//! ring that has such a file and lives. It takes the turns of the containers in between whose keepers have ended; those
+//! ring that has such a file and lives. It takes the turns of the containers in between whose monitors have ended; those
 //! whose state can't be told are looked at again later.
 
 use std::collections::BTreeMap;
@@ -37,27 +37,27 @@ pub(crate) struct Orphans {
     pub(crate) turns: Option<Turns>,
     /// The orphans by short id.
     pub(crate) all: BTreeMap<String, Orphan>,
-    /// A pidfd of the keeper of the watched monitor.
+    /// A pidfd of the monitor of the watched monitor.
     pub(crate) watched: Option<Arc<OwnedFd>>,
     /// When to look for orphans again, by [`now_us`](crate::monitor::compute::last_turn::now_us).
     pub(crate) look_us: Option<u64>,
 }
 
-/// What is known of a container's keeper.
-pub(crate) enum KeeperState {
+/// What is known of a container's monitor.
+pub(crate) enum MonitorState {
     Alive(ProcessId),
     Gone,
-    /// The keeper's container takes no turns yet, or is about to go.
+    /// The monitor's container takes no turns yet, or is about to go.
     Unknown,
 }
 
-impl KeeperState {
-    /// What is known of the keeper at `place`, whose container may have turns on the GPU with that UUID.
+impl MonitorState {
+    /// What is known of the monitor at `place`, whose container may have turns on the GPU with that UUID.
     pub(crate) fn of(place: &MonitorDir, uuid: &str) -> Self {
-        match place.keeper() {
-            Ok(Some(keeper)) if place.channels(uuid).exists() => KeeperState::Alive(keeper),
-            Ok(None) if place.keeper_file().exists() => KeeperState::Gone,
-            _ => KeeperState::Unknown,
+        match place.process() {
+            Ok(Some(monitor)) if place.channels(uuid).exists() => MonitorState::Alive(monitor),
+            Ok(None) if place.process_file().exists() => MonitorState::Gone,
+            _ => MonitorState::Unknown,
         }
     }
 }

@@ -1,9 +1,9 @@
 //! The container's shares of its GPUs' computing time: slices of its channel groups.
 //!
 //! A file says what the container has of a GPU ([`share`](crate::registry::share)). Whoever makes, changes or removes
-//! containers writes the file, and a thread of the worker follows it. A group gets its slice in the call that
+//! containers writes the file, and a thread of the monitor follows it. A group gets its slice in the call that
 //! schedules it; when the share or the number of groups changes later, through a descriptor of its program. Slices
-//! outlast this worker: the driver has them. A program is told that it has the slice that it asked for. Groups and
+//! outlast the monitor: the driver has them. A program is told that it has the slice that it asked for. Groups and
 //! channels that the driver does not have any more are forgotten.
 
 use std::collections::BTreeSet;
@@ -14,8 +14,8 @@ use crate::monitor::caller::Targets;
 use crate::monitor::compute::reach::set_via_program;
 use crate::monitor::compute::shares::{Shares, was_seen};
 use crate::monitor::driver::{DriverAccess, Presence};
-use crate::monitor::journal::Record;
 use crate::monitor::node::Failure;
+use crate::monitor::snapshot::Record;
 use crate::monitor::state::{ContainerState, DueSlice};
 use crate::registry::notice::Notice;
 use crate::registry::share;

@@ -24,13 +24,13 @@ use crate::monitor::compute::slices::Slices;
 use crate::monitor::compute::switch::switch_channels;
 use crate::monitor::compute::turns_thread::TurnsThread;
 use crate::monitor::driver::DriverAccess;
-use crate::monitor::journal::Record;
 use crate::monitor::lock::Lock;
+use crate::monitor::snapshot::Record;
 use crate::monitor::state::{ChannelName, ContainerState};
 use crate::monitor::thread::spawn;
 use crate::sched::{Span, cohort_turns, cohorts};
 
-/// How often a worker that ends tries to end turns, and how long it waits in between.
+/// How often a monitor that ends tries to end turns, and how long it waits in between.
 const ENDING_TRIES: u32 = 20;
 
 const ENDING_WAIT: Duration = Duration::from_millis(5);
@@ -109,6 +109,7 @@ impl Turns {
         let mut retry_ms = RETRY_MS;
         let mut is_resumed = false;
         loop {
+            let at_work = self.state.work.begin();
             self.slices.read_shares();
             self.thread.wake();
             is_resumed = is_resumed || self.end_turns_of_before();
@@ -119,6 +120,7 @@ impl Turns {
             let again_ms = (!is_whole).then_some(retry_ms);
             retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
             let patience = look_ms.into_iter().chain(again_ms).min();
+            drop(at_work);
             self.slices.shares.changed.wait(patience.map(|ms| Duration::from_millis(ms.into())));
         }
     }
@@ -144,7 +146,7 @@ impl Turns {
         }
     }
 
-    /// Brings back channels that a worker before took off a GPU that has no turns now. `true` where that is done.
+    /// Brings back channels that were taken off before an update, on a GPU that has no turns now. `true` where that is done.
     fn end_turns_of_before(&self) -> bool {
         let mut is_whole = true;
         for gpu in 0..self.state.uuids.len() {
@@ -157,8 +159,7 @@ impl Turns {
         is_whole
     }
 
-    /// Brings all channels back before this worker ends: there may be none after it, and the next one, if there is,
-    /// goes on. Does nothing where the thread that takes turns hangs in the driver.
+    /// Brings all channels back before the monitor ends. Does nothing where the thread that takes turns hangs in the driver.
     pub(crate) fn end_turns(&self) {
         if !self.thread.is_started.load(Ordering::Acquire) {
             return;
@@ -183,6 +184,7 @@ impl Turns {
     fn take_turns_forever(&self, changed: &EventFd) {
         let mut all: Vec<LastTurn> = self.state.uuids.iter().map(|_| LastTurn::default()).collect();
         loop {
+            let at_work = self.state.work.begin();
             let over = self.thread.over.lock();
             if *over {
                 return;
@@ -194,7 +196,7 @@ impl Turns {
             });
             let wake_us = wakes.flatten().min();
             let watched: Vec<_> = orphans.iter().map(|of| of.watched.clone()).collect();
-            drop((orphans, over));
+            drop((orphans, over, at_work));
             self.wait_for_turn(wake_us, changed, &watched);
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct TurnsThread {
     pub(crate) is_started: AtomicBool,
     /// Readable when something has changed. Made before the thread is started.
     changed: OnceLock<Arc<EventFd>>,
-    /// Locked while turns are taken. `true` where no more are taken, because the worker ends.
+    /// Locked while turns are taken. `true` where no more are taken, because the monitor ends.
     pub(crate) over: Lock<bool>,
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn room_outside_groups(count: usize) -> Result<(), Denial> {
 mod tests {
     use super::*;
     use crate::ledger::Process;
-    use crate::monitor::journal::Record;
+    use crate::monitor::snapshot::Record;
     use crate::monitor::state::MOST_CHANNELS;
 
     fn enter(groups: &mut Groups, gpu: usize, handle: u32) {

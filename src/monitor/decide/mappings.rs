@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use crate::ledger::{ChargeId, Client, Entry, Handle, Hold, Ledger, Span, Tree};
 use crate::monitor::decide::denial::Denial;
-use crate::monitor::journal::Record;
+use crate::monitor::snapshot::Record;
 use crate::monitor::state::{BOUNDS, Space, SpaceRanges};
 
 /// Stands in the place of a GPU in a [`Tree`], for what the file alone keeps.
@@ -14,8 +14,7 @@ pub(crate) const NO_GPU: u16 = u16::MAX;
 /// What is entered for a mapping of memory in `span` of several GPUs' trees.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MapPlan {
-    /// Before the driver is asked: the new mapping beside the old ones. Where the driver fails midway, or this worker
-    /// ends, either may be mapped.
+    /// Before the driver is asked: the new mapping beside the old ones. Where the driver fails midway, either may be mapped.
     pub(crate) before: Vec<Entry>,
     /// Where the driver has mapped the memory: the new mapping alone.
     pub(crate) mapped: Vec<Entry>,

@@ -11,7 +11,6 @@
 //! | | channel groups and channels: whether there is room | [`channels`] |
 //! | | names of memory: duplicates, exports, imports | [`names`] |
 //! | | what nvidia-uvm maps, and managed memory | [`mappings`] |
-//! | what was noted before | calls that may have been made before | [`former`] |
 //!
 //! A [`Denial`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
 //! would refuse a call, too, for its shape, the files of [`calls`](crate::monitor::calls) give the driver's answer
@@ -19,7 +18,6 @@
 
 mod channels;
 mod denial;
-mod former;
 mod mappings;
 mod memory;
 mod names;
@@ -27,7 +25,6 @@ mod verdict;
 
 pub(crate) use channels::{room_for_channel, room_for_group, room_outside_groups};
 pub(crate) use denial::Denial;
-pub(crate) use former::{Earlier, freed, was_range_freed};
 pub(crate) use mappings::{
     NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
 };
@@ -36,7 +33,8 @@ pub(crate) use memory::{
     shown_memory,
 };
 pub(crate) use names::{
-    Imported, export_entries, imported, may_export, plan_import, room_for_name, unknown_objects,
+    Imported, export_entries, imported, may_export, nth_handle, plan_import, room_for_name,
+    unknown_objects,
 };
 pub(crate) use verdict::refusal;
 pub use verdict::{Continued, Verdict, judge, judge_uvm};

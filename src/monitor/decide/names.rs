@@ -3,11 +3,20 @@
 
 use crate::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError, Shown};
 use crate::monitor::decide::denial::Denial;
-use crate::monitor::journal::{CallObject, nth_handle};
 use crate::monitor::state::BOUNDS;
 use crate::rm::call::Object;
 use crate::rm::export::{Does, Places};
 use crate::rm::number::NV_ERR_STATE_IN_USE;
+
+/// The monitor chooses handles from here on where the caller leaves the choice to the driver. The driver's own begin with
+/// 0xcaf.
+const HANDLES: u32 = 0xcb90_0000;
+const HANDLES_MASK: u32 = 0xf_ffff;
+
+/// The handle that comes `number` places after `first`, for handles that are chosen together.
+pub(crate) fn nth_handle(first: u32, number: u32) -> u32 {
+    HANDLES | first.wrapping_add(number) & HANDLES_MASK
+}
 
 /// Decides on another name of an object, by a duplicate: it is refused where no more objects can be known.
 pub(crate) fn room_for_name(ledger: &Ledger) -> Result<(), Denial> {
@@ -64,15 +73,14 @@ pub(crate) fn export_entries(
 
 /// Decides whether a control may export to a file; the driver, too, refuses a file that is in use. A single object goes
 /// into a file once. A list may go into a file that earlier exports of this container began, so only of a new file the
-/// driver is asked whether it is in use (`is_in_use`). `is_from_former`: a worker before has begun the file for this
-/// call.
+/// driver is asked whether it is in use (`is_in_use`).
 pub(crate) fn may_export(
     does: Does,
-    (is_new, is_from_former): (bool, bool),
+    is_new: bool,
     is_in_use: impl FnOnce() -> bool,
 ) -> Result<(), Denial> {
     let is_taken = match does {
-        Does::Export => !is_new && !is_from_former,
+        Does::Export => !is_new,
         _ => is_new && is_in_use(),
     };
     if is_taken { Err(Denial::AsDriver(NV_ERR_STATE_IN_USE)) } else { Ok(()) }
@@ -109,11 +117,6 @@ pub(crate) fn plan_import(
 }
 
 impl ImportPlan {
-    /// The handles that the caller chose.
-    pub(crate) fn chosen_handles(&self) -> impl Iterator<Item = u32> {
-        self.wanted.iter().flatten().copied().filter(|object| *object != 0)
-    }
-
     /// How many handles the monitor chooses.
     pub(crate) fn unchosen_handles(&self) -> u32 {
         let unchosen = self.wanted.iter().flatten().filter(|object| **object == 0).count();
@@ -128,19 +131,6 @@ impl ImportPlan {
             object => object.unwrap_or_default(),
         };
         self.wanted.iter().map(&mut handle).collect()
-    }
-
-    /// What a worker notes before it asks the driver, for the next worker to undo. Of several objects whose handles the
-    /// caller chose, none is noted: the call frees them itself when it is made again.
-    pub(crate) fn call_object(&self, client: u32, first: u32, was_there: bool) -> CallObject {
-        let unchosen = self.unchosen_handles();
-        let mut chosen = self.chosen_handles();
-        let handle = match (unchosen, chosen.next(), chosen.next()) {
-            (0, Some(only), None) => only,
-            (0, ..) => 0,
-            _ => first,
-        };
-        CallObject { client, handle, more: unchosen.saturating_sub(1), was_there }
     }
 }
 
@@ -239,8 +229,6 @@ mod tests {
         assert_eq!((plan.gpu, plan.unchosen_handles()), (Some(0), 2));
         let first = nth_handle(5, 0);
         assert_eq!(plan.handles(5), [first, 0, nth_handle(5, 1), 0]);
-        let asked = plan.call_object(1, first, false);
-        assert_eq!(asked.handles().collect::<Vec<_>>(), [first, nth_handle(first, 1)]);
         let empty = Places { first: 9, ..places(&[0, 6]) };
         let plan = plan_import(&ledger, FILE, &empty).unwrap();
         assert_eq!((plan.gpu, plan.handles(5)), (None, vec![0, 0]));
@@ -263,25 +251,10 @@ mod tests {
 
     #[test]
     fn a_file_is_exported_to_once_and_a_list_goes_where_this_container_exports() {
-        let single = |is_new, is_from_former| {
-            may_export(Does::Export, (is_new, is_from_former), || true).is_ok()
-        };
-        assert!(single(true, false) && single(false, true) && !single(false, false));
-        let list =
-            |is_new, is_in_use| may_export(Does::ExportList, (is_new, false), || is_in_use).is_ok();
+        let single = |is_new| may_export(Does::Export, is_new, || true).is_ok();
+        assert!(single(true) && !single(false));
+        let list = |is_new, is_in_use| may_export(Does::ExportList, is_new, || is_in_use).is_ok();
         assert!(list(true, false) && list(false, true) && !list(true, true));
-    }
-
-    #[test]
-    fn of_handles_that_the_caller_chose_a_single_one_is_noted() {
-        let mut ledger = ledger();
-        export(&mut ledger, &[10, 10], &[]).unwrap();
-        let plan = plan_import(&ledger, FILE, &places(&[21, 22])).unwrap();
-        assert_eq!((plan.unchosen_handles(), plan.handles(5)), (0, vec![21, 22]));
-        assert_eq!(plan.chosen_handles().collect::<Vec<_>>(), [21, 22]);
-        assert_eq!(plan.call_object(1, 99, false), CallObject::one(1, 0, false));
-        let plan = plan_import(&ledger, FILE, &places(&[21])).unwrap();
-        assert_eq!(plan.call_object(1, 99, true), CallObject::one(1, 21, true));
     }
 
     #[test]

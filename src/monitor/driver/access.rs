@@ -1,14 +1,13 @@
 //! The monitor's client of the driver: opened when it is needed, and closed when no process is left to ask the driver
-//! about. The keeper gets the client's files before the client gets a stake, which outlives this worker.
+//! about.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::monitor::driver::monitor_client::{MonitorClient, Presence};
 use crate::monitor::driver::unanswered::{Amount, Unanswered, WarningTimes};
-use crate::monitor::journal::KeptFile;
-use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::Failure;
 use crate::monitor::state::ContainerState;
@@ -17,15 +16,14 @@ use crate::monitor::state::ContainerState;
 #[derive(Debug)]
 pub(crate) struct DriverAccess {
     pub(crate) state: Arc<ContainerState>,
-    pub(crate) keeper: Arc<KeeperSocket>,
     own: Lock<Option<Arc<MonitorClient>>>,
     /// When the log was last told what the driver does not answer.
     warned: WarningTimes,
 }
 
 impl DriverAccess {
-    pub(crate) fn new(state: Arc<ContainerState>, keeper: Arc<KeeperSocket>) -> Self {
-        DriverAccess { state, keeper, own: Lock::new(None), warned: WarningTimes::default() }
+    pub(crate) fn new(state: Arc<ContainerState>) -> Self {
+        DriverAccess { state, own: Lock::new(None), warned: WarningTimes::default() }
     }
 
     /// The monitor's client; `None` where it is not open.
@@ -57,22 +55,6 @@ impl DriverAccess {
         Some(own.presence(client, handle))
     }
 
-    /// The monitor's client, for a caller that makes a stake by it: the stake outlives this worker, so the keeper gets
-    /// the client's files first.
-    pub(crate) fn kept_client(&self) -> Option<Arc<MonitorClient>> {
-        let own = self.own_client()?;
-        own.is_kept.call_once(|| self.hand_to_keeper(&own));
-        Some(own)
-    }
-
-    fn hand_to_keeper(&self, own: &MonitorClient) {
-        for (place, file) in (0..).zip(own.files()) {
-            let kept = KeptFile::Client { client: own.client, place };
-            // Where this fails, the keeper is told in a moment that the worker is gone.
-            let _ = self.keeper.tell_with(kept.keep(), Some(file));
-        }
-    }
-
     /// Closes the monitor's client where no process is left to ask the driver about, and the ledger has no stake.
     /// `are_watched`: whether outside processes may have the container's descriptors.
     pub(crate) fn close_if_unused(&self, are_watched: bool) {
@@ -85,19 +67,23 @@ impl DriverAccess {
         let is_needed = !books.processes.is_empty() || books.ledger.has_stakes();
         drop(books);
         if !is_needed && !are_watched {
-            own.take().iter().for_each(|own| self.close_in_keeper(own));
+            *own = None;
         }
     }
 
-    /// Has the keeper close its files of the client, where it has them. The caller closes the worker's files.
-    fn close_in_keeper(&self, own: &MonitorClient) {
-        if !own.is_kept.is_completed() {
-            return;
+    /// Goes on with a client from before an update. Fails if the driver no longer answers it.
+    pub(crate) fn resume(&self, client: MonitorClient) -> io::Result<()> {
+        let known = client.gpus.iter().position(Option::is_some);
+        if let Some(gpu) = known {
+            let refused = |failure: Failure| {
+                io::Error::other(format!(
+                    "the driver doesn't answer the monitor's client any more: {failure}"
+                ))
+            };
+            client.free_bytes(gpu).map_err(refused)?;
         }
-        (0..).zip(own.files()).for_each(|(place, _)| {
-            let kept = KeptFile::Client { client: own.client, place };
-            let _ = self.keeper.tell(kept.let_go());
-        });
+        *self.own.lock() = Some(Arc::new(client));
+        Ok(())
     }
 
     /// The bytes of all the container's GPUs that each process has, without processes that have none; and the bytes in

@@ -1,4 +1,4 @@
-//! The files that memory was exported to, each kept open by the worker.
+//! The files that memory was exported to, each kept open by the monitor.
 //! [`kept_exports`](crate::monitor::audit::KeptExports) says how their memory is freed.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use crate::monitor::caller::has_file;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
 
-/// The most files that are kept. Each takes a descriptor of the worker and one of the keeper.
+/// The most files that are kept. Each takes a descriptor.
 pub(crate) const MOST_EXPORTS: usize = 4096;
 
 /// The kept files, by number, and when they were last swept.

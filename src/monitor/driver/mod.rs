@@ -2,7 +2,6 @@
 
 mod access;
 mod export_files;
-mod former_clients;
 mod monitor_client;
 mod probe;
 mod stakes;
@@ -10,7 +9,6 @@ mod unanswered;
 
 pub(crate) use access::DriverAccess;
 pub(crate) use export_files::{Denied, Exported, Exports};
-pub(crate) use former_clients::FormerClients;
 pub(crate) use monitor_client::{MonitorClient, Presence};
 pub use probe::{examine, try_slice};
 pub(crate) use stakes::Stakes;

@@ -7,7 +7,7 @@
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Once, OnceLock};
+use std::sync::OnceLock;
 
 use crate::gate::settings::{Node, NodeKind};
 use crate::monitor::driver::unanswered::Unanswered;
@@ -49,8 +49,6 @@ pub(crate) struct MonitorClient {
     list_size: OnceLock<usize>,
     /// Open files of the GPUs' nodes: without them the driver opens no device.
     gpu_files: Vec<OwnedFd>,
-    /// Completed once the files of this client were sent to the keeper.
-    pub(crate) is_kept: Once,
 }
 
 impl MonitorClient {
@@ -95,7 +93,7 @@ impl MonitorClient {
                 None => drop(rm.free(client, client, device)),
             }
         }
-        Ok(MonitorClient { gpus, gpu_files, ..Self::former(control, client, release) })
+        Ok(Self::of((control, client), (gpus, gpu_files), release))
     }
 
     /// The container's GPUs that this client has no subdevice of: the driver can't be asked about them.
@@ -103,17 +101,15 @@ impl MonitorClient {
         self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_none()).map(|(gpu, _)| gpu)
     }
 
-    /// A former worker's client, without GPUs, to be duplicated from and ended.
-    pub(crate) fn former(control: Device, client: u32, release: &Release) -> Self {
-        MonitorClient {
-            release: release.clone(),
-            control,
-            client,
-            gpus: Vec::new(),
-            list_size: OnceLock::new(),
-            gpu_files: Vec::new(),
-            is_kept: Once::new(),
-        }
+    /// A client that is open already: its file and handle, and for the container's GPUs the handles of device and
+    /// subdevice, with the open nodes.
+    pub(crate) fn of(
+        (control, client): (Device, u32),
+        (gpus, gpu_files): (Vec<Option<(u32, u32)>>, Vec<OwnedFd>),
+        release: &Release,
+    ) -> Self {
+        let list_size = OnceLock::new();
+        MonitorClient { release: release.clone(), control, client, gpus, list_size, gpu_files }
     }
 
     /// The driver, to make calls through this client's file.
@@ -121,9 +117,9 @@ impl MonitorClient {
         Rm { release: &self.release, device: &self.control }
     }
 
-    /// The files of this client, the control file first.
-    pub(crate) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.control.as_fd()).chain(self.gpu_files.iter().map(OwnedFd::as_fd))
+    /// The open nodes of GPUs.
+    pub(crate) fn gpu_files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.gpu_files.iter().map(AsFd::as_fd)
     }
 
     /// Frees the client and all its objects.
@@ -314,10 +310,4 @@ pub(crate) fn stake_of(own: &MonitorClient, handle: u32) -> u64 {
 pub(crate) fn handle_of(own: &MonitorClient, stake: u64) -> Option<u32> {
     let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
     (stake_of(own, handle) == stake).then_some(handle)
-}
-
-/// The first and the last number that a stake of a client can have.
-pub(crate) fn stakes_of(client: u32) -> (u64, u64) {
-    let first = u64::from(client) << 32;
-    (first, first | u64::from(u32::MAX))
 }

@@ -19,7 +19,7 @@ fn enter_stake(books: &mut Books, before: StakePlace, number: u64) -> bool {
     may
 }
 
-/// The stakes of this worker's client.
+/// The stakes of the monitor's client.
 #[derive(Debug)]
 pub(crate) struct Stakes {
     pub(crate) state: Arc<ContainerState>,
@@ -68,7 +68,7 @@ impl Stakes {
         object: (u32, u32),
         gpu: usize,
     ) -> bool {
-        let Some(own) = self.driver.kept_client() else { return false };
+        let Some(own) = self.driver.own_client() else { return false };
         let source_rm = Rm { release: &self.state.release, device };
         let Ok(fresh) = own.duplicate_from(&source_rm, object, Some(gpu)) else { return false };
         let before = StakePlace::Export { hold };
@@ -90,7 +90,7 @@ impl Stakes {
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
         let source_rm = Rm { release: &self.state.release, device };
-        self.driver.kept_client()?.duplicate_from(&source_rm, source, Some(gpu)).ok()
+        self.driver.own_client()?.duplicate_from(&source_rm, source, Some(gpu)).ok()
     }
 
     /// Like [`Self::stake_behind`], for an object that was imported: duplicates the stake of the export `hold`.
@@ -100,7 +100,7 @@ impl Stakes {
         (shown, gpu): (Shown, Option<usize>),
     ) -> Option<u32> {
         let gpu = gpu.filter(|_| shown != Shown::Here)?;
-        let own = self.driver.kept_client()?;
+        let own = self.driver.own_client()?;
         let stake = self.state.books().ledger.stake_at(StakePlace::Export { hold })?;
         own.duplicate_own(gpu, handle_of(&own, stake)?)
     }

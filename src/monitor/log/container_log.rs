@@ -1,8 +1,7 @@
-//! What the worker tells of its container: allocations over the quota, and processes that the worker killed.
+//! What the monitor tells of its container: allocations over the quota, and processes that the monitor killed.
 //!
 //! A program may ask for too much a million times a second. So each kind of event has a bucket: an event that finds
-//! the bucket empty is only counted, and the next event that is written says how many were left out. The counts lie
-//! in the journal, so they outlive the worker. When the bucket has a token again, or the container ends, the last
+//! the bucket empty is only counted, and the next event that is written says how many were left out. When the bucket has a token again, or the container ends, the last
 //! refusal that was left out is told after all.
 
 use std::sync::Arc;
@@ -11,9 +10,9 @@ use std::time::Instant;
 use crate::events::{Bucket, Event, Kind, Teller};
 use crate::gate::settings::Settings;
 use crate::ledger::{Process, Usage};
-use crate::monitor::journal::{JournalMap, LeftOut};
 use crate::monitor::lock::Lock;
 use crate::monitor::log::limit::LogLimit;
+use crate::monitor::snapshot::{Counters, LeftOut};
 use crate::process::{ProcStatus, ProcessId};
 
 /// How many refused allocations are told at once, and the time in microseconds until one more is.
@@ -62,7 +61,7 @@ pub(crate) enum When {
 #[derive(Debug)]
 pub(crate) struct ContainerLog {
     settings: Arc<Settings>,
-    journal: &'static JournalMap,
+    counters: Arc<Counters>,
     teller: Teller,
     began: Instant,
     refusals: Lock<Refusals>,
@@ -72,7 +71,7 @@ pub(crate) struct ContainerLog {
 }
 
 impl ContainerLog {
-    pub(crate) fn new(settings: Arc<Settings>, journal: &'static JournalMap) -> Self {
+    pub(crate) fn new(settings: Arc<Settings>, counters: Arc<Counters>) -> Self {
         let bucket = |(burst, period_us)| Bucket::new(burst, period_us);
         ContainerLog {
             teller: settings.teller(),
@@ -81,7 +80,7 @@ impl ContainerLog {
             kills: Lock::new(bucket(KILLS)),
             limit: LogLimit::new(),
             settings,
-            journal,
+            counters,
         }
     }
 
@@ -91,18 +90,18 @@ impl ContainerLog {
         let mut refusals = self.refusals.lock();
         if !refusals.bucket.take(now_us) {
             refusals.last = Some(refused);
-            self.journal.leave_out(LeftOut::Refusals);
+            self.counters.leave_out(LeftOut::Refusals);
             return;
         }
         refusals.last = None;
         drop(refusals);
-        let left_out = self.journal.take_left_out(LeftOut::Refusals);
+        let left_out = self.counters.take_left_out(LeftOut::Refusals);
         self.teller.tell(Event { left_out, ..self.refusal(refused) });
     }
 
     /// Whether refusals were left out and not told yet.
     pub(crate) fn has_left_out(&self) -> bool {
-        self.journal.has_left_out(LeftOut::Refusals)
+        self.counters.has_left_out_refusals()
     }
 
     /// Tells how many refusals were left out, where the bucket has a token, or at the end.
@@ -117,11 +116,11 @@ impl ContainerLog {
         }
         let last = refusals.last.take();
         drop(refusals);
-        let left_out = self.journal.take_left_out(LeftOut::Refusals);
+        let left_out = self.counters.take_left_out(LeftOut::Refusals);
         let event = match last {
             // `left_out` counts the last refusal, too.
             Some(last) => Event { left_out: left_out.saturating_sub(1), ..self.refusal(last) },
-            // The refusals were left out by an earlier worker, which kept the last one in its own memory.
+            // The refusals were left out before an update.
             None => Event { left_out, ..Event::new(Kind::AllocationRefused) },
         };
         self.teller.tell(event);
@@ -149,10 +148,10 @@ impl ContainerLog {
         let now_us = self.now_us();
         let mut bucket = self.kills.lock();
         if !bucket.take(now_us) {
-            return self.journal.leave_out(LeftOut::Kills);
+            return self.counters.leave_out(LeftOut::Kills);
         }
         drop(bucket);
-        let left_out = self.journal.take_left_out(LeftOut::Kills);
+        let left_out = self.counters.take_left_out(LeftOut::Kills);
         self.teller.tell(Event { left_out, ..event });
     }
 

@@ -2,19 +2,16 @@
 //! duplicates of a descriptor share, says which open file of the driver it is.
 #![allow(
     unsafe_code,
-    reason = "an ioctl hands a pointer over, descriptors are closed by number, a thread ends at once"
+    reason = "an ioctl hands a pointer over, and descriptors are asked by number"
 )]
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use cgpu_sim::{GpuSpec, InMemory, Node};
 use nix::errno::Errno;
-use nix::libc;
 use nix::sys::stat::fstat;
 use nix::unistd::{Whence, gettid, lseek};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -25,15 +22,6 @@ use crate::monitor::node::IN_MEMORY;
 /// The driver's version.
 pub(crate) const DRIVER: &str = "535.161.08";
 
-/// When a thread dies in a call of the driver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Death {
-    /// The driver never hears of the call.
-    Before,
-    /// The driver has made the call.
-    After,
-}
-
 /// A driver whose nodes are memory files.
 #[derive(Debug)]
 pub(crate) struct ModelDriver {
@@ -41,30 +29,17 @@ pub(crate) struct ModelDriver {
     nodes: Vec<(Node, OwnedFd)>,
     /// The driver's numbers of files that were opened and not closed.
     opened: Mutex<BTreeSet<u64>>,
-    /// Descriptors of files that a worker's end does not close.
-    kept: Mutex<BTreeSet<RawFd>>,
 }
 
-/// A file of the driver that a program or the keeper has open.
+/// A file of the driver that a program has open.
 #[derive(Debug)]
 pub(crate) struct ModelFile {
     fd: OwnedFd,
-    driver: Arc<ModelDriver>,
 }
 
 impl ModelFile {
     pub(crate) fn number(&self) -> RawFd {
         self.fd.as_raw_fd()
-    }
-
-    pub(crate) fn try_clone(&self) -> OwnedFd {
-        self.fd.try_clone().expect("a descriptor")
-    }
-}
-
-impl Drop for ModelFile {
-    fn drop(&mut self) {
-        lock(&self.driver.kept).remove(&self.fd.as_raw_fd());
     }
 }
 
@@ -78,45 +53,6 @@ type Inode = (u64, u64);
 /// The driver and the node that each memory file belongs to.
 static DRIVERS: Mutex<BTreeMap<Inode, (Weak<ModelDriver>, Node)>> = Mutex::new(BTreeMap::new());
 
-thread_local! {
-    /// How this thread is to die in a call of the driver: how many calls are left before, when in the call, and whom to
-    /// tell. `None` where it is to live.
-    static DEATH: RefCell<Option<(u32, Death, Sender<()>)>> = const { RefCell::new(None) };
-}
-
-/// Makes this thread die in its `nth` call of the driver, counted from 0. `says` is told then.
-pub(crate) fn set_death(nth: u32, death: Death, says: Sender<()>) {
-    DEATH.with_borrow_mut(|of| *of = Some((nth, death, says)));
-}
-
-/// Makes this thread live.
-pub(crate) fn forget_death() {
-    DEATH.with_borrow_mut(Option::take);
-}
-
-/// Ends this thread where its time has come, as a signal that kills the process would: nothing is undone.
-fn maybe_die(death: Death) {
-    let is_now = DEATH
-        .with_borrow(|of| of.as_ref().is_some_and(|(left, when, _)| *left == 0 && *when == death));
-    if is_now {
-        let says = DEATH.with_borrow_mut(Option::take).map(|(.., says)| says);
-        if let Some(says) = says {
-            let _ = says.send(());
-            std::mem::forget(says);
-        }
-        // SAFETY: ends only the calling thread. Its stack is never used again, and what it has locked belongs to a
-        // worker that is given up with it.
-        unsafe { libc::syscall(libc::SYS_exit, 0) };
-    }
-    if death == Death::After {
-        DEATH.with_borrow_mut(|of| {
-            if let Some((left, ..)) = of {
-                *left = left.saturating_sub(1);
-            }
-        });
-    }
-}
-
 fn place(file: BorrowedFd<'_>) -> Option<Inode> {
     let stat = fstat(file).ok()?;
     Some((stat.st_dev, stat.st_ino))
@@ -128,11 +64,10 @@ fn owner(file: Inode) -> Option<(Arc<ModelDriver>, Node)> {
     Some((driver.upgrade()?, node))
 }
 
-/// An ioctl of the worker; `None` where the file is no model's.
+/// An ioctl of the monitor; `None` where the file is no model's.
 fn ioctl(file: BorrowedFd<'_>, request: u32, pointer: *mut u8) -> Option<Result<(), Errno>> {
     let (driver, node) = owner(place(file)?)?;
     let number = driver.number_of(file, node, std::process::id());
-    maybe_die(Death::Before);
     let tid = gettid().as_raw().cast_unsigned();
     let done = if node == Node::Uvm {
         driver.sim.uvm(number, tid, request, pointer.expose_provenance() as u64)
@@ -142,7 +77,6 @@ fn ioctl(file: BorrowedFd<'_>, request: u32, pointer: *mut u8) -> Option<Result<
             unsafe { std::slice::from_raw_parts_mut(pointer, (request >> 16 & 0x3fff) as usize) };
         driver.sim.ioctl((node, number), tid, request, bytes)
     };
-    maybe_die(Death::After);
     Some(done.map_err(Errno::from_raw))
 }
 
@@ -171,8 +105,7 @@ impl ModelDriver {
             gpus.iter().map(|bytes| GpuSpec { memory_bytes: *bytes, reserved_bytes: 0 }).collect();
         let version = DRIVER.parse().expect("a version");
         let sim = InMemory::new(version, specs, (places[0].0, inodes), find_file);
-        let (opened, kept) = (Mutex::default(), Mutex::default());
-        let driver = Arc::new(ModelDriver { sim, nodes, opened, kept });
+        let driver = Arc::new(ModelDriver { sim, nodes, opened: Mutex::default() });
         let mut all = lock(&DRIVERS);
         all.retain(|_, (driver, _)| driver.strong_count() > 0);
         for (place, (node, _)) in places.into_iter().zip(&driver.nodes) {
@@ -198,17 +131,11 @@ impl ModelDriver {
     }
 
     /// Opens a node for a program.
-    pub(crate) fn open(self: &Arc<Self>, node: Node) -> ModelFile {
+    pub(crate) fn open(&self, node: Node) -> ModelFile {
         let of = self.nodes.iter().find(|(known, _)| *known == node).expect("there is one");
         let path = format!("/proc/self/fd/{}", of.1.as_raw_fd());
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path);
-        self.keep(file.expect("it can be opened again").into())
-    }
-
-    /// Makes a file that stays open when the worker ends.
-    pub(crate) fn keep(self: &Arc<Self>, fd: OwnedFd) -> ModelFile {
-        lock(&self.kept).insert(fd.as_raw_fd());
-        ModelFile { fd, driver: Arc::clone(self) }
+        ModelFile { fd: file.expect("it can be opened again").into() }
     }
 
     /// The driver's number of a file. Opens the file for the process where no process has called by it yet.
@@ -254,16 +181,5 @@ impl ModelDriver {
             lock(&self.opened).remove(&file);
             self.sim.close(file);
         }
-    }
-
-    /// Closes the worker's descriptors, as the kernel does when the worker is killed.
-    pub(crate) fn close_the_workers(&self) {
-        let nodes = self.nodes.iter().map(|(_, file)| file.as_raw_fd());
-        let stays: BTreeSet<RawFd> = nodes.chain(lock(&self.kept).iter().copied()).collect();
-        for fd in self.descriptors().into_iter().filter(|fd| !stays.contains(fd)) {
-            // SAFETY: it was a descriptor of the worker, which is never used or dropped again.
-            unsafe { libc::close(fd) };
-        }
-        self.close_unused();
     }
 }

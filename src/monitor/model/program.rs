@@ -56,8 +56,6 @@ pub(crate) struct Program<'w> {
     next: Cell<u32>,
     /// The fate of the next call.
     fate: Cell<Fate>,
-    /// What the program writes over its call, and where, once the call's worker has died.
-    changes: Cell<Option<(usize, Vec<u8>)>>,
     is_alive: Cell<bool>,
 }
 
@@ -89,7 +87,6 @@ impl<'w> Program<'w> {
             devices: RefCell::default(),
             next: Cell::new(0xa000_0000),
             fate: Cell::new(Fate::Answered),
-            changes: Cell::default(),
             is_alive: Cell::new(true),
         };
         while program.get(BEGUN, 1) == [0] {
@@ -120,18 +117,6 @@ impl<'w> Program<'w> {
     pub(crate) fn fated(&self, fate: Fate) -> &Self {
         self.fate.set(fate);
         self
-    }
-
-    /// Has the program write `bytes` over its next call, at `offset`, once the call's worker has died.
-    pub(crate) fn changes_call(&self, offset: usize, bytes: &[u8]) {
-        self.changes.set(Some((offset, bytes.to_vec())));
-    }
-
-    /// Notes that the worker of the program's call has died.
-    pub(crate) fn outlives_worker(&self) {
-        if let Some((offset, bytes)) = self.changes.take() {
-            self.put(offset, &bytes);
-        }
     }
 
     pub(crate) fn client(&self) -> u32 {
@@ -195,7 +180,7 @@ impl<'w> Program<'w> {
 
     fn put(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= MEMORY_BYTES);
-        // SAFETY: within the mapping, which only this function and the worker use, in turn.
+        // SAFETY: within the mapping, which only this function and the monitor use, in turn.
         unsafe { self.memory.as_mut_ptr().add(at).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 

@@ -1,15 +1,9 @@
-//! The start of a worker in the model.
+//! The start of a monitor in the model.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::{DRIVER, ModelDriver};
 use crate::gate::settings::{Gpu, Managed, Settings};
-use crate::monitor::keeper_socket::KeeperSocket;
-use crate::monitor::worker::Worker;
 use crate::process::ProcessId;
 
 /// The settings of a container whose GPUs have these bytes and quotas.
@@ -34,21 +28,12 @@ pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) 
         channel_groups: 256,
         gpus: (0..).zip(gpus).map(gpu).collect(),
         nodes: driver.nodes(),
-        monitor: "/nowhere".into(),
-        farewell: Vec::new(),
+        config: None,
+        processor_limit: None,
         launcher: ProcessId::own().expect("/proc is mounted"),
         state_file: None,
         spares_host: false,
         interruptible: true,
         log: String::new(),
     }
-}
-
-/// Makes a worker, and returns the keeper's end of its socket too.
-pub(crate) fn worker(settings: &Settings, journal: &File) -> (Worker, OwnedFd) {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let pair = socketpair(family, kind, SocketFlags::CLOEXEC, None);
-    let (ours, keeper) = pair.expect("a pair of sockets");
-    let socket = KeeperSocket::new(ours);
-    (Worker::new(settings.clone(), socket, journal).expect("it begins"), keeper)
 }

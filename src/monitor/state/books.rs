@@ -1,23 +1,19 @@
-//! The books: what the worker knows of the container, such as its ledger, processes, ranges and devices.
+//! The books: what the monitor knows of the container, such as its ledger, processes, ranges and devices.
 //!
 //! One thread at a time has the books open, and never while it calls the driver, or reads or writes the caller's
-//! memory. Only [`Books::write`] changes what must outlive this worker: it puts the change into the journal too.
+//! memory. What a snapshot has of the books is changed by [`Books::write`] alone.
 
 use std::collections::BTreeSet;
 
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
-use crate::ledger::{
-    Bounds, Client, Entry, Handle, Hold, Ledger, Process, Reservation, Span, Tree,
-};
-use crate::monitor::journal::{
-    CallObject, CallReservation, HALF_BYTES, JournalMap, Log, RECORD_BYTES, Record, Slot, Stage,
-};
-use crate::monitor::state::channels::{Channels, MOST_CHANNELS};
+use crate::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Span, Tree};
+use crate::monitor::snapshot::Record;
+use crate::monitor::state::channels::Channels;
 use crate::monitor::state::devices::Devices;
 use crate::monitor::state::due::Due;
-use crate::monitor::state::groups::{Groups, MOST_GROUPS};
-use crate::monitor::state::makers::{MOST_FILES, Makers};
-use crate::monitor::state::space_ranges::{MOST_RANGES, Space, SpaceRanges};
+use crate::monitor::state::groups::Groups;
+use crate::monitor::state::makers::Makers;
+use crate::monitor::state::space_ranges::{Space, SpaceRanges};
 
 /// How much the container can make the ledger remember.
 pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
@@ -36,11 +32,10 @@ const MOST_NODES: usize = 64;
 /// No client has this handle. Its holders in the ledger are all processes that were seen.
 pub(crate) const NO_CLIENT: Client = Client(0);
 
-/// What the worker knows of the container.
+/// What the monitor knows of the container.
 #[derive(Debug)]
 pub(crate) struct Books {
     pub(crate) ledger: Ledger,
-    log: Log,
     /// The processes that were seen and are not known to have ended.
     pub(crate) processes: BTreeSet<Process>,
     /// The address ranges of processes and of UVM's files.
@@ -53,22 +48,16 @@ pub(crate) struct Books {
     pub(crate) groups: Groups,
     pub(crate) channels: Channels,
     pub(crate) devices: Devices,
-    /// The reservation of the call that the worker before had on the lane. The driver may have given this memory, and
-    /// no charge has it. It counts until the call is made again or undone.
-    former_reservation: Option<Reservation>,
     /// When the driver is to be asked next, although no call waits for the answer.
     pub(crate) due: Due,
 }
 
 impl Books {
-    /// Reads the books from the journal.
-    pub(crate) fn open(memory: &'static JournalMap, gpus: &[Gpu], nodes: &[Node]) -> Self {
+    /// The books of a container with these GPUs and nodes, to which the records are applied.
+    pub(crate) fn open(records: Vec<Record>, gpus: &[Gpu], nodes: &[Node]) -> Self {
         let limits: Vec<u64> = gpus.iter().map(|gpu| gpu.limit_bytes).collect();
-        let log = Log::open(memory);
-        let records: Vec<Record> = log.records().collect();
         let mut books = Books {
             ledger: Ledger::new(&limits, BOUNDS),
-            log,
             processes: BTreeSet::new(),
             ranges: SpaceRanges::default(),
             nodes: BTreeSet::new(),
@@ -76,7 +65,6 @@ impl Books {
             groups: Groups::default(),
             channels: Channels::default(),
             devices: Devices::default(),
-            former_reservation: None,
             due: Due::default(),
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
@@ -84,32 +72,12 @@ impl Books {
                 books.nodes.insert((device, inode));
             }
         }
-        records.into_iter().for_each(|record| books.replay(record));
-        books.rewrite();
-        books.former_reservation =
-            memory.lane().and_then(|slot| books.reserve_again(memory.slot(slot)));
+        records.into_iter().for_each(|record| books.write(record));
         books
     }
 
-    /// Reserves again what the call in a slot had reserved. `None` where the call reserved nothing, is over, or its
-    /// object is charged already.
-    fn reserve_again(&mut self, slot: Slot<'_>) -> Option<Reservation> {
-        let CallReservation { gpu, bytes, client } = slot.reservation()?;
-        let CallObject { handle, was_there, .. } = slot.call_object();
-        let is_known = self.ledger.contains(Client(client), Handle(handle));
-        let is_charged = slot.stage() == Stage::Executing && !was_there && is_known;
-        let is_left = slot.notice().id != 0 && !is_charged;
-        if is_left { self.ledger.reserve_again(gpu, bytes).ok() } else { None }
-    }
-
-    /// Ends the reservation of the former worker's call on the lane: the call is made again, or is over.
-    pub(crate) fn cancel_former_reservation(&mut self) {
-        if let Some(reservation) = self.former_reservation.take() {
-            self.ledger.cancel(reservation);
-        }
-    }
-
-    fn replay(&mut self, record: Record) {
+    /// Applies a change.
+    pub(crate) fn write(&mut self, record: Record) {
         match record {
             Record::Ledger(entry) => {
                 match entry {
@@ -141,24 +109,14 @@ impl Books {
         }
     }
 
-    /// Changes what must outlive this worker, in the journal and here.
-    pub(crate) fn write(&mut self, record: Record) {
-        self.log.append(record);
-        self.replay(record);
-        if self.log.is_due() {
-            self.rewrite();
-        }
-    }
-
-    /// Replaces the journal's records by those that say what is known now.
-    fn rewrite(&mut self) {
+    /// The records that make these books from nothing.
+    pub(crate) fn records(&self) -> Vec<Record> {
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
         let ledger = self.ledger.entries().map(Record::Ledger);
-        let ranges = self.ranges.records();
         let others = self.makers.records().chain(self.groups.records());
         let others = others.chain(self.channels.records());
-        self.log.rewrite(ledger.chain(ranges).chain(nodes).chain(others));
+        ledger.chain(self.ranges.records()).chain(nodes).chain(others).collect()
     }
 
     pub(crate) fn enter(&mut self, entry: Entry) {
@@ -236,13 +194,6 @@ impl Books {
         self.channels.contains(name) || self.groups.contains(name.0, name.1)
     }
 
-    /// Whether nothing is charged, and the ledger has no object and no hold that could be.
-    pub(crate) fn has_nothing(&self) -> bool {
-        let usages = (0..).map_while(|gpu| self.ledger.usage(gpu));
-        let size = self.ledger.size();
-        size.objects + size.holds == 0 && usages.into_iter().all(|usage| usage.used_bytes == 0)
-    }
-
     /// Frees everything, because no process of the container is left. Only exports stay, whose files keep their memory,
     /// and the files of UVM's in `kept`, which can't be ended.
     pub(crate) fn close_all(&mut self, kept: &BTreeSet<u32>) {
@@ -307,76 +258,37 @@ impl Books {
     }
 }
 
-/// Even where the container has the most of everything, a rewritten log leaves an eighth of a half free for later
-/// changes. The sum has objects and holds with their charges, stakes, users, processes, ranges, nodes, the makers of
-/// files, channel groups and channels.
-const _: () = {
-    let ledger = 2 * (BOUNDS.objects + BOUNDS.holds) + BOUNDS.stakes;
-    let users = MOST_HOLDERS + MOST_PROCESSES + MOST_RANGES + MOST_NODES + 3 * MOST_FILES;
-    let compute = MOST_GROUPS + MOST_CHANNELS as usize;
-    assert!((ledger + users + compute) * RECORD_BYTES <= HALF_BYTES / 8 * 7);
-};
-
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::fs::File;
-    use std::os::unix::fs::FileExt;
-
     use super::*;
-    use crate::monitor::journal::{HEAD_BYTES, new_journal};
 
-    pub(crate) fn open_books(journal: &File) -> (Books, &'static JournalMap) {
+    /// Books to which these records were applied.
+    pub(crate) fn books_of(records: Vec<Record>) -> Books {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, limit_bytes: 9 };
-        let memory: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal).unwrap()));
-        (Books::open(memory, std::slice::from_ref(&gpu), &[]), memory)
+        Books::open(records, std::slice::from_ref(&gpu), &[])
     }
 
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
 
-        /// Only monitors write the journal, but it may be damaged: no record that can be read stops a worker's start.
+        /// Only monitors write snapshots, but one may be damaged: no record that can be read stops a monitor.
         #[test]
         fn no_record_is_too_much(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4096)) {
-            let (mut books, _) = open_books(&new_journal());
-            crate::monitor::journal::read_records(&bytes).for_each(|record| books.write(record));
+            let records = bytes.chunks(40).filter_map(|record| postcard::from_bytes(record).ok());
+            books_of(records.collect());
         }
     }
 
     #[test]
-    fn who_uses_what_is_known_of_so_many_and_of_the_next_worker_too() {
-        let journal = new_journal();
-        let (mut books, _) = open_books(&journal);
+    fn who_uses_what_is_known_of_so_many_and_after_an_update_too() {
+        let mut books = books_of(vec![]);
         for client in 1..=20 {
             (0..2000).for_each(|process| books.note_user(client, Process(process)));
         }
         assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
         books.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });
-        let (books, _) = open_books(&journal);
+        let books = books_of(books.records());
         assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
         assert_eq!(books.ledger.usage(0).unwrap().limit_bytes, 7);
-    }
-
-    #[test]
-    fn what_the_call_on_the_lane_had_reserved_counts_until_it_is_made_again() {
-        let journal = new_journal();
-        let used = |books: &Books| books.ledger.usage(0).unwrap().used_bytes;
-        let (mut books, memory) = open_books(&journal);
-        memory.set_lane(Some(0));
-        // A notification begins with its id.
-        journal.write_all_at(&1_u64.to_ne_bytes(), HEAD_BYTES as u64).unwrap();
-        memory.slot(0).set_reservation(Some(CallReservation { gpu: 0, bytes: 5, client: 1 }));
-        memory.slot(0).set_executing(CallObject::one(1, 3, false));
-
-        let (mut next, _) = open_books(&journal);
-        assert_eq!(used(&next), 5);
-        next.cancel_former_reservation();
-        assert_eq!(used(&next), 0);
-        let (client, handle) = (Client(1), Handle(3));
-        books.enter(Entry::Commit { gpu: 0, bytes: 6, client, parent: Handle(1), handle });
-        assert_eq!(
-            used(&open_books(&journal).0),
-            6,
-            "it was entered, and the slot doesn't say so yet"
-        );
     }
 }

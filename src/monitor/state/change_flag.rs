@@ -1,4 +1,4 @@
-//! Whether the status has changed since it was last written, with a descriptor by which a thread waits for that.
+//! A flag that something has changed, with a descriptor by which a thread waits for it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
-use crate::monitor::journal::Record;
+use crate::monitor::snapshot::Record;
 use crate::monitor::state::groups::Groups;
 
 /// A channel's client, and its handle there.

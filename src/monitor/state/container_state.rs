@@ -1,6 +1,5 @@
 //! The state of the container: its settings and its books, and whether the status has changed that others read of both.
 
-use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use crate::gate::settings::Settings;
 use crate::gate::wire::End;
-use crate::monitor::journal::{Count, JournalMap};
 use crate::monitor::lock::Lock;
 use crate::monitor::log::ContainerLog;
+use crate::monitor::snapshot::{Count, CounterValues, Counters, Record};
 use crate::monitor::state::books::Books;
 use crate::monitor::state::change_flag::ChangeFlag;
 use crate::monitor::state::pace::{Idleness, Pace};
 use crate::monitor::state::self_ranges;
+use crate::monitor::work::Work;
 use crate::rm::release::Standing;
 use crate::rm::{Release, about};
 
@@ -26,10 +26,14 @@ pub(crate) struct ContainerState {
     pub(crate) release: Release,
     /// UUIDs of the container's GPUs, in the container's order.
     pub(crate) uuids: Vec<about::Uuid>,
-    /// The worker's own memory and its surroundings, as first and last addresses.
+    /// The monitor's own memory and its surroundings, as first and last addresses.
     pub(crate) own_ranges: Vec<(u64, u64)>,
-    pub(crate) journal: &'static JournalMap,
+    pub(crate) counters: Arc<Counters>,
+    /// How often the monitor's program was replaced.
+    pub(crate) updates: u64,
     pub(crate) log: ContainerLog,
+    /// Which threads are at work.
+    pub(crate) work: Work,
     books: Lock<Books>,
     /// Set after a change of the status: of the books, or of the counted calls.
     pub(crate) status_changed: ChangeFlag,
@@ -74,9 +78,14 @@ impl Drop for OpenBooks<'_> {
 }
 
 impl ContainerState {
-    /// Makes the state from the settings and the journal. Fails where the settings name an impossible driver or GPU, or
-    /// the journal can't be mapped.
-    pub(crate) fn open(settings: Settings, journal: &File) -> io::Result<Self> {
+    /// Makes the state from the settings, and from the records and counters of a snapshot, of which a new container has
+    /// none. Fails where the settings name an impossible driver or GPU.
+    pub(crate) fn open(
+        settings: Settings,
+        records: Vec<Record>,
+        counters: &CounterValues,
+        updates: u64,
+    ) -> io::Result<Self> {
         let version = settings.driver.parse().map_err(io::Error::other)?;
         let release = Release::of(version).map_err(io::Error::other)?;
         if release.standing() != Standing::Checked {
@@ -87,18 +96,19 @@ impl ContainerState {
             about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))
         });
         let uuids = uuids.collect::<io::Result<_>>()?;
-        // The journal stays mapped until the process ends: threads that hang in the driver use slots of it.
-        let journal: &'static JournalMap = Box::leak(Box::new(JournalMap::map(journal)?));
-        let books = Books::open(journal, &settings.gpus, &settings.nodes);
+        let books = Books::open(records, &settings.gpus, &settings.nodes);
+        let counters = Arc::new(Counters::of(counters));
         let settings = Arc::new(settings);
         Ok(ContainerState {
-            log: ContainerLog::new(Arc::clone(&settings), journal),
+            log: ContainerLog::new(Arc::clone(&settings), Arc::clone(&counters)),
             settings,
             release,
             uuids,
             own_ranges: self_ranges::ranges(&std::fs::read_to_string("/proc/self/maps")?),
-            journal,
+            counters,
+            updates,
             books: Lock::new(books),
+            work: Work::default(),
             status_changed: ChangeFlag::new()?,
             mark: AtomicU64::new(0),
             idleness: Lock::new(Idleness::new(0, Instant::now())),
@@ -136,14 +146,14 @@ impl ContainerState {
 
     /// Counts a call: what became of it, and how long it took.
     pub(crate) fn count(&self, became: Count, took: Duration) {
-        self.journal.add_duration(took);
-        self.journal.count(became);
+        self.counters.add_duration(took);
+        self.counters.count(became);
         self.status_changed.set();
     }
 
     /// Counts a process that was killed.
     pub(crate) fn count_killed(&self) {
-        self.journal.count(Count::Killed);
+        self.counters.count(Count::Killed);
         self.status_changed.set();
     }
 
@@ -159,7 +169,7 @@ impl ContainerState {
 
     fn idleness(&self, now: Instant) -> MutexGuard<'_, Idleness> {
         let mut idleness = self.idleness.lock();
-        idleness.note(self.journal.calls().received(), now);
+        idleness.note(self.counters.calls().received(), now);
         idleness
     }
 }

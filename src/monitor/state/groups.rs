@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
-use crate::monitor::journal::{Reach, Record};
+use crate::monitor::snapshot::{Reach, Record};
 use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
 
@@ -227,9 +227,9 @@ mod tests {
         Record::Group { gpu, client, parent, handle, certain, reach: Some(reach) }
     }
 
-    /// The container may have as many groups as the journal has room for, on whichever GPUs.
+    /// On whichever GPUs.
     #[test]
-    fn there_are_no_more_of_a_container_than_the_journal_has_room_for() {
+    fn a_container_has_no_more_than_the_most() {
         let mut groups = Groups::default();
         for number in 0..u32::try_from(MOST_GROUPS).unwrap() {
             assert!(groups.has_room());

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use crate::ledger::Process;
-use crate::monitor::journal::{Maker, Record};
+use crate::monitor::snapshot::{Maker, Record};
 
-/// The most files. Each needs a descriptor of the worker's and one of the keeper's.
+/// The most files. Each needs a descriptor.
 pub(crate) const MOST_FILES: usize = 1024;
 
 /// A call that was continued and may not be over.
@@ -20,7 +20,7 @@ pub(crate) struct Initialization {
     /// The thread that made the call.
     pub(crate) tid: u32,
     pub(crate) maker: Maker,
-    /// The id of the call's notification; 0 where a worker before received it.
+    /// The id of the call's notification; 0 if it was received before an update.
     pub(crate) id: u64,
 }
 

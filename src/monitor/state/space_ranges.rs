@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use crate::ledger::Process;
-use crate::monitor::journal::Record;
+use crate::monitor::snapshot::Record;
 
 /// These bits tell a process's managed ranges from the ranges of UVM's files. No process's number and no range's
 /// address has them.
@@ -23,7 +23,7 @@ pub(crate) enum Space {
 }
 
 impl Space {
-    /// The space's number in the journal, and in [`Hold::Mapping`](crate::ledger::Hold::Mapping).
+    /// The space's number in records, and in [`Hold::Mapping`](crate::ledger::Hold::Mapping).
     pub(crate) fn number(self) -> u64 {
         match self {
             Self::Managed(process) => process.0 | MANAGED,
@@ -51,7 +51,7 @@ pub(crate) struct SpaceRanges {
 }
 
 impl SpaceRanges {
-    /// Applies a record of the journal.
+    /// Applies a record.
     pub(crate) fn replay(&mut self, record: Record) {
         match record {
             Record::AddRange { space, base, length } => {
@@ -168,12 +168,11 @@ fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::monitor::journal::new_journal;
-    use crate::monitor::state::books::tests::open_books;
+    use crate::monitor::state::books::tests::books_of;
 
     #[test]
     fn neighbours_that_are_listed_as_one_are_covered() {
-        let (mut books, _) = open_books(&new_journal());
+        let mut books = books_of(vec![]);
         let space = Space::Managed(Process(1));
         for base in [0x1000, 0x2000, 0x5000] {
             assert!(books.add_range(space, base, 0x1000));

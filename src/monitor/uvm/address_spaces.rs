@@ -28,7 +28,7 @@ pub(crate) const MAPPING_DELAY: Duration = Duration::from_secs(2);
 const RECENT_PAUSE: Duration = Duration::from_millis(100);
 const NEW_PAUSE: Duration = Duration::from_millis(20);
 
-/// The constants of 64-bit FNV-1a. The journal keeps the hashes for later workers, of later versions too.
+/// The constants of 64-bit FNV-1a. A snapshot has the hashes, for later versions.
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0100_0000_01b3;
 
@@ -265,7 +265,7 @@ impl AddressSpaces {
         self.asked_ranges.lock().insert((process, base), Instant::now());
     }
 
-    /// When a managed range was asked for last; `None` where this worker doesn't know.
+    /// When a managed range was asked for last; `None` where that isn't known.
     pub(crate) fn asked_for_at(&self, process: Process, base: u64) -> Option<Instant> {
         self.asked_ranges.lock().get(&(process, base)).copied()
     }

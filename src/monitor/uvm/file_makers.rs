@@ -10,8 +10,8 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::ledger::Process;
-use crate::monitor::journal::{Maker, Record};
 use crate::monitor::lock::Lock;
+use crate::monitor::snapshot::{Maker, Record};
 use crate::monitor::state::{ContainerState, Initialization};
 use crate::monitor::uvm::address_spaces::image_hash;
 use crate::monitor::uvm::file_calls::was_initialized;

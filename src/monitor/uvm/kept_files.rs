@@ -14,8 +14,6 @@ use std::sync::atomic::Ordering as AtomicOrdering;
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
-use crate::monitor::journal::KeptFile;
-use crate::monitor::keeper_socket::KeeperSocket;
 use crate::monitor::node::Device;
 use crate::monitor::processes::Processes;
 use crate::monitor::state::{ContainerState, Lane, MOST_FILES, Occasion};
@@ -39,28 +37,23 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// search.
 const LOOKS: usize = 2;
 
-/// The files of nvidia-uvm that the worker and the keeper have open, and the address spaces with mappings of them.
+/// The files of nvidia-uvm that the monitor has open, and the address spaces with mappings of them.
 #[derive(Debug)]
 pub(crate) struct Uvm {
     state: Arc<ContainerState>,
     processes: Arc<Processes>,
     lane: Arc<Lane>,
-    keeper: Arc<KeeperSocket>,
     pub(crate) files: Arc<UvmFiles>,
     pub(crate) makers: FileMakers,
     pub(crate) spaces: AddressSpaces,
 }
 
 impl Uvm {
-    pub(crate) fn new(
-        processes: Arc<Processes>,
-        lane: Arc<Lane>,
-        keeper: Arc<KeeperSocket>,
-    ) -> Self {
+    pub(crate) fn new(processes: Arc<Processes>, lane: Arc<Lane>) -> Self {
         let state = Arc::clone(&processes.state);
         let files = Arc::new(UvmFiles::default());
         let makers = FileMakers::new(Arc::clone(&state), Arc::clone(&files));
-        Uvm { state, processes, lane, keeper, files, makers, spaces: AddressSpaces::default() }
+        Uvm { state, processes, lane, files, makers, spaces: AddressSpaces::default() }
     }
 
     /// Keeps the file that `device` is, and returns it. The thread and descriptor of `seen` have the file. `None` where
@@ -90,9 +83,7 @@ impl Uvm {
         let is_free = |number: &u32| {
             !known.contains(number) && files.iter().all(|file| file.number != *number)
         };
-        let number = std::iter::repeat_with(|| self.state.journal.next_file()).find(is_free)?;
-        // The keeper gets the file before anything is mapped by it, so that no later worker lacks a file.
-        self.keeper.tell_with(KeptFile::Uvm(number).keep(), Some(copy.as_fd())).ok()?;
+        let number = std::iter::repeat_with(|| self.state.counters.next_file()).find(is_free)?;
         let file = Arc::new(UvmFile::new(number, copy, seen));
         files.insert(at, Arc::clone(&file));
         Some(file)
@@ -104,8 +95,8 @@ impl Uvm {
         files * (self.state.books().ranges.of_files() + 1) <= MOST_QUESTIONS
     }
 
-    /// Keeps a file that a former worker had.
-    pub(crate) fn take_over_file(&self, number: u32, file: OwnedFd) {
+    /// Keeps a file from before an update.
+    pub(crate) fn resume_file(&self, number: u32, file: OwnedFd) {
         let Some(device) = Device::of(&self.state.settings.nodes, file) else { return };
         let mut files = self.files.files.lock();
         if let Some(Err(at)) = position(&files, &device) {
@@ -173,8 +164,6 @@ impl Uvm {
     fn forget(&self, file: &UvmFile) {
         file.let_go.store(true, AtomicOrdering::Relaxed);
         self.files.files.lock().retain(|kept| kept.number != file.number);
-        // Where this fails, the keeper is told in a moment that the worker is gone.
-        let _ = self.keeper.tell(KeptFile::Uvm(file.number).let_go());
     }
 
     /// Has UVM end all mappings of a file, whichever process has it open, and forgets the file. `None` where a call

@@ -83,7 +83,7 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         process_count: Some(1),
         calls: None,
         durations: None,
-        workers: None,
+        monitor_updates: None,
         leaked_to: Vec::new(),
         caveats: Caveats::default(),
     }

@@ -6,14 +6,15 @@
 //! A reply that was sent may be lost, too: the kernel looks for signals before it looks for the reply
 //! (`seccomp_do_user_notification`, `wait_for_completion_interruptible` and then the lock). Of 5,000
 //! signals that come in the middle of a call, about one does that. The caller then makes the call
-//! again, with the answer in its memory. The worker makes such a call once more. Where the driver says that the call
+//! again, with the answer in its memory. The monitor makes such a call once more. Where the driver says that the call
 //! was done already, the caller is told that it is done. The books have the result of the first time, and believe
 //! the driver the second time: any program can make a call twice.
 
 use super::{Case, EarlyReply, INTERRUPTED};
-use crate::monitor::caller::{Copy, Match, Outcome, Reply, Target, UnclaimedCall};
-use crate::monitor::journal::{CallObject, Count, Fingerprint, Trace};
+use crate::monitor::caller::{Copy, Fingerprint, Match, Reply, Target, UnclaimedCall};
+use crate::monitor::snapshot::Count;
 use crate::monitor::state::OnLane;
+use crate::process::ProcessId;
 
 /// What is known of a call whose caller may be interrupted, and may make the call again.
 #[derive(Debug, Default)]
@@ -27,13 +28,6 @@ pub(crate) struct Retry {
     pub(crate) repeats: bool,
     /// The call that was made in place of this one, and whose reply the caller is given.
     pub(crate) kept: Option<UnclaimedCall>,
-}
-
-impl Retry {
-    /// The outcome of the call that was made in place of this one.
-    pub(crate) fn outcome(&self) -> Option<&Outcome> {
-        self.kept.as_ref()?.outcome.as_ref()
-    }
 }
 
 /// Begins a call that is read completely, after the earlier calls of its thread. The call ends here where its caller
@@ -55,16 +49,15 @@ pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Early
 /// A call joins its thread's queue before it asks whether its caller still waits. So a later call waits
 /// for an earlier one, or the earlier one finds that its caller is gone.
 pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    let Target { thread, process, .. } = *case.target()?;
-    case.slot.set_caller(thread, process);
+    let Target { thread, .. } = *case.target()?;
     if !case.parts.state.settings.interruptible {
         return case.still_waits();
     }
-    let (turns, slot) = (&case.parts.callers.thread_order, case.slot.number());
-    turns.queue(slot, thread);
+    let (turns, server) = (&case.parts.callers.thread_order, case.server);
+    turns.queue(server, thread);
     case.retry.is_queued = true;
     case.still_waits()?;
-    if !turns.wait(slot, thread, || case.is_valid()) {
+    if !turns.wait(server, thread, || case.is_valid()) {
         return Err(INTERRUPTED);
     }
     Ok(())
@@ -72,29 +65,20 @@ pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), EarlyReply> {
 
 /// Begins a call after [`wait_for_turn`], as soon as the call is alone on the lane.
 pub(crate) fn begin_on_lane_in_turn<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
-    let lane = match case.lane.take() {
+    let lane = match case.parts.lane.try_enter() {
         Some(lane) => lane,
-        // A worker before may have made this call. It is made again though its caller may be gone, and undone then.
-        None if case.asked_before || case.retry.is_begun => case.parts.lane.enter(case.slot),
-        None => match case.parts.lane.try_enter(case.slot) {
-            Some(lane) => lane,
-            None => {
-                let lane = case.parts.lane.enter_while(case.slot, || case.is_valid());
-                let lane = lane.ok_or(INTERRUPTED)?;
-                case.still_waits()?;
-                lane
-            }
-        },
+        // It is made though its caller may be gone, and undone then.
+        None if case.retry.is_begun => case.parts.lane.enter(),
+        None => {
+            let lane = case.parts.lane.enter_while(|| case.is_valid()).ok_or(INTERRUPTED)?;
+            case.still_waits()?;
+            lane
+        }
     };
     if !case.retry.is_begun {
         begin_in_turn(case, Some(&lane))?;
     }
     Ok(lane)
-}
-
-/// Enters the lane for a call that isn't made on the lane, but does something that has to be done there.
-pub(crate) fn enter_lane<'a>(case: &mut Case<'a>) -> OnLane<'a> {
-    case.lane.take().unwrap_or_else(|| case.parts.lane.enter(case.slot))
 }
 
 /// Notes that the call is begun: from here on it is made, unless it was made already. Then its caller is given the
@@ -106,37 +90,24 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), E
     if !parts.state.settings.interruptible && parts.callers.unclaimed.is_empty() {
         return Ok(());
     }
-    let (registers, read) = (case.slot.registers(), as_read(case));
+    let read = as_read(case);
     let target = case.target()?;
     let thread = target.thread;
     case.retry.repeats = target.take_answered() == Some(read);
-    match parts.callers.unclaimed.take(thread, registers, read) {
+    match parts.callers.unclaimed.take(thread, read) {
         Match::Nothing => Ok(()),
         Match::Undo(kept) => {
-            if kept.outcome.is_none() && kept.trace.registers == registers {
-                // A worker before may have made more for this call than its trace says. That is noted first: the next
-                // worker undoes the trace, too, until it is forgotten.
-                case.slot.set_executing(CallObject::default());
-                case.asked_before = true;
-            }
             match lane {
                 Some(lane) => parts.callers.undo(lane, &kept),
-                None => parts.callers.undo(&enter_lane(case), &kept),
+                None => parts.callers.undo(&parts.lane.enter(), &kept),
             }
             Ok(())
         }
         Match::Same(kept) => {
-            // From now on the next worker finds in this slot what it has to know of the call.
-            case.slot.set_executing(kept.trace.object);
-            parts.callers.unclaimed.forget_trace(&kept);
-            let Some(outcome) = &kept.outcome else {
-                case.asked_before = true;
-                return Ok(());
-            };
             // The copies have what was read, which is no answer.
             case.write_nothing();
             case.effects.counted = Count::Executed;
-            let reply = outcome.reply;
+            let reply = kept.reply;
             case.retry.kept = Some(kept);
             Err(reply)
         }
@@ -145,7 +116,7 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), E
 
 /// The fingerprint of the call as it was read.
 fn as_read(case: &Case<'_>) -> Fingerprint {
-    Fingerprint::of(case.slot.registers(), &case.scratch.input, &[])
+    Fingerprint::of(case.registers(), &case.scratch.input, &[])
 }
 
 /// The fingerprint of the call as its caller's memory has it once the call is answered.
@@ -154,44 +125,43 @@ fn as_answered(case: &Case<'_>) -> Fingerprint {
     let has = |copy| case.effects.writes.has(copy);
     let bytes = if has(Copy::Struct) { &scratch.bytes[..] } else { scratch.bytes_read() };
     let params = if has(Copy::Params) { &scratch.params[..] } else { scratch.params_read() };
-    Fingerprint::of(case.slot.registers(), bytes, params)
+    Fingerprint::of(case.registers(), bytes, params)
 }
 
 /// Remembers the fingerprint of a call that the driver has done, just before its caller is told so.
 pub(crate) fn remember_answer(case: &Case<'_>) {
     if let Some(target) = case.target.as_ref().filter(|_| case.retry.is_begun) {
-        let kept = case.retry.outcome().map(|outcome| outcome.seen[1]);
+        let kept = case.retry.kept.as_ref().map(|kept| kept.seen[1]);
         target.set_answered(kept.unwrap_or_else(|| as_answered(case)));
     }
 }
 
-/// Keeps what was done for a caller that didn't take the reply. `object` is the slot's object of the call.
-pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool), object: CallObject) {
-    let (trace, outcome) = match case.retry.kept.take() {
-        Some(UnclaimedCall { trace, outcome, .. }) => (trace, outcome),
+/// Keeps what was done for a caller that didn't take the reply.
+pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) {
+    let call = match case.retry.kept.take() {
+        Some(kept) => kept,
         // A caller that stopped waiting before the driver was asked is answered when it makes the call again.
         None if !case.retry.is_begun || reply == INTERRUPTED => return,
         None => {
-            let Some(target) = &case.target else { return };
-            let (thread, process) = (target.thread, target.process);
-            let outcome = outcome(case, reply, is_ok);
-            let mut trace = Trace { thread, process, registers: case.slot.registers(), object };
-            // The call failed and made no object: the next worker is to free nothing.
-            trace.object.was_there |= object.handle != 0 && outcome.made.is_empty();
-            (trace, Some(outcome))
+            let Some(thread) = case.target.as_ref().map(|target| target.thread) else { return };
+            unclaimed(case, thread, (reply, is_ok))
         }
     };
-    if let Some(oldest) = case.parts.callers.unclaimed.keep(trace, outcome) {
-        case.parts.callers.undo(&case.parts.lane.enter(case.slot), &oldest);
+    if let Some(oldest) = case.parts.callers.unclaimed.keep(call) {
+        case.parts.callers.undo(&case.parts.lane.enter(), &oldest);
     }
     case.parts.audit.wake();
 }
 
-fn outcome(case: &mut Case<'_>, reply: Reply, is_ok: bool) -> Outcome {
+fn unclaimed(
+    case: &mut Case<'_>,
+    thread: ProcessId,
+    (reply, is_ok): (Reply, bool),
+) -> UnclaimedCall {
     let seen = [as_read(case), as_answered(case)];
     let output = case.effects.writes.output(case.scratch);
     let made = std::mem::take(&mut case.effects.made);
     // A file that is kept keeps its client alive, so it is kept only where objects may have to be freed by it.
     let device = case.device.take().filter(|_| !made.is_empty());
-    Outcome { seen, output, reply, is_ok, device, made }
+    UnclaimedCall { thread, seen, output, reply, is_ok, device, made }
 }

@@ -19,7 +19,7 @@ fn a_handle_is_used_again_and_again() {
         assert!(program.take(handle, MIB).is_err(), "one handle has two memories");
         world.has(bytes);
         assert_eq!(program.free(handle), Ok(()));
-        // A second free: the worker may take it for the same call, made again after an interruption. It gives nothing
+        // A second free: the monitor may take it for the same call, made again after an interruption. It gives nothing
         // back.
         let _ = program.free(handle);
         world.has(0);

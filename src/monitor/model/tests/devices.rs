@@ -2,7 +2,7 @@
 
 use super::{MIB, NO_MEMORY};
 use crate::monitor::model::program::Why;
-use crate::monitor::model::{Death, Fate, World};
+use crate::monitor::model::{Fate, World};
 
 /// The container's quotas of the two GPUs.
 const QUOTAS: [u64; 2] = [100 * MIB, 40 * MIB];
@@ -75,24 +75,21 @@ fn a_device_takes_its_own_memory_along_and_no_other_gpus() {
     world.ends(&[program]);
 }
 
-/// The next worker knows which GPU has the memory.
+/// The next program knows which GPU has the memory.
 #[test]
-fn each_gpus_memory_outlives_the_worker() {
-    for nth in 0..4 {
-        let world = two();
-        let program = world.program();
-        program.takes(60 * MIB);
-        let fate = Fate::WorkerDies { nth, death: Death::After, waits: true };
-        let (device, handle) = (program.device_of(1), program.handle());
-        assert_eq!(program.fated(fate).take_below(device, handle, 30 * MIB), Ok(handle), "{nth}");
-        world.restart();
-        world.audit();
-        world.has_of_each([60 * MIB, 30 * MIB]);
-        assert_eq!(program.take_below(device, program.handle(), 20 * MIB), Err(NO_MEMORY));
-        program.free(handle).unwrap();
-        world.has_of_each([60 * MIB, 0]);
-        world.ends(&[program]);
-    }
+fn each_gpus_memory_outlives_an_update() {
+    let world = two();
+    let program = world.program();
+    program.takes(60 * MIB);
+    let (device, handle) = (program.device_of(1), program.handle());
+    assert_eq!(program.take_below(device, handle, 30 * MIB), Ok(handle));
+    world.update();
+    world.audit();
+    world.has_of_each([60 * MIB, 30 * MIB]);
+    assert_eq!(program.take_below(device, program.handle(), 20 * MIB), Err(NO_MEMORY));
+    program.free(handle).unwrap();
+    world.has_of_each([60 * MIB, 0]);
+    world.ends(&[program]);
 }
 
 /// The reply is lost, and the call comes again for another GPU: the first allocation is undone.

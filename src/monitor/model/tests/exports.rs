@@ -2,7 +2,7 @@
 
 use super::{MIB, NO_MEMORY};
 use crate::monitor::model::program::Why;
-use crate::monitor::model::{Death, Fate, QUOTA, World};
+use crate::monitor::model::{QUOTA, World};
 
 const MOST: u64 = 60 * MIB;
 
@@ -110,80 +110,9 @@ fn memory_stays_with_who_imported_it() {
     world.ends(&[one, two]);
 }
 
-/// Deaths at each driver call of an export or an import: each is made once and charged once.
+/// Each file is known after three updates.
 #[test]
-fn exports_and_imports_outlive_their_worker_wherever_that_dies() {
-    let mut deaths = 0;
-    for (nth, death) in (0..8).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
-        let fate = Fate::WorkerDies { nth, death, waits: true };
-        let world = World::new();
-        let (one, two) = (world.program(), world.program());
-        let memory = one.takes(MOST);
-        assert_eq!(one.fated(fate).export(memory, 0), Ok(()), "{fate:?}");
-        world.has(MOST);
-        let name = two.handle();
-        assert_eq!(two.fated(fate).import(name, 0), Ok(name), "{fate:?}");
-        world.has(MOST);
-        one.free(memory).unwrap();
-        two.free(name).unwrap();
-        world.has(MOST);
-        deaths += world.workers() - 1;
-        one.die();
-        two.die();
-        world.ends(&[one, two]);
-    }
-    assert!(deaths > 8, "{deaths} workers died");
-}
-
-/// A worker dies in an export for which no caller waits: the memory is in the file or not, and charged either way.
-#[test]
-fn an_export_that_nobody_waits_for_keeps_nothing_uncharged() {
-    for (nth, death) in (0..8).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
-        let fate = Fate::WorkerDies { nth, death, waits: false };
-        let world = World::new();
-        let program = world.program();
-        let memory = program.takes(MOST);
-        let _ = program.fated(fate).export(memory, 0);
-        world.holds();
-        program.free(memory).unwrap();
-        world.holds();
-        if let Ok(name) = program.import(program.handle(), 0) {
-            world.has(MOST);
-            program.free(name).unwrap();
-        }
-        world.ends(&[program]);
-    }
-}
-
-/// The keeper could take no file, and the worker died before the driver was asked: no file has memory, and nothing
-/// counts for one.
-#[test]
-fn what_was_never_exported_to_a_file_that_the_keeper_lacks_counts_no_more() {
-    let mut never = 0;
-    for nth in 0..8 {
-        let fate = Fate::WorkerDies { nth, death: Death::Before, waits: false };
-        let world = World::new();
-        let program = world.program();
-        let memory = program.takes(MOST);
-        world.keeper_is_full.set(true);
-        let exported = program.fated(fate).export(memory, 0);
-        if world.workers() == 1 || exported.is_ok() {
-            continue;
-        }
-        world.keeper_is_full.set(false);
-        program.free(memory).unwrap();
-        if world.used() == 0 {
-            world.has(0);
-            never += 1;
-        }
-        program.die();
-    }
-    assert!(never > 0, "no worker died before the driver was asked");
-}
-
-/// The next worker and its successor know each file.
-#[test]
-fn files_are_handed_from_worker_to_worker() {
+fn files_are_taken_along_from_program_to_program() {
     let world = World::new();
     let program = world.program();
     for file in 0..3 {
@@ -192,7 +121,7 @@ fn files_are_handed_from_worker_to_worker() {
         program.free(memory).unwrap();
     }
     for _ in 0..3 {
-        world.restart();
+        world.update();
         world.audit();
         world.has(60 * MIB);
     }

@@ -1,17 +1,16 @@
-//! Orders of calls, deaths and restarts.
+//! Orders of calls, deaths of programs, and updates.
 //!
 //! After each step the container has no more of each GPU than its quota, and all that it has is charged. In the end,
 //! when all its programs are gone, it has nothing, and nothing is charged.
 
 mod attacks;
-mod deaths;
 mod devices;
 mod exports;
 mod random;
 mod uvm;
 
 use super::program::Why;
-use super::{Death, Fate, Program, QUOTA, World};
+use super::{Fate, Program, QUOTA, World};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -41,7 +40,7 @@ impl World {
     fn ends(&self, programs: &[Program<'_>]) {
         programs.iter().filter(|program| program.is_alive()).for_each(Program::die);
         self.rest();
-        // Files go only when the worker has looked for them.
+        // Files go only when the monitor has looked for them.
         if self.kept_files() > 0 {
             self.sweep();
         }
@@ -100,81 +99,6 @@ fn memory_counts_until_its_last_name_is_freed() {
     world.ends(&[one, two]);
 }
 
-/// A worker dies before or after each driver call of an allocation: the next worker makes the call or finds it made,
-/// and the program has the memory either way.
-#[test]
-fn an_allocation_outlives_its_worker_wherever_that_dies() {
-    for death in [Death::Before, Death::After] {
-        let mut reached = 0;
-        for nth in 0..8 {
-            let world = World::new();
-            let program = world.program();
-            let handle = program.handle();
-            let fate = Fate::WorkerDies { nth, death, waits: true };
-            assert_eq!(program.fated(fate).take(handle, 60 * MIB), Ok(handle), "{fate:?}");
-            reached += world.workers() - 1;
-            assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB), "{fate:?}");
-            program.free(handle).unwrap();
-            assert_eq!((world.used(), world.charged()), (0, 0), "{fate:?}");
-            world.ends(&[program]);
-        }
-        assert!(reached > 0, "no worker died");
-    }
-}
-
-/// While no worker is there, another thread of the program changes the call's struct: the handle, or the class, so that
-/// the call is refused.
-#[test]
-fn what_a_worker_made_before_it_died_is_undone_though_the_program_changes_the_call() {
-    const HANDLE: usize = 8;
-    const CLASS: usize = 12;
-    let mut deaths = 0;
-    for (nth, death) in (0..8).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
-        for changed in [HANDLE, CLASS] {
-            let world = World::new();
-            let program = world.program();
-            let [first, then] = [program.handle(), program.handle()];
-            let word = if changed == HANDLE { then } else { 0xffff };
-            program.changes_call(changed, &word.to_le_bytes());
-            let fate = Fate::WorkerDies { nth, death, waits: true };
-            let made = program.fated(fate).take(first, 60 * MIB);
-            let died = world.workers() > 1;
-            deaths += u32::from(died);
-            let wanted = match (died, changed) {
-                (false, _) => Some(first),
-                (true, HANDLE) => Some(then),
-                (true, _) => None,
-            };
-            assert_eq!(made.ok(), wanted, "{fate:?} {changed}");
-            let bytes = if wanted.is_some() { 60 * MIB } else { 0 };
-            assert_eq!((world.used(), world.charged()), (bytes, bytes), "{fate:?} {changed}");
-            wanted.into_iter().for_each(|handle| program.free(handle).expect("it is there"));
-            world.ends(&[program]);
-        }
-    }
-    assert!(deaths > 0, "no worker died");
-}
-
-/// A worker dies before or after each driver call of a free and of a duplication.
-#[test]
-fn a_free_and_a_name_outlive_their_worker_wherever_that_dies() {
-    for (nth, death) in (0..6).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
-        let fate = Fate::WorkerDies { nth, death, waits: true };
-        let world = World::new();
-        let program = world.program();
-        let [handle, name] = [program.handle(), program.handle()];
-        program.take(handle, 60 * MIB).unwrap();
-        let named = program.fated(fate).duplicate(name, (program.client(), handle));
-        assert_eq!(named, Ok(name), "{fate:?}");
-        assert_eq!(world.charged(), 60 * MIB, "{fate:?}");
-        assert_eq!(program.fated(fate).free(handle), Ok(()), "{fate:?}");
-        assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB), "{fate:?}");
-        assert_eq!(program.fated(fate).free(name), Ok(()), "{fate:?}");
-        assert_eq!((world.used(), world.charged()), (0, 0), "{fate:?}");
-        world.ends(&[program]);
-    }
-}
-
 /// What is freed with an object above it is freed, whichever object that is.
 #[test]
 fn freeing_a_device_or_a_client_frees_what_is_below() {
@@ -218,8 +142,8 @@ fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() 
     let program = world.program();
     let [own, below_nothing] = [program.handle(), program.handle()];
     let counts = |world: &World| {
-        let worker = world.worker();
-        let books = worker.parts.state.books();
+        let service = world.service();
+        let books = service.parts.state.books();
         (books.groups.count(0), books.outside_groups(0))
     };
     assert!(program.channel(program.client(), 0x77, below_nothing).is_err());
@@ -279,11 +203,11 @@ fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
     let handle = program.handle();
     let lose = || program.fated(Fate::ReplyIsLost).take(handle, 60 * MIB);
     assert_eq!(lose(), Err(Why::NoAnswer));
-    world.worker().parts.callers.undo_unclaimed();
+    world.service().parts.callers.undo_unclaimed();
     assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
     assert_eq!(lose(), Err(Why::NoAnswer));
     program.die();
-    world.worker().parts.callers.undo_unclaimed();
-    assert!(world.worker().parts.callers.unclaimed.is_empty());
+    world.service().parts.callers.undo_unclaimed();
+    assert!(world.service().parts.callers.unclaimed.is_empty());
     world.ends(&[program]);
 }

@@ -1,9 +1,9 @@
-//! Random orders of calls, deaths and restarts, on two GPUs.
+//! Random orders of calls, deaths and updates, on two GPUs.
 
 use proptest::prelude::*;
 
 use super::{MIB, Why};
-use crate::monitor::model::{Death, Fate, Program, World};
+use crate::monitor::model::{Fate, Program, World};
 
 /// How many programs a random container has.
 const PROGRAMS: usize = 3;
@@ -30,7 +30,7 @@ enum Does {
     Anew,
     Die,
     Audit,
-    Restart,
+    Update,
 }
 
 /// A step of a random container: mostly a program's call.
@@ -42,15 +42,11 @@ struct RandomStep {
 }
 
 fn any_fate() -> impl Strategy<Value = Fate> {
-    let death = prop_oneof![Just(Death::Before), Just(Death::After)];
-    let dies = (0_u32..6, death, any::<bool>());
-    let dies = dies.prop_map(|(nth, death, waits)| Fate::WorkerDies { nth, death, waits });
     prop_oneof![
         6 => Just(Fate::Answered),
         1 => Just(Fate::AnswerIsLost),
         1 => Just(Fate::Interrupted),
         1 => Just(Fate::ReplyIsLost),
-        1 => dies,
     ]
 }
 
@@ -70,7 +66,7 @@ fn any_step() -> impl Strategy<Value = RandomStep> {
         1 => Just(Does::Anew),
         1 => Just(Does::Die),
         1 => Just(Does::Audit),
-        1 => Just(Does::Restart),
+        1 => Just(Does::Update),
     ];
     (0..PROGRAMS, does, any_fate()).prop_map(|(program, does, fate)| RandomStep {
         program,
@@ -162,7 +158,7 @@ fn play(steps: &[RandomStep]) {
                 *player = Player::new(&world);
             }
             Does::Audit => world.audit(),
-            Does::Restart => world.restart(),
+            Does::Update => world.update(),
             call => player.calls(*call, *fate),
         }
         world.holds();
@@ -175,7 +171,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_order_of_calls_deaths_and_restarts_gives_more_than_the_quota(
+    fn no_order_of_calls_deaths_and_updates_gives_more_than_the_quota(
         steps in proptest::collection::vec(any_step(), 1..40),
     ) {
         play(&steps);

@@ -1,7 +1,7 @@
 //! Memory that `nvidia-uvm` maps counts until its last mapping ends, whatever names it has.
 
 use super::{MIB, NO_MEMORY, PAGE};
-use crate::monitor::model::{Death, Fate, Program, QUOTA, World};
+use crate::monitor::model::{Program, QUOTA, World};
 
 const BASE: u64 = 0x10_0000_0000;
 const MOST: u64 = 60 * MIB;
@@ -100,15 +100,15 @@ fn a_mapping_that_fails_leaves_what_is_there() {
     world.ends(&[program]);
 }
 
-/// The program is killed: its file is closed, and the mapped memory is free, also after a new worker has begun.
+/// The program is killed: its file is closed, and the mapped memory is free, also after an update.
 #[test]
 fn what_a_dead_program_had_mapped_is_free() {
-    for restarts in [false, true] {
+    for updates in [false, true] {
         let world = World::new();
         let program = mapper(&world);
         mapped(&program);
-        if restarts {
-            world.restart();
+        if updates {
+            world.update();
             world.has(MOST);
         }
         let next = world.program();
@@ -136,43 +136,4 @@ fn memory_mapped_by_two_gpus_counts_until_both_have_ended() {
     program.unmap(1, BASE, MOST).unwrap();
     world.has(0);
     world.ends(&[program]);
-}
-
-/// Deaths at each driver call of a mapping and of an unmap.
-#[test]
-fn mappings_outlive_their_worker_wherever_that_dies() {
-    let mut deaths = 0;
-    for (nth, death) in (0..10).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
-        let fate = Fate::WorkerDies { nth, death, waits: true };
-        let world = World::new();
-        let program = mapper(&world);
-        let memory = program.takes(MOST);
-        assert_eq!(program.fated(fate).map(&[0], BASE, MOST, memory), Ok(()), "{fate:?}");
-        world.has(MOST);
-        program.free(memory).unwrap();
-        world.has(MOST);
-        assert_eq!(program.fated(fate).unmap(0, BASE, MOST), Ok(()), "{fate:?}");
-        world.has(0);
-        deaths += world.workers() - 1;
-        world.ends(&[program]);
-    }
-    assert!(deaths > 8, "{deaths} workers died");
-}
-
-/// A worker dies in a mapping for which no caller waits. No memory stays in use without a charge.
-#[test]
-fn a_mapping_that_nobody_waits_for_keeps_nothing_uncharged() {
-    for (nth, death) in (0..10).flat_map(|nth| [(nth, Death::Before), (nth, Death::After)]) {
-        let fate = Fate::WorkerDies { nth, death, waits: false };
-        let world = World::new();
-        let program = mapper(&world);
-        let memory = program.takes(MOST);
-        let _ = program.fated(fate).map(&[0], BASE, MOST, memory);
-        world.holds();
-        program.free(memory).unwrap();
-        world.holds();
-        program.unmap(0, BASE, MOST).unwrap();
-        world.has(0);
-        world.ends(&[program]);
-    }
 }

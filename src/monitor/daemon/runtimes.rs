@@ -1,4 +1,5 @@
-//! What the keeper knows of the container: its launcher, its runtimes' connections, and whether it is gone.
+//! Who makes the container and executes programs in it: its launcher, the connections of its runtimes, and whether the
+//! container is gone.
 //!
 //! The launcher is the process that becomes the runtime and makes the container. A process connects once for the
 //! container and once for each `exec`, before it puts on the filter, and then sends its listener. The container is gone
@@ -22,7 +23,7 @@ const MOST_CONNECTIONS: usize = 256;
 const GONE_AFTER: Duration = Duration::from_millis(300);
 
 #[derive(Debug)]
-pub(crate) struct Container {
+pub(crate) struct Runtimes {
     launcher: Launcher,
     /// `None` for one that has ended, until [`Self::update`].
     connections: Vec<Option<OwnedFd>>,
@@ -34,31 +35,51 @@ pub(crate) struct Container {
 
 #[derive(Debug)]
 enum Launcher {
-    Pidfd(OwnedFd),
+    Pidfd(OwnedFd, ProcessId),
     /// A process without a pidfd: it is looked at on each tick.
     Polled(ProcessId),
     Ended,
 }
 
-/// Whether the descriptor is a seccomp listener. Of another file, no worker would report that its processes ended.
+/// Whether the descriptor is a seccomp listener. Of another file, nobody would learn that its processes have ended.
 fn is_listener(descriptor: &OwnedFd) -> bool {
     let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     std::fs::read_link(link).is_ok_and(|name| name == Path::new("anon_inode:seccomp notify"))
 }
 
-impl Container {
-    pub(crate) fn new(launcher: ProcessId) -> Self {
-        let launcher = match pidfd(launcher.pid) {
-            Ok(pidfd) if launcher.alive() => Launcher::Pidfd(pidfd),
+impl Runtimes {
+    /// The runtimes of a container. `launcher` is `None` if it has exited; `connections` and `had_listener` are from
+    /// before an update.
+    pub(crate) fn new(
+        launcher: Option<ProcessId>,
+        connections: Vec<OwnedFd>,
+        had_listener: bool,
+    ) -> Self {
+        let launcher = launcher.map_or(Launcher::Ended, |launcher| match pidfd(launcher.pid) {
+            Ok(pidfd) if launcher.alive() => Launcher::Pidfd(pidfd, launcher),
             _ => Launcher::Polled(launcher),
-        };
-        Container { launcher, connections: Vec::new(), had_listener: false, unused_since: None }
+        });
+        let connections = connections.into_iter().map(Some).collect();
+        Runtimes { launcher, connections, had_listener, unused_since: None }
+    }
+
+    /// The launcher; `None` if it has exited.
+    pub(crate) fn launcher_process(&self) -> Option<ProcessId> {
+        match self.launcher {
+            Launcher::Pidfd(_, launcher) | Launcher::Polled(launcher) => Some(launcher),
+            Launcher::Ended => None,
+        }
+    }
+
+    /// Whether a listener has ever come.
+    pub(crate) fn had_listener(&self) -> bool {
+        self.had_listener
     }
 
     /// The launcher's pidfd, to wait for the launcher's end.
     pub(crate) fn launcher(&self) -> Option<BorrowedFd<'_>> {
         match &self.launcher {
-            Launcher::Pidfd(pidfd) => Some(pidfd.as_fd()),
+            Launcher::Pidfd(pidfd, _) => Some(pidfd.as_fd()),
             _ => None,
         }
     }
@@ -99,7 +120,7 @@ impl Container {
         }
     }
 
-    /// Reports to the sender at index `at`, which waits for it, that the keeper holds its listener.
+    /// Reports to the sender at index `at`, which waits for it, that the monitor holds its listener.
     pub(crate) fn acknowledge(&self, at: usize) {
         if let Some(Some(socket)) = self.connections.get(at)
             && let Err(error) = passing::send(socket, LISTENER_TAKEN, None, Wait::Never)
@@ -118,7 +139,7 @@ impl Container {
         }
     }
 
-    /// Whether the keeper has to look again without being woken.
+    /// Whether the monitor has to look again without being woken.
     pub(crate) fn needs_ticks(&self) -> bool {
         matches!(self.launcher, Launcher::Polled(_)) || self.unused_since.is_some()
     }

@@ -1,6 +1,6 @@
 //! Writes the container's status to its file ([`status_file`]), for commands that ask for the status of all containers.
 //!
-//! The worker's first thread writes it: the audit's thread may hang in the driver.
+//! The monitor's first thread writes it: the audit's thread may hang in the driver.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -11,8 +11,8 @@ use crate::gate::launch::MonitorDir;
 use crate::gate::status_file;
 use crate::gate::wire::Status;
 use crate::monitor::calls::{CallService, Parts};
+use crate::monitor::daemon::status::status;
 use crate::monitor::lock::Lock;
-use crate::monitor::worker::status::status;
 use crate::process::ProcessId;
 
 /// The shortest time between two writes after changes.

@@ -9,9 +9,10 @@ use crate::events::{Event, Kind};
 use crate::gate::wire::{Answer, LastSeen, Question};
 use crate::ledger::{Entry, LedgerError};
 use crate::monitor::calls::Parts;
+use crate::monitor::daemon::status_writer::StatusWriter;
+use crate::monitor::daemon::update::Requests;
 use crate::monitor::log::described;
 use crate::monitor::peer;
-use crate::monitor::worker::status_writer::StatusWriter;
 use crate::rm::usage;
 
 /// The longest question, in bytes.
@@ -20,8 +21,13 @@ const MOST_BYTES: u64 = 4096;
 /// How long a connection may be silent before it is closed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Answers the questions of a connection until it ends.
-pub(crate) fn answer_questions(parts: &Parts, writer: &StatusWriter, connection: OwnedFd) {
+/// Answers the questions of a connection until it ends. One that asks for an update is put into `updates`.
+pub(crate) fn answer_questions(
+    parts: &Parts,
+    writer: &StatusWriter,
+    updates: &Requests,
+    connection: OwnedFd,
+) {
     let mut stream = UnixStream::from(connection);
     if !peer::may_ask(&stream) {
         return;
@@ -39,7 +45,14 @@ pub(crate) fn answer_questions(parts: &Parts, writer: &StatusWriter, connection:
             Ok(read) if read > 0 => {}
             Ok(_) | Err(_) => return,
         }
+        let _at_work = parts.state.work.begin();
         let answer = match serde_json::from_slice(&line) {
+            Ok(Question::Update) => {
+                match peer::may_change(&stream, &parts.state.settings.state_dir) {
+                    Ok(_) => return updates.put(stream),
+                    Err(reason) => Answer::Refused { reason },
+                }
+            }
             Ok(Question::Status) => Answer::Status(Box::new(writer.status())),
             Ok(Question::LastSeen { uuid }) => last_seen(parts, &uuid),
             Ok(Question::Limit { uuid, limit_bytes }) => {

@@ -1,19 +1,22 @@
-//! The system calls that a worker never makes: from before its first call of the container's on, a seccomp filter refuses
+//! The system calls that a monitor never makes: from before its first call of the container's on, a seccomp filter refuses
 //! them.
 //!
-//! The worker parses what hostile programs give it, with `CAP_SYS_PTRACE`. Without the calls in this list it can start no
-//! program and no process, change no mount, namespace or kernel, and attach to no process. It can still read and write
-//! the memory of processes, take duplicates of their descriptors, and end them: that is its work.
+//! The monitor parses what hostile programs give it, with `CAP_SYS_PTRACE`. Without the calls in this list it can start no
+//! process, change no mount, namespace or kernel, and attach to no process; it can execute nothing but the program that
+//! an update hands to it as a descriptor ([`PROGRAM`]). It can still read and write the memory of processes, take
+//! duplicates of their descriptors, and end them: that is its work.
 
 use nix::libc::{self, sock_filter};
 
-use crate::gate::bpf::{ARCHITECTURE, FIRST_ARGUMENT, Label, NUMBER, Step, assemble, errno};
+use crate::gate::bpf::{
+    ARCHITECTURE, FIFTH_ARGUMENT, FIRST_ARGUMENT, Label, NUMBER, Step, assemble, errno,
+};
+use crate::gate::inherited::PROGRAM;
 
 /// The calls that fail with `EPERM`.
 const DENIED: &[libc::c_long] = &[
     // Other programs and processes. `clone` may start threads alone.
     libc::SYS_execve,
-    libc::SYS_execveat,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_fork,
     #[cfg(target_arch = "x86_64")]
@@ -86,6 +89,7 @@ const X32: u32 = 0x4000_0000;
 enum Jump {
     Next,
     Clone,
+    Execute,
     Allow,
     Enosys,
     Eperm,
@@ -104,6 +108,7 @@ pub(crate) fn program() -> Vec<sock_filter> {
         Step::Load(NUMBER),
         Step::IfAny(X32, Jump::Eperm, Jump::Next),
         Step::IfEqual(number(libc::SYS_clone), Jump::Clone, Jump::Next),
+        Step::IfEqual(number(libc::SYS_execveat), Jump::Execute, Jump::Next),
         // Its flags lie in memory. The C library starts threads by `clone` on a kernel without it.
         Step::IfEqual(number(libc::SYS_clone3), Jump::Enosys, Jump::Next),
     ];
@@ -113,6 +118,12 @@ pub(crate) fn program() -> Vec<sock_filter> {
         Step::Here(Jump::Clone),
         Step::Load(FIRST_ARGUMENT),
         Step::IfAny(libc::CLONE_THREAD.cast_unsigned(), Jump::Allow, Jump::Eperm),
+        // An update, of the descriptor that has the new program, without a path.
+        Step::Here(Jump::Execute),
+        Step::Load(FIRST_ARGUMENT),
+        Step::IfEqual(PROGRAM.cast_unsigned(), Jump::Next, Jump::Eperm),
+        Step::Load(FIFTH_ARGUMENT),
+        Step::IfEqual(libc::AT_EMPTY_PATH.cast_unsigned(), Jump::Allow, Jump::Eperm),
         Step::Here(Jump::Allow),
         Step::Return(libc::SECCOMP_RET_ALLOW),
         Step::Here(Jump::Enosys),

@@ -1,26 +1,23 @@
 //! The end of a container: the last process behind its listeners has ended.
 //!
-//! Outside processes may have the container's descriptors and memory, so the worker searches for them once more and
-//! tells the keeper only then. Where a program of the host has one, which isn't killed for it, the keeper isn't told
-//! until that program has closed it or ended: as long as there is a way to the container's memory, the memory stays
-//! reserved.
+//! Outside processes may have the container's descriptors and memory, so the monitor searches for them once more before
+//! it exits. Where a program of the host has one, which isn't killed for it, the monitor stays until that program has
+//! closed it or ended: as long as there is a way to the container's memory, the memory stays reserved.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::gate::wire::{End, Holder, Notice};
+use crate::gate::wire::{End, Holder};
 use crate::monitor::audit::Evidence;
 use crate::monitor::caller::Listeners;
 use crate::monitor::calls::Parts;
-use crate::monitor::keeper_socket::KeeperSocket;
+use crate::monitor::daemon::status_writer::StatusWriter;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::When;
+use crate::monitor::state::ChangeFlag;
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::status_writer::StatusWriter;
-use crate::monitor::worker::worker_end::WorkerEnd;
 
-/// How often descriptors are searched, and how long nothing may be found before the keeper is told.
+/// How often descriptors are searched, and how long nothing may be found before the monitor may exit.
 const LAST_SEARCH: Duration = Duration::from_millis(100);
 const CLEAR: Duration = Duration::from_millis(400);
 
@@ -30,7 +27,7 @@ const SEARCH_WHILE_LEAKED: Duration = Duration::from_secs(5);
 /// How often the audit's thread looks whether a search is due.
 const LAST_LOOK: Duration = Duration::from_millis(25);
 
-/// How long the keeper is kept waiting at most after a search that found no program of the host.
+/// How long the monitor stays at most after a search that found no program of the host.
 const MOST_WAIT: Duration = Duration::from_secs(10);
 
 /// The most programs that a status tells of.
@@ -41,8 +38,8 @@ const MOST_HOLDERS_TOLD: usize = 16;
 pub(crate) struct ContainerEnd {
     parts: Arc<Parts>,
     listeners: Arc<Listeners>,
-    keeper: Arc<KeeperSocket>,
-    worker_end: Arc<WorkerEnd>,
+    /// Wakes the first thread, which ends the monitor.
+    wake: Arc<ChangeFlag>,
     status_writer: Arc<StatusWriter>,
     ending: Lock<Ending>,
 }
@@ -50,13 +47,13 @@ pub(crate) struct ContainerEnd {
 /// How far the end has come.
 #[derive(Debug, Default)]
 struct Ending {
-    /// Listeners whose last process has ended, of which the keeper isn't told yet.
-    listeners: Vec<u64>,
+    /// Whether the last listener has ended, and it isn't known yet that nothing is left.
+    is_underway: bool,
     /// Whether a search found nobody while the driver still had a client of the container's.
     is_in_flight: bool,
     /// Since when a search finds nothing that a container has whose listeners have all ended.
     clear_since: Option<Instant>,
-    /// Until when the keeper is kept waiting at most.
+    /// Until when the monitor stays at most.
     limit: Option<Instant>,
 }
 
@@ -64,29 +61,21 @@ impl ContainerEnd {
     pub(crate) fn new(
         parts: Arc<Parts>,
         listeners: Arc<Listeners>,
-        keeper: Arc<KeeperSocket>,
-        worker_end: Arc<WorkerEnd>,
+        wake: Arc<ChangeFlag>,
         status_writer: Arc<StatusWriter>,
     ) -> Self {
-        ContainerEnd {
-            parts,
-            listeners,
-            keeper,
-            worker_end,
-            status_writer,
-            ending: Lock::default(),
-        }
+        ContainerEnd { parts, listeners, wake, status_writer, ending: Lock::default() }
     }
 
-    /// Whether a listener has ended that the keeper isn't told of yet.
-    fn is_ending(&self) -> bool {
-        !self.ending.lock().listeners.is_empty()
+    /// Whether the last listener has ended, and it isn't known yet that nothing is left of the container.
+    pub(crate) fn is_underway(&self) -> bool {
+        self.ending.lock().is_underway
     }
 
     /// How long the audit's thread may wait at most while the container ends; `None` where it doesn't.
     pub(crate) fn most_wait(&self) -> Option<Duration> {
         let wait = if self.is_leaked() { SEARCH_WHILE_LEAKED } else { LAST_LOOK };
-        self.is_ending().then_some(wait)
+        self.is_underway().then_some(wait)
     }
 
     /// Whether a program of the host has a way to the container's memory.
@@ -94,9 +83,9 @@ impl ContainerEnd {
         matches!(self.parts.state.end(), End::Over { holders } if !holders.is_empty())
     }
 
-    /// Removes a listener whose last process has ended, and tells the keeper. For the container's last listener, that
-    /// waits until the driver has nothing of the container's any more, and no program has a way to it.
-    pub(crate) fn end_listener(self: &Arc<Self>, number: u64) -> io::Result<()> {
+    /// Removes a listener whose last process has ended. After the container's last listener, the end is underway until
+    /// the driver has nothing of the container's any more, and no program has a way to it.
+    pub(crate) fn end_listener(self: &Arc<Self>, number: u64) {
         let (state, origins) = (&self.parts.state, &self.parts.processes.origins);
         let unseen = self.parts.processes.caller_pids().is_empty()
             && !origins.is_watched()
@@ -106,8 +95,7 @@ impl ContainerEnd {
         let mut ending = self.ending.lock();
         self.listeners.remove(number);
         if !self.listeners.is_empty() {
-            drop(ending);
-            return self.keeper.tell(Notice::Gone { number });
+            return;
         }
         if is_over {
             state.set_end(End::Over { holders: Vec::new() });
@@ -115,32 +103,31 @@ impl ContainerEnd {
             state.set_end(End::Searching);
             ending.is_in_flight = false;
             ending.limit = Some(Instant::now() + MOST_WAIT);
-            ending.listeners.push(number);
+            ending.is_underway = true;
         }
         drop(ending);
         state.log.tell_left_out(When::End);
         self.status_writer.write_now();
         if is_over {
-            return self.keeper.tell(Notice::Gone { number });
+            return;
         }
         self.parts.audit.audit_wait.wake();
         // The auditor may hang in the driver for ever.
         let end = Arc::clone(self);
         let limited = spawn("end", move || end.wait_for_limit());
         if limited.is_err() {
-            self.tell_all_gone();
+            self.finish();
         }
-        Ok(())
     }
 
-    /// Tells the keeper when it was kept waiting long enough.
+    /// Ends the end when the monitor has stayed long enough.
     fn wait_for_limit(&self) {
         loop {
             // In a statement of its own: the lock isn't held while this sleeps.
             let limit = self.ending.lock().limit;
             let Some(limit) = limit else { break };
             let left = match self.is_leaked() {
-                // As long as a program is known, nothing is to be told.
+                // As long as a program is known, the monitor stays.
                 true => MOST_WAIT,
                 false => limit.saturating_duration_since(Instant::now()),
             };
@@ -149,39 +136,34 @@ impl ContainerEnd {
             }
             std::thread::sleep(left);
         }
-        if self.is_ending() {
+        if self.is_underway() {
             tracing::error!(
                 container = self.parts.state.settings.short_id,
                 limit_s = MOST_WAIT.as_secs(),
                 "the container is gone, and the driver still has memory of it: nobody was found who uses it"
             );
-            self.tell_all_gone();
+            self.finish();
         }
     }
 
-    fn tell_all_gone(&self) {
-        self.tell_gone(&mut self.ending.lock());
+    fn finish(&self) {
+        let mut ending = self.ending.lock();
+        (ending.limit, ending.is_underway) = (None, false);
+        drop(ending);
+        self.wake.set();
     }
 
-    fn tell_gone(&self, ending: &mut Ending) {
-        ending.limit = None;
-        for number in std::mem::take(&mut ending.listeners) {
-            if let Err(error) = self.keeper.tell(Notice::Gone { number }) {
-                self.worker_end.finish(Err(error));
-            }
-        }
-    }
-
-    /// Ends what is left of a container that has ended, and tells the keeper when nothing is left.
+    /// Ends what is left of a container that has ended, and notes when nothing is left.
     pub(crate) fn end_what_is_left(&self) {
-        if !self.is_ending() {
+        if !self.is_underway() {
             return;
         }
         let mut ending = self.ending.lock();
         if !self.listeners.is_empty() {
             // A new listener came after all.
             self.parts.state.set_end(End::NotYet);
-            return self.tell_gone(&mut ending);
+            (ending.limit, ending.is_underway) = (None, false);
+            return;
         }
         drop(ending);
         self.parts.exports.clear_all();
@@ -199,7 +181,7 @@ impl ContainerEnd {
         let since = *ending.clear_since.get_or_insert_with(Instant::now);
         drop(ending);
         if since.elapsed() >= CLEAR {
-            self.tell_all_gone();
+            self.finish();
         }
     }
 

@@ -1,4 +1,4 @@
-//! The container's [`Status`], from the worker's state.
+//! The container's [`Status`], from the monitor's state.
 
 use std::cmp::Reverse;
 
@@ -26,11 +26,11 @@ pub(crate) fn status(parts: &Parts) -> Status {
     processes.truncate(MOST_PROCESSES_TOLD);
     Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        worker_pid: std::process::id(),
+        pid: std::process::id(),
         gpus,
-        calls: parts.state.journal.calls(),
-        durations: parts.state.journal.durations(),
-        workers: parts.state.journal.workers(),
+        calls: parts.state.counters.calls(),
+        durations: parts.state.counters.durations(),
+        updates: parts.state.updates,
         processes,
         process_count,
         end: Some(parts.state.end()),

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::monitor::caller::{WaitEnd, Watched};
 use crate::monitor::calls::Parts;
+use crate::monitor::daemon::container_end::ContainerEnd;
 use crate::monitor::log::When;
 use crate::monitor::resident::{give_back_heap, give_back_startup_code};
 use crate::monitor::state::{Due, Occasion};
 use crate::monitor::thread::spawn;
-use crate::monitor::worker::container_end::ContainerEnd;
 use crate::process::ProcessId;
 
 /// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
@@ -46,12 +46,12 @@ impl AuditThread {
         let mut mapped = Instant::now();
         let mut given_back = Instant::now();
         let mut heap_given_after = None;
-        audit.clear_up_after_restart();
-        // Nothing was looked at since the worker before ended.
+        // Nothing was looked at during an update.
         state.books().due.schedule(Instant::now());
         loop {
             self.watch(&mut watched);
             let woken = audit.audit_wait.wait(self.plan_wait(Instant::now()));
+            let _at_work = state.work.begin();
             let now = Instant::now();
             callers.undo_unclaimed();
             let occasion =
@@ -72,7 +72,7 @@ impl AuditThread {
             if self.awaits_first_process() {
                 processes.origins.find_first_process();
             }
-            let calls = state.journal.calls().received();
+            let calls = state.counters.calls().received();
             if given_back.elapsed() > GIVE_BACK && heap_given_after != Some(calls) {
                 give_back_startup_code();
                 if state.is_idle(now) {

@@ -1,4 +1,4 @@
-//! The number of a process in the ledger and the journal. This file asks the kernel nothing.
+//! The number of a process in the ledger. This file asks the kernel nothing.
 
 use crate::ledger::Process;
 use crate::process::ProcessId;

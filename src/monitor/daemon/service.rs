@@ -1,0 +1,160 @@
+//! What serves a container: its parts, the threads that answer calls, the audit, and the status.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use crate::gate::settings::Settings;
+use crate::monitor::caller::Listeners;
+use crate::monitor::calls::{CallService, Parts};
+use crate::monitor::daemon::audit_thread::AuditThread;
+use crate::monitor::daemon::container_end::ContainerEnd;
+use crate::monitor::daemon::control_socket;
+use crate::monitor::daemon::status_writer::StatusWriter;
+use crate::monitor::daemon::update::Requests;
+use crate::monitor::driver::MonitorClient;
+use crate::monitor::node::Device;
+use crate::monitor::resident;
+use crate::monitor::snapshot::{
+    ClientDescriptors, CounterValues, FileNumbers, KeptReply, Record, Snapshot,
+};
+use crate::monitor::state::{ChangeFlag, ContainerState};
+use crate::monitor::thread::spawn;
+
+/// Connections that are answered at the same time.
+const CONNECTIONS: usize = 8;
+
+/// What serves a container.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) parts: Arc<Parts>,
+    pub(crate) calls: Arc<CallService>,
+    pub(crate) container_end: Arc<ContainerEnd>,
+    pub(crate) status_writer: Arc<StatusWriter>,
+    connections: Arc<()>,
+}
+
+/// What a monitor had open before an update.
+#[derive(Debug, Default)]
+pub(crate) struct KeptFiles {
+    /// Files that memory was exported to, by number.
+    exports: Vec<(u64, OwnedFd)>,
+    /// Files of nvidia-uvm, by number.
+    uvm_files: Vec<(u32, OwnedFd)>,
+    client: Option<KeptClient>,
+    /// Replies that wait for their threads, with the files by which they are undone.
+    replies: Vec<(KeptReply, Option<OwnedFd>)>,
+}
+
+/// The monitor's client of the driver.
+#[derive(Debug)]
+struct KeptClient {
+    client: u32,
+    control: OwnedFd,
+    /// The open nodes of GPUs.
+    gpu_files: Vec<OwnedFd>,
+    /// The handles of device and subdevice, by the container's GPUs.
+    gpus: Vec<Option<(u32, u32)>>,
+}
+
+impl KeptFiles {
+    /// Takes what a snapshot names; `take` makes a number an open file.
+    pub(crate) fn take(
+        snapshot: &Snapshot,
+        take: impl Fn(&i32) -> io::Result<OwnedFd>,
+    ) -> io::Result<Self> {
+        let FileNumbers { exports, uvm_files, .. } = &snapshot.descriptors;
+        let export = |(number, file): &(u64, i32)| Ok((*number, take(file)?));
+        let uvm_file = |(number, file): &(u32, i32)| Ok((*number, take(file)?));
+        let client = |of: &ClientDescriptors| {
+            io::Result::Ok(KeptClient {
+                client: of.client,
+                control: take(&of.control)?,
+                gpu_files: of.gpu_files.iter().map(&take).collect::<io::Result<_>>()?,
+                gpus: of.gpus.clone(),
+            })
+        };
+        let reply = |of: &KeptReply| Ok((of.clone(), of.file.as_ref().map(&take).transpose()?));
+        Ok(KeptFiles {
+            exports: exports.iter().map(export).collect::<io::Result<_>>()?,
+            uvm_files: uvm_files.iter().map(uvm_file).collect::<io::Result<_>>()?,
+            client: snapshot.descriptors.client.as_ref().map(client).transpose()?,
+            replies: snapshot.replies.iter().map(reply).collect::<io::Result<_>>()?,
+        })
+    }
+}
+
+/// Sees that a service can go on with a snapshot.
+pub(super) fn check(snapshot: Snapshot) -> io::Result<()> {
+    let Snapshot { settings, records, counters, updates, .. } = snapshot;
+    ContainerState::open(settings, records, &counters, updates).map(drop)
+}
+
+impl Service {
+    /// A service of a container. `known` are the records and counters of a snapshot, and how often the program was
+    /// replaced. `wake` wakes the first thread.
+    pub(crate) fn new(
+        settings: Settings,
+        (records, counters, updates): (Vec<Record>, CounterValues, u64),
+        listeners: &Arc<Listeners>,
+        wake: &Arc<ChangeFlag>,
+    ) -> io::Result<Self> {
+        let state = ContainerState::open(settings, records, &counters, updates)?;
+        let parts = Arc::new(Parts::new(state)?);
+        let calls = Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(listeners)));
+        let status_writer = Arc::new(StatusWriter::new(Arc::clone(&parts), Arc::clone(&calls)));
+        let container_end = Arc::new(ContainerEnd::new(
+            Arc::clone(&parts),
+            Arc::clone(listeners),
+            Arc::clone(wake),
+            Arc::clone(&status_writer),
+        ));
+        Ok(Service { parts, calls, container_end, status_writer, connections: Arc::new(()) })
+    }
+
+    /// Goes on with files from before an update. Fails if the driver no longer answers the monitor's client.
+    pub(crate) fn resume(&self, files: KeptFiles) -> io::Result<()> {
+        let Parts { state, driver, callers, exports, uvm, .. } = &*self.parts;
+        let device = |file| Device::of(&state.settings.nodes, file);
+        if let Some(KeptClient { client, control, gpu_files, gpus }) = files.client {
+            let control = device(control);
+            let control =
+                control.ok_or_else(|| io::Error::other("the monitor's client has no file"))?;
+            let client = MonitorClient::of((control, client), (gpus, gpu_files), &state.release);
+            driver.resume(client)?;
+        }
+        files.exports.into_iter().for_each(|(number, file)| exports.resume_export(number, file));
+        files.uvm_files.into_iter().for_each(|(number, file)| uvm.resume_file(number, file));
+        for (reply, file) in files.replies {
+            callers.unclaimed.resume(reply, file.and_then(device));
+        }
+        Ok(())
+    }
+
+    /// Starts the threads that the container needs by now, and writes the status.
+    pub(crate) fn start(&self) -> io::Result<()> {
+        AuditThread::start(Arc::clone(&self.parts), Arc::clone(&self.container_end))?;
+        self.status_writer.write_now();
+        resident::give_back_startup_code();
+        resident::give_back_heap();
+        if self.calls.was_called() {
+            self.calls.start_missing_threads();
+        }
+        Ok(())
+    }
+
+    /// Answers the questions of a connection, in a thread of its own. Closes it if too many are answered already.
+    pub(crate) fn answer_questions(&self, connection: UnixStream, updates: &Arc<Requests>) {
+        let open = Arc::clone(&self.connections);
+        if Arc::strong_count(&open) > CONNECTIONS {
+            return;
+        }
+        let (parts, writer) = (Arc::clone(&self.parts), Arc::clone(&self.status_writer));
+        let updates = Arc::clone(updates);
+        let _ = spawn("control", move || {
+            control_socket::answer_questions(&parts, &writer, &updates, connection.into());
+            drop(open);
+        });
+    }
+}

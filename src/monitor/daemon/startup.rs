@@ -1,0 +1,83 @@
+//! What a monitor does for its process before it serves: cgroups, limits, and a heap that all threads share.
+#![allow(unsafe_code, reason = "mallopt has no safe interface in our crates")]
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::warn;
+
+/// Leaves the cgroups of a pod (kubepods, libpod), where the engine has put its helpers there: the pod's end, memory limit
+/// or freezer would hit the monitor, too. Also takes the monitor out of the OOM killer's choice. Returns the controllers
+/// whose cgroup the host does not let the monitor leave.
+pub(super) fn leave_pod_cgroups() -> Vec<String> {
+    let _ = fs::write("/proc/self/oom_score_adj", "-999");
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let pod_lines =
+        text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod"));
+    // cgroups(7): HIERARCHY:CONTROLLERS:PATH. In version 2, CONTROLLERS is empty.
+    let controllers = pod_lines.map(|line| line.split(':').nth(1).unwrap_or_default());
+    let stays = |controllers: &&str| match controllers.strip_prefix("name=").unwrap_or(controllers)
+    {
+        "" => !["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].iter().any(|root| {
+            let own = Path::new(root).join("cgpu");
+            Path::new(root).join("cgroup.procs").exists()
+                && (own.is_dir() || fs::create_dir(&own).is_ok())
+                && fs::write(own.join("cgroup.procs"), "0").is_ok()
+        }),
+        name => {
+            let root = Path::new("/sys/fs/cgroup").join(name);
+            fs::write(root.join("cgroup.procs"), "0").is_err()
+        }
+    };
+    controllers.filter(stays).map(str::to_owned).collect()
+}
+
+/// The most descriptors that a monitor needs: three for each of at most 4096 known processes, a few hundred for
+/// threads that called lately, 4096 exports, and 1024 files of UVM.
+const DESCRIPTORS: u64 = 18 << 10;
+
+/// Raises the limit of open files to [`DESCRIPTORS`], or as far as the host permits: engines start programs with a low default limit, or a lower one. Fails where the limit stays below [`DESCRIPTORS`]:
+/// the error, and the limit.
+pub(super) fn raise_descriptor_limit() -> Result<(), (rustix::io::Errno, u64)> {
+    let limit = getrlimit(Resource::Nofile);
+    // `None` is no limit.
+    let all = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    let enough = Rlimit { current: Some(DESCRIPTORS), maximum: Some(DESCRIPTORS) };
+    let wanted = if limit.maximum.is_some_and(|most| most < DESCRIPTORS) { enough } else { all };
+    setrlimit(Resource::Nofile, wanted)
+        .or_else(|error| setrlimit(Resource::Nofile, all).and(Err(error)))
+        .map_err(|error| (error, limit.maximum.unwrap_or(u64::MAX)))
+}
+
+/// Makes all threads allocate from one heap. The threads take turns with calls, so a heap for each would become as
+/// large as the common one, and would keep what its thread once needed.
+pub(super) fn share_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the function takes only numbers, and there is no second thread yet.
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1)
+    };
+}
+
+/// Tells the log what the host didn't permit.
+pub(super) fn tell(
+    remaining_controllers: Vec<String>,
+    limit: Result<(), (rustix::io::Errno, u64)>,
+) {
+    for controllers in remaining_controllers {
+        warn!(
+            controllers,
+            "the monitor stays in the container's cgroups, and is paid for there; let root write \
+             /sys/fs/cgroup"
+        );
+    }
+    if let Err((error, most)) = limit {
+        warn!(
+            %error,
+            most,
+            "few descriptors: few processes and exports can be kept account of; raise the engine's \
+             limit of open files (LimitNOFILE)"
+        );
+    }
+}
