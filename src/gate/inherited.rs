@@ -53,6 +53,17 @@ pub(crate) fn put_program(file: &impl std::os::fd::AsRawFd) -> io::Result<()> {
     }
 }
 
+/// Puts `/dev/null` in the place of the descriptor [`PROGRAM`], which an execution has closed: else another file would get
+/// its number. A program may call this before it opens anything.
+pub(crate) fn occupy_program() -> io::Result<()> {
+    let null = std::fs::File::open("/dev/null")?;
+    match std::os::fd::AsRawFd::as_raw_fd(&null) {
+        PROGRAM => std::mem::forget(null),
+        _ => put_program(&null)?,
+    }
+    Ok(())
+}
+
 /// Closes every descriptor but 3, 4, 5, standard output and standard error. No monitor reads standard input, so another
 /// descriptor takes its number: a host has one monitor for each container.
 pub(crate) fn close_other_descriptors() {

@@ -220,10 +220,24 @@ fn three_updates_in_a_row_change_no_figure() {
         let status = monitor.status();
         (status.gpus, status.calls, status.durations, status.processes, status.pid)
     };
+    let descriptors = || {
+        let of = std::fs::read_dir(format!("/proc/{}/fd", monitor.pid())).unwrap();
+        let name = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).ok();
+        let mut all: Vec<_> = of.flatten().filter_map(name).collect();
+        all.sort_unstable();
+        all
+    };
     let before = figures();
+    let mut open = None;
     for updates in 1..=3 {
         monitor.update();
         assert_eq!((figures(), monitor.status().updates), (before.clone(), updates));
+        // What it keeps of callers it opens anew.
+        std::thread::sleep(Duration::from_secs(1));
+        let open = open.get_or_insert_with(descriptors);
+        until("it has the same files open as after the first one", || descriptors() == *open);
+        let program = std::fs::read_link(format!("/proc/{}/fd/1", monitor.pid())).unwrap();
+        assert_eq!(program, std::path::Path::new("/dev/null"));
     }
     let said = program.go_on();
     said.must("import c ok").must("uvm-unmap b ok");

@@ -137,6 +137,7 @@ pub fn serve() -> io::Result<Option<Gone>> {
 /// As [`serve`].
 pub fn resume(number: &str) -> io::Result<Option<Gone>> {
     startup::share_heap();
+    inherited::occupy_program()?;
     // An execution by a descriptor names the thread after its number.
     let _ = set_name(c"cgpu-monitor");
     let number = number.parse().map_err(io::Error::other)?;

@@ -18,7 +18,7 @@ use nix::unistd::execveat;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
-use crate::gate::inherited::{PROGRAM, put_program, set_close_on_exec};
+use crate::gate::inherited::{PROGRAM, occupy_program, put_program, set_close_on_exec};
 use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Answer, PROGRAM_SENT};
 use crate::monitor::calls::Parts;
@@ -99,7 +99,7 @@ pub(super) fn hand_over(stream: &UnixStream, snapshot: &Snapshot) -> io::Result<
     let failed = execute(&file, snapshot);
     // This program goes on, and with it the descriptors.
     let _ = snapshot.descriptors().try_for_each(|number| set_close_on_exec(number, true));
-    put_program(&File::open("/dev/null")?)?;
+    occupy_program()?;
     failed
 }
 
