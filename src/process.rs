@@ -21,7 +21,7 @@ use rustix::process::PidfdFlags;
 const STAT_BYTES: usize = 4096;
 
 /// A process of this host, told apart from later ones of the same pid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
     /// The pid in our namespace.
     pub pid: i32,

@@ -569,7 +569,7 @@ pub(crate) mod tests {
             "cgpu_creates_admitted_total{Hostname=\"node\"} 5.0".to_owned(),
             "cgpu_creates_refused_total{Hostname=\"node\",cause=\"memory\"} 2.0".to_owned(),
             "cgpu_creates_refused_total{Hostname=\"node\",cause=\"request\"} 1.0".to_owned(),
-            format!("cgpu_container_worker_restarts_total{{{CONTAINER},Hostname=\"node\"}} 2.0"),
+            format!("cgpu_container_monitor_updates_total{{{CONTAINER},Hostname=\"node\"}} 2.0"),
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

@@ -1,7 +1,7 @@
 //! The container's callers: listeners, processes, copies of their memory, and calls that a caller makes again.
 
 mod audit_wait;
-mod fingerprint;
+mod interrupted;
 mod leader;
 mod listener;
 mod listeners;
@@ -11,11 +11,9 @@ mod scratch;
 mod target;
 #[cfg(test)]
 mod test_callers;
-mod thread_order;
-mod unclaimed;
 
 pub(crate) use audit_wait::{AuditWait, WaitEnd, Watched};
-pub(crate) use fingerprint::{Fingerprint, Registers};
+pub(crate) use interrupted::{Fingerprint, Interrupted, Match, Registers, UnclaimedCall};
 pub(crate) use leader::{Lead, Leader};
 pub use listener::check_sizes;
 pub(crate) use listener::{Listener, Reply};
@@ -27,5 +25,3 @@ pub(crate) use target::{
 };
 #[cfg(test)]
 pub(crate) use test_callers::{Caller, TestCallers};
-pub(crate) use thread_order::ThreadOrder;
-pub(crate) use unclaimed::{Match, Unclaimed, UnclaimedCall};

@@ -21,7 +21,6 @@ use nix::unistd::Pid;
 use rustix::process::{self, PidfdFlags};
 
 use crate::ledger::Process;
-use crate::monitor::caller::fingerprint::Fingerprint;
 use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
 use crate::process::{ProcStatus, ProcessId, pidfd, threads};
@@ -43,8 +42,6 @@ pub(crate) struct Target {
     pub(crate) pid: i32,
     /// The thread's process, by a number that isn't used again.
     pub(crate) process: Process,
-    /// The thread's last call as its memory had it when the call was answered, if the driver had done the call.
-    answered: Lock<Option<Fingerprint>>,
     /// Whether the thread is of the runtime or of one of its hooks: it is in the host's mount namespace.
     pub(crate) is_of_runtime: bool,
     /// The thread's pidfd or its directory: see [`is_there`].
@@ -197,18 +194,7 @@ impl Target {
             Err(rustix::io::Errno::INVAL) => (directory, Some(pidfd(pid).map_err(from_rustix)?)),
             thread => (thread.map_err(from_rustix)?, None),
         };
-        let answered = Lock::default();
-        Ok(Target { tid, thread, pid, process, answered, is_of_runtime, thread_fd, process_pidfd })
-    }
-
-    /// Remembers a call that the driver has done, as the call is answered.
-    pub(crate) fn set_answered(&self, answered: Fingerprint) {
-        *self.answered.lock() = Some(answered);
-    }
-
-    /// Takes the call that the thread was answered last, so that no later call finds it.
-    pub(crate) fn take_answered(&self) -> Option<Fingerprint> {
-        self.answered.lock().take()
+        Ok(Target { tid, thread, pid, process, is_of_runtime, thread_fd, process_pidfd })
     }
 
     /// A duplicate of one of the thread's descriptors. `ESRCH` where the thread has ended.

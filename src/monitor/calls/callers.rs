@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ledger::{Client, Entry, Handle};
-use crate::monitor::caller::{PidMaps, Targets, ThreadOrder, Unclaimed, UnclaimedCall};
+use crate::monitor::caller::{Interrupted, PidMaps, Targets, UnclaimedCall};
 use crate::monitor::compute::Slices;
 use crate::monitor::node::{Device, Failure, Rm};
 use crate::monitor::state::{ContainerState, Lane, OnLane};
@@ -18,8 +18,8 @@ pub(crate) struct Callers {
     lane: Arc<Lane>,
     slices: Arc<Slices>,
     pub(crate) targets: Arc<Targets>,
-    pub(crate) unclaimed: Unclaimed,
-    pub(crate) thread_order: ThreadOrder,
+    /// `None` where no signal interrupts a caller.
+    pub(crate) interrupted: Option<Interrupted>,
     pub(crate) pid_maps: PidMaps,
 }
 
@@ -31,12 +31,11 @@ impl Callers {
         targets: Arc<Targets>,
     ) -> Self {
         Callers {
+            interrupted: state.settings.interruptible.then(Interrupted::default),
             state,
             lane,
             slices,
             targets,
-            unclaimed: Unclaimed::default(),
-            thread_order: ThreadOrder::default(),
             pid_maps: PidMaps::default(),
         }
     }
@@ -61,13 +60,18 @@ impl Callers {
         }
     }
 
+    /// Whether replies wait for their threads.
+    pub(crate) fn has_unclaimed(&self) -> bool {
+        self.interrupted.as_ref().is_some_and(|calls| !calls.is_empty())
+    }
+
     /// Undoes calls whose threads ended before they took the reply. Does nothing where a call hangs on the lane.
     pub(crate) fn undo_unclaimed(&self) {
-        if self.unclaimed.is_empty() {
+        let Some(calls) = self.interrupted.as_ref().filter(|calls| !calls.is_empty()) else {
             return;
-        }
+        };
         let Some(lane) = self.lane.enter_for_monitor() else { return };
-        while let Some(kept) = self.unclaimed.take_of_ended(ProcessId::alive) {
+        while let Some(kept) = calls.take_of_ended(ProcessId::alive) {
             self.undo(&lane, &kept);
         }
     }

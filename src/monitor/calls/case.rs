@@ -35,8 +35,6 @@ const INTERRUPTED: EarlyReply = Reply::Errno(Errno::EINTR as i32);
 pub(crate) struct Case<'a> {
     pub(crate) parts: &'a Parts,
     pub(crate) scratch: &'a mut Scratch,
-    /// The number of the monitor's thread that serves the call.
-    pub(crate) server: usize,
     pub(crate) listener: &'a Listener,
     pub(crate) notice: seccomp_notif,
     /// When the monitor began with the call.
@@ -69,7 +67,6 @@ impl<'a> Case<'a> {
     pub(crate) fn new(
         parts: &'a Parts,
         scratch: &'a mut Scratch,
-        server: usize,
         listener: &'a Listener,
         notice: seccomp_notif,
     ) -> Self {
@@ -77,7 +74,6 @@ impl<'a> Case<'a> {
         Case {
             parts,
             scratch,
-            server,
             listener,
             notice,
             came: Instant::now(),

@@ -6,11 +6,11 @@
 //! 4. [`identify`] duplicates the descriptor, finds out which driver file it is, and notes the calling process.
 //! 5. [`answer_escape`] refuses, continues or executes the call, as it was judged. [`serve_uvm`] copies and judges
 //!    calls to `nvidia-uvm` itself. [`serve_map`] charges managed memory, and continues the mapping.
-//! 6. To be executed, a call waits for its thread's earlier calls where signals interrupt calls, and for the lane where
+//! 6. To be executed, a call waits for its thread's earlier call where signals interrupt calls, and for the lane where
 //!    it makes, names or frees objects. [`decide`](crate::monitor::decide) says by the books what is charged or
 //!    entered, or why the call is refused. The driver is called on the copies, and the books get the result.
 //! 7. [`finish`], while the caller waits, writes the results to the caller's memory and replies.
-//!    Where the caller doesn't wait, or doesn't take the reply, the results are kept
+//!    Where signals interrupt calls, and the caller doesn't take the reply, the results are kept
 //!    ([`retry`](crate::monitor::calls::case::retry)).
 
 use nix::errno::Errno;
@@ -19,7 +19,7 @@ use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
 use crate::monitor::caller::Reply;
-use crate::monitor::calls::case::retry::{keep, remember_answer};
+use crate::monitor::calls::case::retry::{end, remember_answer};
 use crate::monitor::calls::case::{Case, EarlyReply, continue_other_call};
 use crate::monitor::calls::escape::{ReadEscape, answer_escape, read_escape};
 use crate::monitor::calls::identify::{caller_error, identify, note_caller, spare_runtime};
@@ -61,9 +61,8 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         Some(outcome) => outcome.is_ok,
         None => was_done || reply == Reply::Done && has_succeeded(case),
     };
-    let interruptible = case.parts.state.settings.interruptible;
     // Where signals interrupt calls, an earlier call of the thread may have written to that memory since it was read.
-    if !interruptible {
+    if case.parts.callers.interrupted.is_none() {
         case.effects.writes.drop_unchanged(case.scratch);
     }
     // The call is counted before the reply: the caller may ask for the figure next.
@@ -75,18 +74,15 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         if write_output(case).is_err() {
             reply = Reply::Errno(Errno::EFAULT as i32);
         }
-        if interruptible && is_ok {
+        if is_ok {
             remember_answer(case);
         }
         taken = case.listener.send(case.notice.id, reply.parts());
     }
     if !taken {
         cancel_initialization(case);
-        keep(case, (reply, is_ok));
     }
-    if case.retry.is_queued {
-        case.parts.callers.thread_order.leave(case.server);
-    }
+    end(case, taken, (reply, is_ok));
     case.scratch.shrink();
 }
 

@@ -141,14 +141,13 @@ impl CallService {
     }
 
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
-        self.leader.start_another(MOST, |number| {
+        self.leader.start_another(MOST, || {
             let service = Arc::clone(self);
-            spawn("calls", move || service.work(number))
+            spawn("calls", move || service.work())
         })
     }
 
-    /// What the thread with this number does.
-    fn work(self: &Arc<Self>, number: usize) {
+    fn work(self: &Arc<Self>) {
         let mut scratch = Scratch::default();
         loop {
             // The first call's thread leads alone: the others are started when the first call is answered.
@@ -156,12 +155,12 @@ impl CallService {
                 // Where there are enough already, no thread watches the leader until a call ends.
                 let _ = self.start_thread();
             }
-            self.answer_calls(number, &mut scratch);
+            self.answer_calls(&mut scratch);
         }
     }
 
     /// Receives calls and serves them, as long as this thread leads.
-    fn answer_calls(self: &Arc<Self>, number: usize, scratch: &mut Scratch) {
+    fn answer_calls(self: &Arc<Self>, scratch: &mut Scratch) {
         let thread = gettid();
         let mut known = self.listeners.changes();
         let mut listeners = self.listeners.all();
@@ -182,7 +181,7 @@ impl CallService {
                 continue;
             };
             let call = self.leader.begin();
-            serve(&mut Case::new(&self.parts, scratch, number, listener, notice));
+            serve(&mut Case::new(&self.parts, scratch, listener, notice));
             let leads = self.leader.end(call);
             drop(at_work);
             if !self.support_started.is_completed() {

@@ -134,7 +134,7 @@ impl AuditThread {
             || exports.all.has_any()
             || state.log.has_left_out()
             || has_files;
-        if !watched && last_wait.is_none() && callers.unclaimed.is_empty() {
+        if !watched && last_wait.is_none() && !callers.has_unclaimed() {
             // Otherwise the next process would find something scheduled already, and wake no thread.
             books.due = Due::default();
             return None;

@@ -58,7 +58,7 @@ use crate::gate::inherited;
 use crate::gate::launch::{self, MonitorDir};
 use crate::gate::settings::Settings;
 use crate::gate::wire::Answer;
-use crate::monitor::caller::{Listener, Listeners};
+use crate::monitor::caller::{Interrupted, Listener, Listeners};
 use crate::monitor::calls::CallThreads;
 use crate::monitor::peer;
 use crate::monitor::snapshot::{CounterValues, FileNumbers, Snapshot};
@@ -83,6 +83,9 @@ const THREADS: Duration = Duration::from_millis(20);
 
 /// How long the monitor may search what is left of a container after a request to end: longer than the search takes.
 const LAST_AUDIT_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// How many seconds a monitor with a fault may take to tell of it.
+const LAST_WORDS_S: u32 = 2;
 
 /// How long after a request to end the monitor may still deregister the container. Later, the sender of the request has
 /// deregistered it, and the name may belong to another container.
@@ -178,6 +181,8 @@ fn report_losses<T>(settings: &Settings, work: impl FnOnce() -> io::Result<T>) -
     let told = Arc::clone(&tell);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
+        // Where the panic came while this thread held the log's lock, telling never returns: SIGALRM ends the process.
+        nix::unistd::alarm::set(LAST_WORDS_S);
         told(format!("it has a fault: {panic}"));
         before(panic);
         // A thread that panics takes the process along: calls would wait for it.
@@ -466,6 +471,8 @@ impl Daemon {
 
     fn snapshot(&self, service: &Service, asker: &UnixStream) -> Snapshot {
         let state = &service.parts.state;
+        let interrupted = service.parts.callers.interrupted.as_ref();
+        let (replies, answered) = interrupted.map(Interrupted::records).unwrap_or_default();
         let listeners = self.listeners.all();
         let listener = |of: &Arc<Listener>| (of.number(), of.descriptor().as_raw_fd());
         let descriptors = FileNumbers {
@@ -482,7 +489,8 @@ impl Daemon {
             updates: state.updates + 1,
             records: state.books().records(),
             counters: state.counters.values(),
-            replies: service.parts.callers.unclaimed.records(),
+            replies,
+            answered,
             descriptors: update::kept_descriptors(&service.parts, descriptors),
             launcher: self.runtimes.launcher_process(),
             had_listener: self.runtimes.had_listener(),

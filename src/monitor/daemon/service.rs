@@ -21,6 +21,7 @@ use crate::monitor::snapshot::{
 };
 use crate::monitor::state::{ChangeFlag, ContainerState};
 use crate::monitor::thread::spawn;
+use crate::process::ProcessId;
 
 /// Connections that are answered at the same time.
 const CONNECTIONS: usize = 8;
@@ -45,6 +46,8 @@ pub(crate) struct KeptFiles {
     client: Option<KeptClient>,
     /// Replies that wait for their threads, with the files by which they are undone.
     replies: Vec<(KeptReply, Option<OwnedFd>)>,
+    /// Threads, and the fingerprints of their last answers.
+    answered: Vec<(ProcessId, u64)>,
 }
 
 /// The monitor's client of the driver.
@@ -81,6 +84,7 @@ impl KeptFiles {
             uvm_files: uvm_files.iter().map(uvm_file).collect::<io::Result<_>>()?,
             client: snapshot.descriptors.client.as_ref().map(client).transpose()?,
             replies: snapshot.replies.iter().map(reply).collect::<io::Result<_>>()?,
+            answered: snapshot.answered.clone(),
         })
     }
 }
@@ -126,8 +130,11 @@ impl Service {
         }
         files.exports.into_iter().for_each(|(number, file)| exports.resume_export(number, file));
         files.uvm_files.into_iter().for_each(|(number, file)| uvm.resume_file(number, file));
-        for (reply, file) in files.replies {
-            callers.unclaimed.resume(reply, file.and_then(device));
+        if let Some(calls) = &callers.interrupted {
+            for (reply, file) in files.replies {
+                calls.resume(reply, file.and_then(device));
+            }
+            calls.resume_answered(files.answered);
         }
         Ok(())
     }

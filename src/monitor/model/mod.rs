@@ -65,7 +65,7 @@ pub(crate) enum CallerGets {
 fn serve_by(service: &Service, listeners: &Listeners, notice: seccomp_notif) {
     let all = listeners.all();
     let listener = all.first().expect("it was added");
-    serve(&mut Case::new(&service.parts, &mut Scratch::default(), 0, listener, notice));
+    serve(&mut Case::new(&service.parts, &mut Scratch::default(), listener, notice));
 }
 
 /// A call as a program makes it.

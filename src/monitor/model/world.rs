@@ -16,7 +16,7 @@ use super::{
     Call, CallerGets, Fate, LISTENER, ModelDriver, ModelFile, Program, QUOTA, TOTAL, serve_by,
 };
 use crate::gate::settings::Settings;
-use crate::monitor::caller::{Caller, Listener, Listeners, TestCallers};
+use crate::monitor::caller::{Caller, Interrupted, Listener, Listeners, TestCallers};
 use crate::monitor::calls::Parts;
 use crate::monitor::daemon::{KeptFiles, Service, kept_descriptors};
 use crate::monitor::snapshot::{CounterValues, FileNumbers, Record, Snapshot};
@@ -98,6 +98,8 @@ impl World {
     pub(crate) fn update(&self) {
         let service = self.service();
         let Parts { state, callers, .. } = &*service.parts;
+        let interrupted = callers.interrupted.as_ref();
+        let (replies, answered) = interrupted.map(Interrupted::records).unwrap_or_default();
         let known = (state.books().records(), state.counters.values(), state.updates + 1);
         let snapshot = Snapshot {
             version: String::new(),
@@ -105,7 +107,8 @@ impl World {
             updates: known.2,
             records: known.0.clone(),
             counters: known.1,
-            replies: callers.unclaimed.records(),
+            replies,
+            answered,
             descriptors: kept_descriptors(&service.parts, FileNumbers::default()),
             launcher: None,
             had_listener: true,

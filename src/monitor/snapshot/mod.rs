@@ -21,7 +21,7 @@ const MAGIC: [u8; 8] = *b"cgpusnap";
 
 /// The number of the format: of [`Snapshot`], of all that it holds, and of what its numbers mean. Whatever changes one
 /// of them changes this number. A program of another format is not executed.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// A descriptor's number.
 pub(crate) type Descriptor = i32;
@@ -39,6 +39,8 @@ pub(crate) struct Snapshot {
     pub(crate) counters: CounterValues,
     /// Replies that wait for their threads.
     pub(crate) replies: Vec<KeptReply>,
+    /// Threads, and the fingerprints of their last calls as they were answered, where signals interrupt callers.
+    pub(crate) answered: Vec<(ProcessId, u64)>,
     pub(crate) descriptors: FileNumbers,
     /// The launcher; `None` if it has exited.
     pub(crate) launcher: Option<ProcessId>,
@@ -210,6 +212,7 @@ mod tests {
                 made: vec![(1, 2, 3)],
                 file: Some(16),
             }],
+            answered: vec![(ProcessId { pid: 8, start_ticks: 9 }, 4)],
             descriptors: FileNumbers {
                 entry: 3,
                 control: 4,
@@ -245,7 +248,7 @@ mod tests {
         let refused = |bytes: &[u8]| Snapshot::decode(bytes).unwrap_err().to_string();
         assert!(refused(&bytes[..bytes.len() - 1]).starts_with("the snapshot is damaged"));
         bytes[8] += 1;
-        assert_eq!(refused(&bytes), "the snapshot has format 2, and this version's is 1");
+        assert_eq!(refused(&bytes), "the snapshot has format 3, and this version's is 2");
         assert_eq!(refused(b"#!/bin/sh"), "this is no snapshot of a monitor");
     }
 

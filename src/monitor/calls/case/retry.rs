@@ -1,17 +1,12 @@
-//! Callers whose wait a signal ends, and that make their call again.
+//! Where a call passes the interrupted ones ([`Interrupted`](crate::monitor::caller::Interrupted)), and how it enters the
+//! lane.
 //!
-//! Before Linux 5.19 any signal ends a caller's wait, and the kernel makes the call again. What was
-//! done for such a caller is kept until its thread calls again ([`unclaimed`](crate::monitor::caller::Unclaimed)).
-//!
-//! A reply that was sent may be lost, too: the kernel looks for signals before it looks for the reply
-//! (`seccomp_do_user_notification`, `wait_for_completion_interruptible` and then the lock). Of 5,000
-//! signals that come in the middle of a call, about one does that. The caller then makes the call
-//! again, with the answer in its memory. The monitor makes such a call once more. Where the driver says that the call
-//! was done already, the caller is told that it is done. The books have the result of the first time, and believe
-//! the driver the second time: any program can make a call twice.
+//! A call that was done already, and whose reply was lost, is made once more. Where the driver says that it was done
+//! already, the caller is told that it is done. The books have the result of the first time, and believe the driver the
+//! second time: any program can make a call twice.
 
 use super::{Case, EarlyReply, INTERRUPTED};
-use crate::monitor::caller::{Copy, Fingerprint, Match, Reply, Target, UnclaimedCall};
+use crate::monitor::caller::{Copy, Fingerprint, Match, Reply, UnclaimedCall};
 use crate::monitor::snapshot::Count;
 use crate::monitor::state::OnLane;
 use crate::process::ProcessId;
@@ -21,8 +16,8 @@ use crate::process::ProcessId;
 pub(crate) struct Retry {
     /// Whether the call must not be done twice: where nobody takes its reply, the reply is kept.
     pub(crate) is_begun: bool,
-    /// Whether the call is in its thread's queue, where later calls of the thread wait for it.
-    pub(crate) is_queued: bool,
+    /// The thread whose later calls wait for this one.
+    pub(crate) entered: Option<ProcessId>,
     /// Whether the thread makes its last call again, and the struct that was read has the answer to the last call:
     /// the thread may not have received that reply.
     pub(crate) repeats: bool,
@@ -43,24 +38,17 @@ pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, Early
     begin_on_lane_in_turn(case)
 }
 
-/// Waits for the earlier calls of the same thread, where signals interrupt calls: otherwise a thread that has left a
+/// Waits for the earlier call of the same thread, where signals interrupt calls: otherwise a thread that has left a
 /// call to the monitor is dead, and makes no other call.
-///
-/// A call joins its thread's queue before it asks whether its caller still waits. So a later call waits
-/// for an earlier one, or the earlier one finds that its caller is gone.
 pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    let Target { thread, .. } = *case.target()?;
-    if !case.parts.state.settings.interruptible {
-        return case.still_waits();
+    if let (Some(calls), None) = (&case.parts.callers.interrupted, case.retry.entered) {
+        let thread = case.target()?.thread;
+        if !calls.enter(thread, || case.is_valid()) {
+            return Err(INTERRUPTED);
+        }
+        case.retry.entered = Some(thread);
     }
-    let (turns, server) = (&case.parts.callers.thread_order, case.server);
-    turns.queue(server, thread);
-    case.retry.is_queued = true;
-    case.still_waits()?;
-    if !turns.wait(server, thread, || case.is_valid()) {
-        return Err(INTERRUPTED);
-    }
-    Ok(())
+    case.still_waits()
 }
 
 /// Begins a call after [`wait_for_turn`], as soon as the call is alone on the lane.
@@ -87,14 +75,10 @@ fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), E
     case.retry.is_begun = true;
     case.scratch.remember();
     let parts = case.parts;
-    if !parts.state.settings.interruptible && parts.callers.unclaimed.is_empty() {
-        return Ok(());
-    }
-    let read = as_read(case);
-    let target = case.target()?;
-    let thread = target.thread;
-    case.retry.repeats = target.take_answered() == Some(read);
-    match parts.callers.unclaimed.take(thread, read) {
+    let Some(calls) = &parts.callers.interrupted else { return Ok(()) };
+    let (read, thread) = (as_read(case), case.target()?.thread);
+    case.retry.repeats = calls.take_answered(thread) == Some(read);
+    match calls.take(thread, read) {
         Match::Nothing => Ok(()),
         Match::Undo(kept) => {
             match lane {
@@ -130,38 +114,41 @@ fn as_answered(case: &Case<'_>) -> Fingerprint {
 
 /// Remembers the fingerprint of a call that the driver has done, just before its caller is told so.
 pub(crate) fn remember_answer(case: &Case<'_>) {
-    if let Some(target) = case.target.as_ref().filter(|_| case.retry.is_begun) {
+    let target = case.target.as_ref().filter(|_| case.retry.is_begun);
+    if let (Some(calls), Some(target)) = (&case.parts.callers.interrupted, target) {
         let kept = case.retry.kept.as_ref().map(|kept| kept.seen[1]);
-        target.set_answered(kept.unwrap_or_else(|| as_answered(case)));
+        calls.set_answered(target.thread, kept.unwrap_or_else(|| as_answered(case)));
     }
 }
 
-/// Keeps what was done for a caller that didn't take the reply.
-pub(crate) fn keep(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) {
-    let call = match case.retry.kept.take() {
-        Some(kept) => kept,
-        // A caller that stopped waiting before the driver was asked is answered when it makes the call again.
-        None if !case.retry.is_begun || reply == INTERRUPTED => return,
-        None => {
-            let Some(thread) = case.target.as_ref().map(|target| target.thread) else { return };
-            unclaimed(case, thread, (reply, is_ok))
+/// Ends a call. Keeps what was done for a caller that didn't take the reply.
+pub(crate) fn end(case: &mut Case<'_>, taken: bool, outcome: (Reply, bool)) {
+    let Some(calls) = &case.parts.callers.interrupted else { return };
+    if let Some(call) = (!taken).then(|| unclaimed(case, outcome)).flatten() {
+        if let Some(oldest) = calls.keep(call) {
+            case.parts.callers.undo(&case.parts.lane.enter(), &oldest);
         }
-    };
-    if let Some(oldest) = case.parts.callers.unclaimed.keep(call) {
-        case.parts.callers.undo(&case.parts.lane.enter(), &oldest);
+        case.parts.audit.wake();
     }
-    case.parts.audit.wake();
+    if let Some(thread) = case.retry.entered {
+        calls.leave(thread);
+    }
 }
 
-fn unclaimed(
-    case: &mut Case<'_>,
-    thread: ProcessId,
-    (reply, is_ok): (Reply, bool),
-) -> UnclaimedCall {
+/// What is kept of the call. `None` for one whose caller stopped waiting before the driver was asked: it is answered when
+/// it makes the call again.
+fn unclaimed(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) -> Option<UnclaimedCall> {
+    if let Some(kept) = case.retry.kept.take() {
+        return Some(kept);
+    }
+    let thread = case.target.as_ref()?.thread;
+    if !case.retry.is_begun || reply == INTERRUPTED {
+        return None;
+    }
     let seen = [as_read(case), as_answered(case)];
     let output = case.effects.writes.output(case.scratch);
     let made = std::mem::take(&mut case.effects.made);
     // A file that is kept keeps its client alive, so it is kept only where objects may have to be freed by it.
     let device = case.device.take().filter(|_| !made.is_empty());
-    UnclaimedCall { thread, seen, output, reply, is_ok, device, made }
+    Some(UnclaimedCall { thread, seen, output, reply, is_ok, device, made })
 }

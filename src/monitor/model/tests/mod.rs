@@ -208,6 +208,6 @@ fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
     assert_eq!(lose(), Err(Why::NoAnswer));
     program.die();
     world.service().parts.callers.undo_unclaimed();
-    assert!(world.service().parts.callers.unclaimed.is_empty());
+    assert!(!world.service().parts.callers.has_unclaimed());
     world.ends(&[program]);
 }
