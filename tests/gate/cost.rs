@@ -21,7 +21,7 @@ fn resident_kib(pid: u32) -> (u64, u64) {
     (of("VmRSS"), of("RssAnon") + of("RssShmem"))
 }
 
-/// The most that a worker takes for itself, in KiB: 2 MiB at first, 4 MiB with 10,000 objects.
+/// The most that a monitor takes for itself, in KiB: 2 MiB at first, 4 MiB with 10,000 objects.
 const IDLE_KIB: u64 = 2048;
 const WITH_OBJECTS_KIB: u64 = 4096;
 
