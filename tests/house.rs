@@ -19,7 +19,6 @@ const PURE: &[&str] = &[
     "src/monitor/snapshot/mod.rs",
     "src/monitor/snapshot/record.rs",
     "src/monitor/snapshot/process_number.rs",
-    "src/monitor/caller/fingerprint.rs",
     "src/monitor/decide",
     "src/monitor/audit/judge.rs",
     "src/gate/syscall.rs",
@@ -106,7 +105,6 @@ const IMPURE: &[&str] = &[
     "tracing::",
     "tempfile::",
     "ContainerState",
-    "JournalMap",
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {
