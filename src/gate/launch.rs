@@ -193,8 +193,9 @@ impl MonitorDir {
 
     /// Whether the monitor has ended, its directory is there, and no event says that it is lost.
     pub(crate) fn is_lost_and_not_marked(&self) -> bool {
-        self.process_file().exists()
-            && matches!(self.process(), Ok(None))
+        // A create asks this of all its neighbours, whose monitors mostly live: that alone is found out of those.
+        matches!(self.process(), Ok(None))
+            && self.process_file().exists()
             && !self.dir.join("lost").exists()
     }
 
@@ -343,7 +344,7 @@ pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<F
     }
 }
 
-/// Starts `program keep` with `given` as descriptors 3, 4 and 5. The program calls [`detach`] itself.
+/// Starts `program serve` with `given` as descriptors 3, 4 and 5. The program calls [`detach`] itself.
 fn spawn_monitor(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
     let words = [program.as_ptr(), c"serve".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];
