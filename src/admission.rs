@@ -26,6 +26,7 @@ use crate::backend::{Launch, Launcher, Leftover};
 use crate::bundle::Bundle;
 use crate::events::{Cause, Event, Kind as EventKind, Teller, plain};
 use crate::failpoint::failpoint;
+use crate::gate::own_cgroup;
 use crate::host::{Host, require_root, tenant};
 use crate::inject::Mode;
 use crate::names;
@@ -593,6 +594,7 @@ impl Host {
             }
             true
         });
+        own_cgroup::remove_unknown(|name| locked.has_short_id(name));
         Ok(Collected { records, orphans })
     }
 

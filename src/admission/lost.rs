@@ -7,7 +7,7 @@ use std::path::Path;
 use super::AdmissionError;
 use crate::events::{Event, MONITOR_KILLED};
 use crate::gate::launch::MonitorDir;
-use crate::host::Host;
+use crate::host::{Host, tenant};
 use crate::names;
 use crate::plan::{Holding, Kind};
 use crate::process::{ProcessId, age_s};
@@ -96,8 +96,8 @@ impl Host {
         }
     }
 
-    /// Tells of each container that `is_meant` says by what it holds, and whose monitor has ended before it: once,
-    /// whoever looks first.
+    /// Tells of each container that `is_meant` says by what it holds, and whose monitor has ended before it, and ends it
+    /// where its memory is taken from outside: once, whoever looks first.
     pub(super) fn tell_of_lost_monitors(
         &self,
         locked: &Locked<'_>,
@@ -105,16 +105,21 @@ impl Host {
     ) -> Result<(), RegistryError> {
         let place = |short_id: &str| MonitorDir::of(&self.config.state_dir, short_id);
         let lost = locked.records_where(|short_id, holding| {
-            is_meant(holding) && place(short_id).is_lost_and_not_marked()
+            is_meant(holding) && place(short_id).is_lost_and_not_seen()
         })?;
         for record in lost {
             // A container that has ended ends its monitor.
-            let lives = record.holder.init().is_some_and(ProcessId::alive);
-            if lives && place(&record.short_id).mark_lost() {
-                let name = names::of(&record);
+            let Some(first) = record.holder.init().filter(|first| first.alive()) else { continue };
+            let place = place(&record.short_id);
+            if !place.mark_seen() {
+                continue;
+            }
+            let lost = place.mark_lost().then(|| Event::monitor_lost(MONITOR_KILLED));
+            let taken = self.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
+            let name = names::of(&record);
+            for event in lost.into_iter().chain(taken) {
                 let (id, root) = (record.container_id(), &record.key.root);
-                let event = Event::monitor_lost(MONITOR_KILLED).of(id, name.as_deref(), root);
-                self.teller().tell(event);
+                self.teller().tell(event.of(id, name.as_deref(), root));
             }
         }
         Ok(())

@@ -24,15 +24,17 @@ use thiserror::Error;
 use super::{BackendError, Instance, Isolation, Launch, Launcher, Leftover, Observed, Tenant};
 use crate::bundle::Edits;
 use crate::config;
+use crate::events::Event;
 use crate::gate::client::{AskError, ask, ask_all, is_listening};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
+use crate::gate::own_cgroup;
 use crate::gate::profile::{ProfileError, check_no_listener};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::status_file;
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use crate::inject::host_nodes::device_root;
-use crate::monitor::daemon::Unanswered;
+use crate::monitor::daemon::{self, Unanswered};
 use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
 use crate::rm::{Release, ReleaseError, Version, about};
@@ -286,6 +288,7 @@ impl Gate {
             nodes,
             config: how.config.map(Path::to_owned),
             processor_limit: how.processor_limit,
+            processor_shares: how.processor_shares,
             launcher: how.launcher,
             state_file: how.state_file.map(Path::to_owned),
             spares_host: how.own_mounts,
@@ -496,6 +499,12 @@ impl Isolation for Gate {
         }
     }
 
+    fn end_if_taken(&self, tenant: Tenant<'_>, first: ProcessId) -> Option<Event> {
+        let gpus = planned(tenant.plan);
+        let (nodes, release) = (self.nodes(&gpus).ok()?, self.release().ok()?);
+        daemon::end_if_taken(first, &nodes, &release, &gpus)
+    }
+
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError> {
         let place = self.place(short_id);
         // A monitor that ends by itself calls this in its own process.
@@ -504,6 +513,7 @@ impl Isolation for Gate {
             // Gone in this moment, then.
             let _ = kill(Pid::from_raw(monitor.pid), Signal::SIGTERM);
         }
+        own_cgroup::remove(short_id);
         let left = |source| GateError::Left { path: place.dir().to_owned(), source };
         Ok(place.remove().map_err(left)?)
     }

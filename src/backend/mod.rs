@@ -18,9 +18,11 @@ use thiserror::Error;
 use crate::bundle::Edits;
 use crate::calls::{Calls, Durations};
 use crate::config;
+use crate::events::Event;
 use crate::gpu::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
+use crate::units::ProcessorShares;
 
 /// A container as a backend sees it.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +42,8 @@ pub struct Launch<'a> {
     pub own_mounts: bool,
     /// How much of a processor it may take, in thousandths; `None` without a limit.
     pub processor_limit: Option<u64>,
+    /// Its weight of the processor; `None` for the default one.
+    pub processor_shares: Option<ProcessorShares>,
     /// Its bundle.
     pub bundle: &'a Path,
     /// Its runtime's root.
@@ -150,6 +154,12 @@ pub trait Isolation: std::fmt::Debug {
     ///
     /// Where any part did not take; then nothing of it is left behind.
     fn activate(&self, tenant: Tenant<'_>) -> Result<(), BackendError>;
+
+    /// Ends a container whose isolation is lost, and whose first process lives, where memory is taken by what it gave to
+    /// others. The event of that, if it was ended.
+    fn end_if_taken(&self, _tenant: Tenant<'_>, _first: ProcessId) -> Option<Event> {
+        None
+    }
 
     /// What is left of a container whose processes have ended or are about to; waits so long for an answer.
     fn leftover(&self, _short_id: &str, _patience: Duration) -> Leftover {

@@ -32,6 +32,7 @@ pub use shape::plain;
 use crate::failpoint::failpoint;
 use crate::process::ProcessId;
 use crate::request::Brought;
+use crate::units::ProcessorShares;
 
 /// The largest `config.json` we read, in bytes; runc reads its bundles whole, too.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;
@@ -297,6 +298,18 @@ impl Bundle {
         (quota_us > 0).then(|| quota_us.saturating_mul(1000) / period_us)
     }
 
+    /// The container's weight of the processor, by `linux.resources.cpu.shares`, or by `cpu.weight` among the settings of
+    /// cgroups of version 2, as runc takes that one rather; `None` for the default one.
+    #[must_use]
+    pub fn processor_shares(&self) -> Option<ProcessorShares> {
+        let resources = self.value.pointer("/linux/resources")?;
+        let weight = resources.pointer("/unified/cpu.weight").and_then(Value::as_str);
+        let weight =
+            weight.and_then(|weight| weight.trim().parse().ok()).map(ProcessorShares::of_weight);
+        let shares = || resources.pointer("/cpu/shares")?.as_u64().filter(|shares| *shares > 0);
+        weight.or_else(|| shares().map(ProcessorShares))
+    }
+
     /// Whether the container is in a user namespace that isn't the runtime's.
     #[must_use]
     pub fn has_user_namespace(&self) -> bool {
@@ -549,6 +562,19 @@ mod tests {
             assert_eq!(limit(unlimited), None, "{unlimited}");
         }
         assert_eq!(bundle("{}").1.processor_limit(), None);
+    }
+
+    #[test]
+    fn a_weight_of_the_processor_is_shares_or_version_twos_weight() {
+        let shares = |resources: &str| {
+            bundle(&format!(r#"{{"linux":{{"resources":{resources}}}}}"#)).1.processor_shares()
+        };
+        assert_eq!(shares(r#"{"cpu":{"shares":512}}"#), Some(ProcessorShares(512)));
+        let both = r#"{"cpu":{"shares":512},"unified":{"cpu.weight":"10000"}}"#;
+        assert_eq!(shares(both), Some(ProcessorShares(262_144)));
+        for default in [r#"{"cpu":{"shares":0}}"#, r#"{"unified":{"cpu.weight":"much"}}"#, "{}"] {
+            assert_eq!(shares(default), None, "{default}");
+        }
     }
 
     #[test]

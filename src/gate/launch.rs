@@ -10,6 +10,7 @@
 //! STATE_DIR/gate/SHORT_ID/process    the monitor's pid and start time
 //! STATE_DIR/gate/SHORT_ID/status     the container's status, see `status_file`
 //! STATE_DIR/gate/SHORT_ID/lost       an event says that the monitor is lost
+//! STATE_DIR/gate/SHORT_ID/seen       somebody has looked at what the lost monitor left
 //! STATE_DIR/gate/SHORT_ID/channels.UUID   the container's channels on a GPU, while the monitor takes turns on it
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
@@ -191,12 +192,18 @@ impl MonitorDir {
         let _ = fs::write(self.process_file(), format!("{} {}\n", own.pid, own.start_ticks));
     }
 
-    /// Whether the monitor has ended, its directory is there, and no event says that it is lost.
-    pub(crate) fn is_lost_and_not_marked(&self) -> bool {
+    /// Whether the monitor has ended, its directory is there, and nobody has looked at what it left.
+    pub(crate) fn is_lost_and_not_seen(&self) -> bool {
         // A create asks this of all its neighbours, whose monitors mostly live: that alone is found out of those.
         matches!(self.process(), Ok(None))
             && self.process_file().exists()
-            && !self.dir.join("lost").exists()
+            && !self.dir.join("seen").exists()
+    }
+
+    /// Notes that somebody looks at what the lost monitor left. `false` if that was noted before, or can't be.
+    #[must_use]
+    pub(crate) fn mark_seen(&self) -> bool {
+        File::create_new(self.dir.join("seen")).is_ok()
     }
 
     /// Notes that an event says that the monitor is lost. `false` if that was noted before, or can't be.

@@ -19,6 +19,8 @@ pub(crate) mod passing;
 
 pub(crate) mod inherited;
 
+pub mod own_cgroup;
+
 pub mod launch;
 
 pub mod client;

@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::events::Teller;
 use crate::process::ProcessId;
+use crate::units::ProcessorShares;
 
 /// The default of the most channel groups of a container on a GPU: 64 processes, each with a CUDA context of four.
 pub const MOST_CHANNEL_GROUPS: u32 = 256;
@@ -57,6 +58,9 @@ pub struct Settings {
     /// How much of a processor the container's own processes may take, in thousandths; `None` without a limit.
     #[serde(default)]
     pub processor_limit: Option<u64>,
+    /// The container's weight of the processor; `None` for the default one.
+    #[serde(default)]
+    pub processor_shares: Option<ProcessorShares>,
     /// The process that becomes the runtime and makes the container.
     pub launcher: ProcessId,
     /// The runtime's own state file of the container, which names the container's first process; `None` where it is

@@ -386,6 +386,7 @@ impl Reserved {
             let how = Launch {
                 own_mounts: bundle.has_own_mounts(),
                 processor_limit: bundle.processor_limit(),
+                processor_shares: bundle.processor_shares(),
                 bundle: &record.bundle,
                 root: &self.key.root,
                 name: self.name.as_deref(),

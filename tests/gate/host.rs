@@ -246,6 +246,7 @@ impl Monitor {
             .collect(),
             config: None,
             processor_limit,
+            processor_shares: None,
             launcher: ProcessId::own().expect("/proc is mounted"),
             state_file: None,
             spares_host,

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use nix::unistd::Pid;
 use serde_json::json;
 
+use crate::activation::end_monitor;
 use crate::gated::{Gated, RMTOOL, RUNTIME, rmtool};
 use crate::host::ask;
 use crate::support::{Bundle, Containerd, PATIENCE, eventually, run_with_timeout};
@@ -109,6 +110,59 @@ fn what_a_container_held_is_free_when_the_kernel_kills_its_first_process() {
     }
     gated.soon_is_empty();
     gated.host.check_registry();
+}
+
+/// The hierarchies in which the monitor of `app` has a cgroup of its own, as the mount points are called.
+fn own_cgroups() -> Vec<PathBuf> {
+    let mut all = cgroups("cgpu/app_________");
+    all.retain(|path| path.is_dir());
+    all
+}
+
+#[test]
+fn a_monitor_has_a_cgroup_of_its_own_with_its_containers_weight() {
+    let gated = Gated::new();
+    for is_killed in [false, true] {
+        let bundle = gated.bundle_with("app", |config| {
+            ask(config, 1000);
+            config["process"]["args"] = json!(["sleep", "1000"]);
+            config["linux"]["resources"]["cpu"] = json!({"shares": 512});
+        });
+        let runtime = gated.host.runtime();
+        runtime.create(&bundle).ok();
+        runtime.start(&bundle).ok();
+        let monitor = gated.monitor("app_________");
+        let is_there = || cgroups_of(monitor).contains("/cgpu/app_________\n");
+        assert!(eventually(is_there), "{}", cgroups_of(monitor));
+        let weight = |file: &str| {
+            own_cgroups().iter().find_map(|path| fs::read_to_string(path.join(file)).ok())
+        };
+        let weights = [weight("cpu.shares"), weight("cpu.weight")];
+        let weights = weights.each_ref().map(|text| text.as_deref().map(str::trim));
+        assert!(matches!(weights, [Some("512"), _] | [None, Some("20")]), "{weights:?}");
+        let most = [weight("cpu.cfs_quota_us"), weight("cpu.max")];
+        let most = most.each_ref().map(|text| text.as_deref().map(str::trim));
+        assert!(matches!(most, [Some("-1"), _] | [None, Some("max 100000")]), "{most:?}");
+        gated.fills(&bundle, 1000);
+        if is_killed {
+            end_monitor(&gated);
+        }
+        runtime.delete(&bundle).ok();
+        gated.soon_is_empty();
+        assert!(eventually(|| own_cgroups().is_empty()), "{:?}", own_cgroups());
+    }
+    // One whose monitor was killed as it ended.
+    let left = cgroups("cgpu/nobody______");
+    left.iter().for_each(|path| fs::create_dir_all(path).unwrap_or_default());
+    assert!(left.iter().any(|path| path.is_dir()), "{left:?}");
+    gated.host.gc();
+    let own = [PathBuf::from("cpu"), PathBuf::from("cpu,cpuacct"), PathBuf::from("unified")];
+    for path in left {
+        let name = path.parent().and_then(|all| all.parent()?.file_name());
+        let is_own = name.is_some_and(|name| own.iter().any(|own| own.as_os_str() == name));
+        assert!(!is_own || !path.is_dir(), "{}", path.display());
+        let _ = fs::remove_dir(path);
+    }
 }
 
 /// The directory called `name` in every hierarchy of cgroups.

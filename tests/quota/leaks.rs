@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use crate::activation::end_monitor;
 use crate::gated::{FIRST_MIB, Gated, MIB, RMTOOL, got_bytes, rmtool};
 use crate::host::ask;
 use crate::support::{Bundle, PATIENCE, Running, eventually, run_with_timeout, start};
@@ -122,6 +123,7 @@ fn events(gated: &Gated, kind: &str) -> Vec<Value> {
 }
 
 const SEND: &str = "exec /rmtool attack send-fd /shared/s";
+const SEND_AND_STAY: &str = "exec /rmtool attack send-fd /shared/s stay";
 const SEND_AND_LIVE: &str = "/rmtool attack send-fd /shared/s; exec sleep 1000";
 
 #[test]
@@ -229,6 +231,53 @@ fn a_run_that_leaks_nothing_leaves_nothing() {
         assert_eq!(got_bytes(&filled), QUOTA_MIB * MIB);
         assert_eq!(gated.host.ps(), Vec::<Value>::new(), "{}", gated.host.log());
     }
+    gated.soon_is_empty();
+}
+
+/// Nobody watches its descriptors any more: whoever notices the loss looks, and it is ended.
+#[test]
+fn a_lost_monitors_container_is_ended_if_its_memory_is_taken_from_outside() {
+    for more in [&[][..], &["own-client"]] {
+        let gated = Gated::new();
+        let giver = Giver::start(&gated, SEND_AND_STAY);
+        let mut holder = giver.outside(&[&["hold-fd", "/shared/s", "/shared/go"], more].concat());
+        giver.soon_leaks_to(holder.pid());
+        end_monitor(&gated);
+        giver.set("go");
+        let tried = || giver.shared.join("go.tried").exists();
+        assert!(eventually(tried) && gated.used_bytes(0) > QUOTA_MIB * MIB, "it takes too little");
+        assert_eq!(gated.host.runtime().status(&giver.bundle), "running");
+        gated.host.gc();
+        let status = || gated.host.runtime().status(&giver.bundle);
+        assert!(eventually(|| status() == "stopped"), "{more:?}\n{}", gated.host.log());
+        let leaked = events(&gated, "leaked");
+        assert_eq!(leaked.len(), 1, "{leaked:#?}");
+        assert_eq!(leaked[0]["pid"], holder.pid().as_raw(), "{leaked:#?}");
+        assert_eq!(events(&gated, "monitor_lost").len(), 1);
+        // It is killed for memory of its own, and lives on with the container's.
+        assert!(eventually(|| holder.has_ended() != more.is_empty()), "{more:?}");
+        holder.kill();
+        let _ = holder.end(PATIENCE);
+        giver.delete();
+        gated.soon_is_empty();
+    }
+}
+
+/// Who has a descriptor and takes nothing is no reason to end a container.
+#[test]
+fn a_lost_monitors_container_lives_on_if_its_descriptors_are_merely_held() {
+    let gated = Gated::new();
+    let giver = Giver::start(&gated, SEND_AND_STAY);
+    let mut holder = giver.outside(&["hold-fd", "/shared/s", "/shared/go"]);
+    giver.soon_leaks_to(holder.pid());
+    end_monitor(&gated);
+    gated.host.gc();
+    assert_eq!(events(&gated, "monitor_lost").len(), 1);
+    assert_eq!(events(&gated, "leaked"), Vec::<Value>::new());
+    assert_eq!(gated.host.runtime().status(&giver.bundle), "running");
+    holder.kill();
+    let _ = holder.end(PATIENCE);
+    giver.delete();
     gated.soon_is_empty();
 }
 

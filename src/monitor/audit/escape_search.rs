@@ -7,7 +7,6 @@
 //! ([`Origins`](crate::monitor::processes)). [`HolderFacts`] says what becomes of each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,15 +14,16 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::events::Event;
 use crate::gate::wire::Holder;
-use crate::monitor::audit::holder::{Consequence, Evidence, HolderFacts};
 use crate::monitor::audit::left_clients::{free_left_clients, has_left_clients};
 use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::driver::DriverAccess;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
-use crate::monitor::processes::{Processes, all_pids, is_of_host, mounts};
+use crate::monitor::processes::{
+    Consequence, Evidence, HolderFacts, Processes, all_pids, is_of_host, mounts_of,
+};
 use crate::monitor::state::ContainerState;
-use crate::process::{ProcStatus, ProcessId, is_running, pidfd, told};
+use crate::process::{ProcStatus, ProcessId, is_running, pidfd};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);
@@ -307,10 +307,7 @@ impl EscapeSearch {
         let mut own_mounts = None;
         for tid in threads_by_fd_table(pid) {
             for (mount, filesystem) in self.processes.origins.open_nodes(tid) {
-                let own_mounts = own_mounts.get_or_insert_with(|| {
-                    let of = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
-                    told(pid.cast_signed(), of).map(|text| mounts(&text))
-                });
+                let own_mounts = own_mounts.get_or_insert_with(|| mounts_of(pid.cast_signed()));
                 let Some(own_mounts) = own_mounts else { return Descriptors::default() };
                 if own_mounts.contains(&mount) {
                     found.of_own = true;

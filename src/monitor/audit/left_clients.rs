@@ -2,12 +2,11 @@
 //!
 //! A client lives as long as the file through which it was made. Where a program of the host has a descriptor of that
 //! file, the client outlives the container, with its memory, and the program isn't killed for it
-//! ([`holder`](super::holder)). But the driver frees a client for whoever asks through the client's file
+//! ([`HolderFacts`](crate::monitor::processes::HolderFacts)). But the driver frees a client for whoever asks through the client's file
 //! (`rmclientValidate` compares the file, not the process), so the monitor asks through a duplicate of the program's
 //! descriptor. The program keeps a file without a client.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::os::fd::OwnedFd;
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -18,8 +17,7 @@ use crate::monitor::audit::client_users::client_users;
 use crate::monitor::caller::PIDFD_THREAD;
 use crate::monitor::driver::{DriverAccess, Presence};
 use crate::monitor::node::{Device, Rm};
-use crate::monitor::processes::{Processes, mounts};
-use crate::process::told;
+use crate::monitor::processes::{Processes, mounts_of};
 
 /// Frees the container's clients whose files the process `pid` has. The container has ended: no call of it makes a
 /// client meanwhile.
@@ -58,10 +56,7 @@ pub(crate) fn has_left_clients(processes: &Processes, driver: &DriverAccess) -> 
 
 /// Duplicates of the container's control files that a process has.
 fn control_files(processes: &Processes, pid: u32) -> Vec<Device> {
-    let mountinfo = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
-    let Some(own_mounts) = told(pid.cast_signed(), mountinfo).map(|text| mounts(&text)) else {
-        return Vec::new();
-    };
+    let Some(own_mounts) = mounts_of(pid.cast_signed()) else { return Vec::new() };
     let open = processes.open_files_of(pid, NodeKind::Control).unwrap_or_default();
     let files = open.into_iter().filter_map(|(tid, descriptor)| {
         let file = duplicate(pid, tid, descriptor)?;

@@ -4,7 +4,6 @@ mod client_users;
 mod dead_clients;
 mod escape_search;
 mod history;
-mod holder;
 mod holdings;
 mod judge;
 mod kept_exports;
@@ -16,7 +15,6 @@ mod mappings;
 mod memory_owners;
 mod prune;
 
-pub(crate) use holder::Evidence;
 pub(crate) use kept_exports::KeptExports;
 pub(crate) use look::Audit;
 pub(crate) use mappings::Mappings;

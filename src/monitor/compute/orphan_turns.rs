@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::events::{Event, MONITOR_KILLED, Teller};
 use crate::gate::launch::MonitorDir;
+use crate::gate::settings::{Gpu, Settings};
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
 use crate::monitor::compute::orphans::{
     MonitorState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
@@ -12,8 +13,9 @@ use crate::monitor::compute::orphans::{
 use crate::monitor::compute::slices::Slices;
 use crate::monitor::compute::switch::switch_channels;
 use crate::monitor::driver::DriverAccess;
+use crate::monitor::processes::end_if_taken;
 use crate::monitor::state::{ChannelName, ContainerState};
-use crate::process::{ProcessId, pidfd};
+use crate::process::pidfd;
 use crate::registry::{Record, Registry};
 
 /// How soon monitors are looked at again where the state of one can't be told, in microseconds.
@@ -121,10 +123,20 @@ fn tell_of_loss(state: &ContainerState, name: &str, place: &MonitorDir) {
     let records = Registry::look(state_dir, String::new()).and_then(|all| all.records());
     let neighbour = records.ok().and_then(|all| all.into_iter().find(|of| of.short_id == name));
     // A container that has ended ends its monitor.
-    let Some(Record { key, holder, .. }) = neighbour else { return };
-    if holder.init().is_some_and(ProcessId::alive) && place.mark_lost() {
-        let event = Event::monitor_lost(MONITOR_KILLED).of(&key.id, None, &key.root);
-        Teller::of_host(state_dir).tell(event);
+    let Some(Record { key, holder, plan, .. }) = neighbour else { return };
+    let Some(first) = holder.init().filter(|first| first.alive() && place.mark_seen()) else {
+        return;
+    };
+    let lost = place.mark_lost().then(|| Event::monitor_lost(MONITOR_KILLED));
+    let Settings { nodes, gpus, .. } = &*state.settings;
+    let theirs = |gpu: &Gpu| {
+        let of = plan.gpus.iter().find(|of| of.uuid == gpu.uuid)?;
+        Some(Gpu { limit_bytes: of.memory_limit_bytes.unwrap_or(u64::MAX), ..gpu.clone() })
+    };
+    let gpus: Vec<Gpu> = gpus.iter().filter_map(theirs).collect();
+    let taken = end_if_taken(first, nodes, &state.release, &gpus);
+    for event in lost.into_iter().chain(taken) {
+        Teller::of_host(state_dir).tell(event.of(&key.id, None, &key.root));
     }
 }
 

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::{End, Holder};
-use crate::monitor::audit::Evidence;
 use crate::monitor::caller::Listeners;
 use crate::monitor::calls::Parts;
 use crate::monitor::daemon::status_writer::StatusWriter;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::When;
+use crate::monitor::processes::Evidence;
 use crate::monitor::state::ChangeFlag;
 use crate::monitor::thread::spawn;
 

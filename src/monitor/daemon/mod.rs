@@ -34,6 +34,7 @@ mod update;
 pub use crate::monitor::caller::check_sizes;
 pub use crate::monitor::driver::{Amount, Unanswered, examine, try_slice};
 pub use crate::monitor::node::Failure;
+pub use crate::monitor::processes::end_if_taken;
 #[cfg(test)]
 pub(crate) use service::{KeptFiles, Service};
 #[cfg(test)]
@@ -56,6 +57,7 @@ use tracing::warn;
 use crate::events::Event;
 use crate::gate::inherited;
 use crate::gate::launch::{self, MonitorDir};
+use crate::gate::own_cgroup;
 use crate::gate::settings::Settings;
 use crate::gate::wire::Answer;
 use crate::monitor::caller::{Interrupted, Listener, Listeners};
@@ -113,13 +115,14 @@ pub fn serve() -> io::Result<Option<Gone>> {
     let [entry, control, settings_socket] = inherited::take_descriptors()?;
     inherited::close_other_descriptors();
     // Meanwhile the launcher finds out the settings.
-    let remaining_controllers = startup::leave_pod_cgroups();
+    startup::avoid_oom_killer();
     let limit_error = startup::raise_descriptor_limit();
     let own = ProcessId::own();
     let Some(settings_file) = launch::receive_settings(&settings_socket)? else { return Ok(None) };
     drop(settings_socket);
     let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     drop(settings_file);
+    let remaining_controllers = own_cgroup::join(&settings.short_id, settings.processor_shares);
     crate::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
         MonitorDir::at(&settings.place).write_process(own);
@@ -337,7 +340,8 @@ impl Daemon {
             service.parts.turns.end_turns();
         }
         let is_late = end_requested.is_some_and(|since| since.elapsed() >= DEREGISTER_TIMEOUT);
-        let Settings { id, root, config, .. } = settings;
+        let Settings { id, short_id, root, config, .. } = settings;
+        own_cgroup::remove(&short_id);
         (!is_late).then_some(Gone { id, root, config })
     }
 

@@ -1,36 +1,14 @@
-//! What a monitor does for its process before it serves: cgroups, limits, and a heap that all threads share.
+//! What a monitor does for its process before it serves: limits, and a heap that all threads share.
 #![allow(unsafe_code, reason = "mallopt has no safe interface in our crates")]
 
 use std::fs;
-use std::path::Path;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
 
-/// Leaves the cgroups of a pod (kubepods, libpod), where the engine has put its helpers there: the pod's end, memory limit
-/// or freezer would hit the monitor, too. Also takes the monitor out of the OOM killer's choice. Returns the controllers
-/// whose cgroup the host does not let the monitor leave.
-pub(super) fn leave_pod_cgroups() -> Vec<String> {
+/// Takes the monitor out of the OOM killer's choice.
+pub(super) fn avoid_oom_killer() {
     let _ = fs::write("/proc/self/oom_score_adj", "-999");
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let pod_lines =
-        text.lines().filter(|line| line.contains("kubepods") || line.contains("libpod"));
-    // cgroups(7): HIERARCHY:CONTROLLERS:PATH. In version 2, CONTROLLERS is empty.
-    let controllers = pod_lines.map(|line| line.split(':').nth(1).unwrap_or_default());
-    let stays = |controllers: &&str| match controllers.strip_prefix("name=").unwrap_or(controllers)
-    {
-        "" => !["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].iter().any(|root| {
-            let own = Path::new(root).join("cgpu");
-            Path::new(root).join("cgroup.procs").exists()
-                && (own.is_dir() || fs::create_dir(&own).is_ok())
-                && fs::write(own.join("cgroup.procs"), "0").is_ok()
-        }),
-        name => {
-            let root = Path::new("/sys/fs/cgroup").join(name);
-            fs::write(root.join("cgroup.procs"), "0").is_err()
-        }
-    };
-    controllers.filter(stays).map(str::to_owned).collect()
 }
 
 /// The most descriptors that a monitor needs: three for each of at most 4096 known processes, a few hundred for

@@ -30,6 +30,7 @@ pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) 
         nodes: driver.nodes(),
         config: None,
         processor_limit: None,
+        processor_shares: None,
         launcher: ProcessId::own().expect("/proc is mounted"),
         state_file: None,
         spares_host: false,

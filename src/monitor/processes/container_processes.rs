@@ -54,15 +54,7 @@ impl Processes {
     pub(crate) fn is_container_or_monitor(&self, pid: u32) -> bool {
         // Where the mount namespace can't be read, too little is known to end the process.
         let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
-        let in_own_namespace = Some(namespace) == mount_namespace(std::process::id().cast_signed());
-        let program = |tid| fs::read_link(format!("/proc/{tid}/exe")).ok();
-        let name = told(pid.cast_signed(), program).unwrap_or_default();
-        let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // The kernel adds " (deleted)" to the name where an upgrade has replaced the file.
-        if in_own_namespace && name.trim_end_matches(" (deleted)") == "cgpu-monitor" {
-            return true;
-        }
-        self.is_in_container(pid, namespace.1)
+        is_monitor(pid) || self.is_in_container(pid, namespace.1)
     }
 
     fn is_in_container(&self, pid: u32, namespace: u64) -> bool {
@@ -142,6 +134,18 @@ impl Processes {
             }
         }
     }
+}
+
+/// Whether a process is a monitor, in the mount namespace of this process.
+pub(crate) fn is_monitor(pid: u32) -> bool {
+    let namespace = mount_namespace(pid.cast_signed());
+    let program = |tid| fs::read_link(format!("/proc/{tid}/exe")).ok();
+    let name = told(pid.cast_signed(), program).unwrap_or_default();
+    let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // The kernel adds " (deleted)" to the name where an upgrade has replaced the file.
+    namespace.is_some()
+        && namespace == mount_namespace(std::process::id().cast_signed())
+        && name.trim_end_matches(" (deleted)") == "cgpu-monitor"
 }
 
 /// Whether a process is a program of the host: it is in the monitor's pid namespace. `None` where that can't be read,

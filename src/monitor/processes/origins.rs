@@ -12,6 +12,7 @@ use nix::libc;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
+use crate::gate::settings::Node;
 use crate::ledger::Process;
 use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::lock::Lock;
@@ -84,8 +85,7 @@ impl Origins {
             return;
         }
         // Mounts that the host has, too, say nothing of the container.
-        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        if mounts(&own).contains(&mount) {
+        if mounts_of(own_pid()).is_none_or(|own| own.contains(&mount)) {
             return;
         }
         let nodes = &self.state.settings.nodes;
@@ -104,9 +104,9 @@ impl Origins {
         }
         let Some(state_file) = &self.state.settings.state_file else { return };
         let Ok(Some(first)) = first_of(state_file) else { return };
-        let Ok(own) = fs::read_to_string("/proc/self/mountinfo") else { return };
-        let Ok(text) = fs::read_to_string(format!("/proc/{}/mountinfo", first.pid)) else { return };
-        let (own, mut found) = (mounts(&own), mounts(&text));
+        let (Some(own), Some(mut found)) = (mounts_of(own_pid()), mounts_of(first.pid)) else {
+            return;
+        };
         found.retain(|mount| !own.contains(mount));
         if !first.alive() || found.is_empty() || found.len() > MOST_MOUNTS {
             return;
@@ -146,15 +146,7 @@ impl Origins {
 
     /// The mounts and file systems of the driver's nodes that a thread has open.
     pub(crate) fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
-        let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
-        let nodes = &self.state.settings.nodes;
-        let open = entries.filter_map(|entry| {
-            let place = mount_at(nodes, &entry.path())?;
-            let number = entry.file_name();
-            let info = format!("/proc/{tid}/fdinfo/{}", number.to_string_lossy());
-            reaches_driver(&fs::read_to_string(info).ok()?).then_some(place)
-        });
-        open.collect()
+        open_nodes(&self.state.settings.nodes, tid)
     }
 
     /// Notes that a process of the container's has ended and is forgotten in the books.
@@ -220,10 +212,32 @@ impl Origins {
     }
 }
 
+fn own_pid() -> i32 {
+    std::process::id().cast_signed()
+}
+
+/// The mounts and file systems of the nodes that a thread has open.
+pub(crate) fn open_nodes(nodes: &[Node], tid: u32) -> Vec<(u64, u64)> {
+    let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
+    let open = entries.filter_map(|entry| {
+        let place = mount_at(nodes, &entry.path())?;
+        let number = entry.file_name();
+        let info = format!("/proc/{tid}/fdinfo/{}", number.to_string_lossy());
+        reaches_driver(&fs::read_to_string(info).ok()?).then_some(place)
+    });
+    open.collect()
+}
+
+/// The mounts that a process sees; `None` where they can't be read.
+pub(crate) fn mounts_of(pid: i32) -> Option<BTreeSet<u64>> {
+    let of = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
+    told(pid, of).map(|text| mounts(&text))
+}
+
 /// The mount namespace and the cgroup of a container's process, where they aren't the monitor's or the host's, too.
 pub(crate) fn home_of(pid: i32) -> (Option<u64>, Option<String>) {
     let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
-    let own = mount_namespace(std::process::id().cast_signed());
+    let own = mount_namespace(own_pid());
     let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
     let found = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
     let found = found.filter(|of| !of.trim_end().ends_with(":/"));

@@ -21,7 +21,7 @@ const MAGIC: [u8; 8] = *b"cgpusnap";
 
 /// The number of the format: of [`Snapshot`], of all that it holds, and of what its numbers mean. Whatever changes one
 /// of them changes this number. A program of another format is not executed.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// A descriptor's number.
 pub(crate) type Descriptor = i32;
@@ -190,6 +190,7 @@ mod tests {
             nodes: vec![],
             config: None,
             processor_limit: None,
+            processor_shares: None,
             launcher: ProcessId { pid: 1, start_ticks: 2 },
             state_file: None,
             spares_host: true,
@@ -248,7 +249,7 @@ mod tests {
         let refused = |bytes: &[u8]| Snapshot::decode(bytes).unwrap_err().to_string();
         assert!(refused(&bytes[..bytes.len() - 1]).starts_with("the snapshot is damaged"));
         bytes[8] += 1;
-        assert_eq!(refused(&bytes), "the snapshot has format 3, and this version's is 2");
+        assert_eq!(refused(&bytes), "the snapshot has format 4, and this version's is 3");
         assert_eq!(refused(b"#!/bin/sh"), "this is no snapshot of a monitor");
     }
 

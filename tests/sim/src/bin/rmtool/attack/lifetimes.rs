@@ -245,11 +245,15 @@ pub(super) fn export_reuse(place: &Place, arguments: &[String]) -> anyhow::Resul
 }
 
 /// Opens the driver, makes a client, and sends the descriptors over the socket; keeps
-/// nothing. With `recv-fd` at the other end.
+/// nothing. With `recv-fd` at the other end. With a second argument `stay`, lives until it's killed.
 pub(super) fn send_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
-    let path = arguments.first().context("send-fd PATH")?;
+    let path = arguments.first().context("send-fd PATH [stay]")?;
     let rm = Rm::start(place)?;
-    send(path, [rm.ctl(), rm.gpu.as_raw_fd()], [rm.client, rm.device])
+    let got = send(path, [rm.ctl(), rm.gpu.as_raw_fd()], [rm.client, rm.device])?;
+    while arguments.get(1).is_some_and(|word| word == "stay") {
+        std::thread::sleep(Duration::from_secs(1000));
+    }
+    Ok(got)
 }
 
 /// Opens the driver and sends the descriptors, and never calls it.
