@@ -33,6 +33,8 @@ const BUNDLES: &[&str] = &["bare", "bare-docker", "plain", "quota", "gate", "gat
 const CALL_RUNS: usize = 9;
 /// Calls of each kind in a run.
 const CALLS: u32 = 2000;
+/// Execs in a container after which a further one has no thread of its own that waits for its calls.
+const QUEUED: usize = 16;
 /// Containers that are registered while one more is admitted.
 const REGISTERED: usize = 1000;
 /// Admissions that are measured.
@@ -62,6 +64,7 @@ fn main() {
     bench.prepare_calls(&programs);
     bench.untrapped(&programs);
     bench.calls(&programs, "calls");
+    bench.calls_beside_execs(&programs);
     bench.calls_with_shares(&programs);
     // As if the driver were no process of its own: nobody waits for another processor to wake up.
     let all = sched_getaffinity(Pid::this()).expect("it can be asked");
@@ -243,14 +246,15 @@ impl Bench {
             fs::write(file, config).expect("a file can be written");
         }
         let bundles = ["calls-bare", "calls-gate", "pass-bare", "pass-gate", "pass-bare-docker"];
-        for bundle in bundles.into_iter().chain(["pass-gate-docker"]) {
+        for bundle in bundles.into_iter().chain(["pass-gate-docker", "idle-gate"]) {
             let plain = if bundle.ends_with("-docker") { "bare-docker" } else { "bare" };
             let from = fs::read(self.work.join(plain).join("config.json"));
             let from = from.expect("it was prepared");
             let mut value: serde_json::Value = serde_json::from_slice(&from).expect("it is JSON");
-            value["process"]["args"] = match bundle.starts_with("calls") {
-                true => serde_json::json!(["/rmtool", "bench", CALLS.to_string()]),
-                false => serde_json::json!(["/rmtool", "untrapped"]),
+            value["process"]["args"] = match bundle.split('-').next() {
+                Some("calls") => serde_json::json!(["/rmtool", "bench", CALLS.to_string()]),
+                Some("idle") => serde_json::json!(["sleep", "1000"]),
+                _ => serde_json::json!(["/rmtool", "untrapped"]),
             };
             let mounts = value["mounts"].as_array_mut().expect("it has mounts");
             let bind = |from: &Path, to: &str| {
@@ -290,6 +294,55 @@ impl Bench {
             .stdin(Stdio::null())
             .output()
             .expect("the runtime can be started");
+        fs::write(config, text).expect("a file can be written");
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+    }
+
+    /// Calls of a program that is alone in its container, in turn with those of one beside idle execs.
+    fn calls_beside_execs(&self, programs: &Path) {
+        let _driver = self.driver(programs);
+        for (execs, title) in [
+            (0, "calls of an exec, the first process idle"),
+            (QUEUED, "the same beside so many execs that they are polled"),
+        ] {
+            let turn = |_| (self.said(self.ours("sim"), "calls-gate"), self.said_beside(execs));
+            let (alone, beside): (Vec<_>, Vec<_>) = (0..CALL_RUNS).map(turn).unzip();
+            println!();
+            println!(
+                "{title:<44} {:>9} {:>9} {:>9} {:>7}  budget",
+                "alone", "beside", "more", "ratio"
+            );
+            for (what, name) in [
+                ("refused (a driver's number on a pipe)", "foreign_ns"),
+                ("executed (FB_GET_INFO_V2)", "control_ns"),
+                ("2,000 calls of a start-up", "startup_ns"),
+            ] {
+                let [alone, beside] = [&alone, &beside].map(|runs| median(times(runs, name)));
+                call_row(what, alone, beside, if execs == 0 { "no more" } else { "" });
+            }
+        }
+    }
+
+    /// What the application says that is started in a container by `exec`, after so many others that do nothing.
+    fn said_beside(&self, execs: usize) -> Said {
+        let root = self.work.join("runc");
+        let bundle = self.work.join("idle-gate");
+        let config = bundle.join("config.json");
+        let text = fs::read(&config).expect("it was prepared");
+        let ours = |words: &[&str]| {
+            let mut command = self.ours("sim");
+            command.arg("--root").arg(&root).args(words);
+            command
+        };
+        timed(ours(&["run", "--detach", "--bundle"]).arg(&bundle).arg("idle"));
+        for _ in 0..execs {
+            timed(&mut ours(&["exec", "--detach", "idle", "sleep", "1000"]));
+        }
+        let output = ours(&["exec", "idle", "/rmtool", "bench", &CALLS.to_string()])
+            .stdin(Stdio::null())
+            .output()
+            .expect("the runtime can be started");
+        timed(&mut ours(&["delete", "--force", "idle"]));
         fs::write(config, text).expect("a file can be written");
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
     }
@@ -342,11 +395,12 @@ impl Bench {
     /// Calls of the driver, and the least that any listener costs.
     fn calls(&self, programs: &Path, title: &str) {
         call_header(title);
-        for (what, look) in [
-            ("any listener: received and refused", Look::Nothing),
-            ("the same, the struct read", Look::Struct),
+        for (what, look, waiting) in [
+            ("any listener: received and refused", Look::Nothing, 1),
+            ("the same, the struct read", Look::Struct, 1),
+            ("the same, four threads wait for the call", Look::Struct, 4),
         ] {
-            let (bare, with) = least(&self.work, look);
+            let (bare, with) = least(&self.work, look, waiting);
             call_row(what, bare, with, "");
         }
         let driver = self.driver(programs);

@@ -6,6 +6,8 @@ mod audit;
 mod caller;
 mod calls;
 mod compute;
+#[cfg(test)]
+mod counted;
 pub mod daemon;
 pub mod decide;
 mod driver;

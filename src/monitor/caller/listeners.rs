@@ -1,4 +1,12 @@
-//! The container's listeners, through which the monitor receives its calls.
+//! The container's listeners, through which the monitor receives its calls, in queues.
+//!
+//! A thread that waits for a single listener waits within the receiving ioctl, and other listeners cost its calls nothing.
+//! So each of the first listeners has a queue of its own, with a thread of its own. The last queue has all further
+//! ones, and its thread polls them.
+//!
+//! A queue has one thread at a time: since Linux 6.6 a call wakes all threads that wait for its listener
+//! (`recv_wait_event` of `kernel/seccomp.c` waits without `WQ_FLAG_EXCLUSIVE`), and with four of them a call takes
+//! twice as long (`make bench`).
 
 use std::io;
 use std::sync::Arc;
@@ -9,13 +17,22 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::Pid;
 
 use crate::monitor::caller::listener::Listener;
-use crate::monitor::caller::recv_wait::RecvWait;
+use crate::monitor::caller::recv_wait::{RecvWait, handle_signal};
 use crate::monitor::lock::Lock;
 
-/// All listeners, and the thread that waits for their calls.
+/// The most threads that wait for calls at once.
+pub(crate) const QUEUES: usize = 16;
+
+/// All listeners.
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    all: Lock<Vec<Arc<Listener>>>,
+    queues: [Queue; QUEUES],
+}
+
+/// Listeners for whose calls one thread waits.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    listeners: Lock<Vec<Arc<Listener>>>,
     /// Counts waits for several listeners. Modulo the number of listeners, it says which one is asked first.
     first: AtomicUsize,
     /// The wait for calls. It ends for a change: a listener came or went, or no more calls are to be received.
@@ -25,31 +42,53 @@ pub(crate) struct Listeners {
 impl Listeners {
     /// No listener yet. Fails where the signal that ends a wait can't be handled.
     pub(crate) fn new() -> io::Result<Self> {
-        let (all, first) = (Lock::default(), AtomicUsize::new(0));
-        Ok(Listeners { all, first, waiting: RecvWait::new()? })
+        handle_signal()?;
+        Ok(Listeners { queues: Default::default() })
     }
 
+    /// Adds a listener to the first empty queue, or to the last one. Only one thread adds.
     pub(crate) fn add(&self, listener: Listener) {
-        self.all.lock().push(Arc::new(listener));
-        self.wake();
+        let free = self.queues.iter().find(|queue| queue.is_empty());
+        if let Some(queue) = free.or(self.queues.last()) {
+            queue.listeners.lock().push(Arc::new(listener));
+            queue.waiting.note_change();
+        }
     }
 
     pub(crate) fn remove(&self, number: u64) {
-        self.all.lock().retain(|listener| listener.number() != number);
-        self.wake();
+        let has = |queue: &&Queue| queue.all().iter().any(|of| of.number() == number);
+        if let Some(queue) = self.queues.iter().find(has) {
+            queue.listeners.lock().retain(|listener| listener.number() != number);
+            queue.waiting.note_change();
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Listener>> {
-        self.all.lock().clone()
+        self.queues.iter().flat_map(Queue::all).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.all.lock().is_empty()
+        self.queues.iter().all(Queue::is_empty)
     }
 
-    /// Has the thread that waits for calls look at the listeners again.
+    /// Has all threads that wait for calls look at their listeners again.
     pub(crate) fn wake(&self) {
-        self.waiting.note_change();
+        self.queues.iter().for_each(|queue| queue.waiting.note_change());
+    }
+
+    /// The queues, each with its number.
+    pub(crate) fn queues(&self) -> &[Queue; QUEUES] {
+        &self.queues
+    }
+}
+
+impl Queue {
+    pub(crate) fn all(&self) -> Vec<Arc<Listener>> {
+        self.listeners.lock().clone()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.listeners.lock().is_empty()
     }
 
     /// How many changes there were so far.
@@ -78,5 +117,32 @@ impl Listeners {
             let ready = all.filter(|(_, asked)| has(asked));
             ready.into_iter().find_map(|(of, _)| of.receive().map(|notice| (&**of, notice)))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_listeners_have_queues_of_their_own_and_the_last_queue_has_the_others() {
+        let listeners = Listeners::new().unwrap();
+        let add = |number: u64| {
+            let file = std::fs::File::open("/dev/null").unwrap();
+            listeners.add(Listener::of_model(number, file.into(), Arc::default()));
+        };
+        let numbers = |queue: usize| -> Vec<u64> {
+            listeners.queues()[queue].all().iter().map(|of| of.number()).collect()
+        };
+        (0..QUEUES as u64 + 2).for_each(add);
+        assert_eq!((numbers(0), numbers(14), numbers(15)), (vec![0], vec![14], vec![15, 16, 17]));
+        let known = listeners.queues()[3].changes();
+        listeners.remove(3);
+        listeners.remove(16);
+        assert_eq!((numbers(3), numbers(15)), (vec![], vec![15, 17]));
+        assert_eq!(listeners.queues()[3].changes(), known + 1, "its thread is told");
+        add(18);
+        assert_eq!(numbers(3), [18], "the queue is used again");
+        assert_eq!(listeners.all().len(), QUEUES + 1);
     }
 }

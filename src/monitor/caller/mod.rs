@@ -2,7 +2,6 @@
 
 mod audit_wait;
 mod interrupted;
-mod leader;
 mod listener;
 mod listeners;
 mod pid_ns;
@@ -11,13 +10,13 @@ mod scratch;
 mod target;
 #[cfg(test)]
 mod test_callers;
+mod workers;
 
 pub(crate) use audit_wait::{AuditWait, WaitEnd, Watched};
 pub(crate) use interrupted::{Fingerprint, Interrupted, Match, Registers, UnclaimedCall};
-pub(crate) use leader::{Lead, Leader};
 pub use listener::check_sizes;
 pub(crate) use listener::{Listener, Reply};
-pub(crate) use listeners::Listeners;
+pub(crate) use listeners::{Listeners, Queue};
 pub(crate) use pid_ns::PidMaps;
 pub(crate) use scratch::{Copy, Scratch, WriteBack};
 pub(crate) use target::{
@@ -25,3 +24,4 @@ pub(crate) use target::{
 };
 #[cfg(test)]
 pub(crate) use test_callers::{Caller, TestCallers};
+pub(crate) use workers::{Watch, Workers};

@@ -31,16 +31,15 @@ pub(crate) struct RecvWait {
 
 extern "C" fn nothing(_: libc::c_int) {}
 
-impl RecvWait {
-    /// Has the signal interrupt a system call that waits, and do nothing else.
-    pub(crate) fn new() -> io::Result<Self> {
-        let action =
-            SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
-        // SAFETY: the handler does nothing, and nothing else in this program handles this signal.
-        unsafe { sigaction(SIGNAL, &action) }?;
-        Ok(Self::default())
-    }
+/// Has the signal interrupt a system call that waits, and do nothing else.
+pub(crate) fn handle_signal() -> io::Result<()> {
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing, and nothing else in this program handles this signal.
+    unsafe { sigaction(SIGNAL, &action) }?;
+    Ok(())
+}
 
+impl RecvWait {
     /// How many changes there were so far.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::SeqCst)
@@ -100,7 +99,8 @@ mod tests {
 
     #[test]
     fn who_waits_is_fetched_and_who_works_is_not() {
-        let waiting = Arc::new(RecvWait::new().unwrap());
+        let waiting = Arc::new(RecvWait::default());
+        handle_signal().unwrap();
         let (sender, receiver) = channel();
         let other = Arc::clone(&waiting);
         std::thread::spawn(move || {

@@ -101,7 +101,7 @@ impl Targets {
     ///
     /// `ESRCH` where no thread has it, or why that can't be known.
     pub(crate) fn get(&self, tid: i32) -> Result<Arc<Target>, Errno> {
-        let known = self.known.lock().get(&tid).cloned();
+        let known = self.known(tid);
         match known.filter(|target| is_there(target.thread_fd.as_fd())) {
             Some(target) => Ok(target),
             None => self.open_and_remember(tid),
@@ -111,8 +111,14 @@ impl Targets {
     /// The thread that has `tid`, or had it a moment ago. Memory that is read through it is that of the thread that
     /// has the tid now; [`Targets::duplicate`] and [`Targets::get`] say which thread that is.
     pub(crate) fn probable(&self, tid: i32) -> Result<Arc<Target>, Errno> {
-        let known = self.known.lock().get(&tid).cloned();
+        let known = self.known(tid);
         known.map_or_else(|| self.open_and_remember(tid), Ok)
+    }
+
+    fn known(&self, tid: i32) -> Option<Arc<Target>> {
+        #[cfg(test)]
+        crate::monitor::counted::count(|counted| counted.callers += 1);
+        self.known.lock().get(&tid).cloned()
     }
 
     fn open_and_remember(&self, tid: i32) -> Result<Arc<Target>, Errno> {
@@ -142,7 +148,7 @@ impl Targets {
         tid: i32,
         descriptor: i32,
     ) -> Result<(Arc<Target>, OwnedFd), Errno> {
-        let known = self.known.lock().get(&tid).cloned();
+        let known = self.known(tid);
         if let Some(target) = known {
             match target.duplicate(descriptor) {
                 Err(Errno::ESRCH) => {}

@@ -1,7 +1,8 @@
 //! The threads that a container needs once it calls the driver. They are started at the container's first call.
 //!
-//! Of the threads that answer calls, one leads and serves a call, and the others follow. The support threads look after
-//! what calls make. The first call waits for one thread alone; no further call is answered without support threads.
+//! Each queue of listeners has a thread that answers its calls, one watches those, and one waits to take the place of
+//! another ([`Workers`]). The support threads look after what calls make. The first call waits for one thread alone; no
+//! further call is answered without support threads.
 
 use std::io;
 use std::sync::{Arc, Once};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use nix::unistd::gettid;
 
-use crate::monitor::caller::{Lead, Leader, Listeners, Scratch};
+use crate::monitor::caller::{Listeners, Queue, Scratch, Watch, Workers};
 use crate::monitor::calls::case::Case;
 use crate::monitor::calls::parts::Parts;
 use crate::monitor::calls::serve::serve;
@@ -21,9 +22,10 @@ use crate::monitor::thread::spawn;
 /// How long a thread waits after it received nothing from a listener: the caller or all processes behind it are gone.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The least and the most threads that answer calls: one leads, one watches the leader, and one takes the place of
-/// either.
-const LEAST: usize = 3;
+/// How many threads there are besides those of the queues: one watches, and one takes the place of another.
+const FREE: usize = 2;
+
+/// The most threads that answer calls.
 const MOST: usize = 32;
 
 /// A thread's name, and its function.
@@ -53,7 +55,7 @@ pub(crate) enum CallThreads {
 pub(crate) struct CallService {
     parts: Arc<Parts>,
     listeners: Arc<Listeners>,
-    leader: Leader,
+    workers: Workers,
     threads: Lock<CallThreads>,
     /// Completed once all support threads are started.
     support_started: Once,
@@ -66,7 +68,7 @@ impl CallService {
         CallService {
             parts,
             listeners,
-            leader: Leader::default(),
+            workers: Workers::default(),
             threads: Lock::default(),
             support_started: Once::new(),
             budget,
@@ -80,7 +82,7 @@ impl CallService {
 
     /// Whether any thread answers calls.
     pub(crate) fn has_threads(&self) -> bool {
-        self.leader.threads() > 0
+        self.workers.threads() > 0
     }
 
     /// Which of the threads that calls need are started.
@@ -88,13 +90,18 @@ impl CallService {
         *self.threads.lock()
     }
 
-    /// Starts the thread that answers the container's first call. That thread starts the others once it has answered,
-    /// so that the first call waits for one thread alone.
+    /// Starts the thread that answers the container's first call; if the container has several listeners, one for each.
+    /// That thread starts the others once it has answered, so that the first call waits for one thread alone.
     pub(crate) fn start_first_thread(self: &Arc<Self>) {
         let mut threads = self.threads.lock();
         *threads = CallThreads::Starting(0);
-        // Where the thread can't be started now, it is started with the others.
-        let _ = self.start_thread();
+        // A thread that can't be started now is started with the others.
+        let _ = self.start_threads(0);
+    }
+
+    /// Has a thread wait for the calls of a listener that has come since.
+    pub(crate) fn serve_new_listener(&self) {
+        self.workers.call();
     }
 
     /// Starts the threads that calls need and that aren't started yet. Where a thread can't be started, calls wait
@@ -119,7 +126,7 @@ impl CallService {
         }
         *threads = CallThreads::Starting(SUPPORT_THREADS.len());
         self.support_started.call_once(|| ());
-        match self.start_threads() {
+        match self.start_threads(FREE) {
             Ok(()) => *threads = CallThreads::Started,
             Err(error) => self.log_no_thread(&error),
         }
@@ -132,16 +139,17 @@ impl CallService {
         }
     }
 
-    /// Starts the [`LEAST`] threads.
-    fn start_threads(self: &Arc<Self>) -> io::Result<()> {
-        while self.leader.threads() < LEAST {
+    /// Starts a thread for each queue, and so many others.
+    fn start_threads(self: &Arc<Self>, others: usize) -> io::Result<()> {
+        let queues = self.listeners.queues().iter().filter(|queue| !queue.is_empty()).count();
+        while self.workers.threads() < queues + others {
             self.start_thread()?;
         }
         Ok(())
     }
 
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
-        self.leader.start_another(MOST, || {
+        self.workers.start_another(MOST, || {
             let service = Arc::clone(self);
             spawn("calls", move || service.work())
         })
@@ -149,40 +157,47 @@ impl CallService {
 
     fn work(self: &Arc<Self>) {
         let mut scratch = Scratch::default();
+        let queues = self.listeners.queues();
+        let needs_thread = |number: usize| queues.get(number).is_some_and(|of| !of.is_empty());
         loop {
-            // The first call's thread leads alone: the others are started when the first call is answered.
-            if self.leader.wait_to_lead() == Lead::Alone && self.support_started.is_completed() {
-                // Where there are enough already, no thread watches the leader until a call ends.
+            let (number, watch) = self.workers.wait_for_queue(needs_thread);
+            // The first call's thread is alone: the others are started when the first call is answered.
+            if watch == Watch::Unwatched && self.support_started.is_completed() {
+                // Where there are enough already, no thread watches this one until a call ends.
                 let _ = self.start_thread();
             }
-            self.answer_calls(&mut scratch);
+            if let Some(queue) = queues.get(number) {
+                self.answer_calls((number, queue), &mut scratch);
+            }
         }
     }
 
-    /// Receives calls and serves them, as long as this thread leads.
-    fn answer_calls(self: &Arc<Self>, scratch: &mut Scratch) {
+    /// Receives the calls of a queue and serves them, as long as this thread has the queue.
+    fn answer_calls(self: &Arc<Self>, (number, queue): (usize, &Queue), scratch: &mut Scratch) {
         let thread = gettid();
-        let mut known = self.listeners.changes();
-        let mut listeners = self.listeners.all();
+        let mut known = queue.changes();
+        let mut listeners = queue.all();
         loop {
+            if listeners.is_empty() && self.workers.give_up(number, || !queue.is_empty()) {
+                return;
+            }
             if let Some(pause) = self.budget.pause() {
                 std::thread::sleep(pause);
             }
             let at_work = self.parts.state.work.begin();
-            let Some((listener, notice)) = self.listeners.receive((thread, known), &listeners)
-            else {
+            let Some((listener, notice)) = queue.receive((thread, known), &listeners) else {
                 drop(at_work);
-                if known == self.listeners.changes() {
+                if known == queue.changes() {
                     // The caller is gone, or all processes behind the listener: the first thread removes it then.
                     std::thread::sleep(PAUSE);
                 }
-                known = self.listeners.changes();
-                listeners = self.listeners.all();
+                known = queue.changes();
+                listeners = queue.all();
                 continue;
             };
-            let call = self.leader.begin();
+            let call = self.workers.begin(number);
             serve(&mut Case::new(&self.parts, scratch, listener, notice));
-            let leads = self.leader.end(call);
+            let has_queue = self.workers.end(number, call);
             drop(at_work);
             if !self.support_started.is_completed() {
                 // The answered caller goes on first: it may wait for this processor.
@@ -190,7 +205,7 @@ impl CallService {
                 self.start_missing_threads();
                 self.support_started.wait();
             }
-            if !leads {
+            if !has_queue {
                 return;
             }
         }

@@ -12,7 +12,7 @@
 //!
 //! | name | does |
 //! |---|---|
-//! | `calls`, several | one leads and serves a call, others follow ([`leader`](crate::monitor::caller::Leader)) |
+//! | `calls`, several | each has a listener and serves its calls, others wait ([`workers`](crate::monitor::caller::Workers)) |
 //! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::audit::Mappings)) |
 //! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::Slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
@@ -423,6 +423,9 @@ impl Daemon {
                 if let Some(listener) = self.runtimes.receive_listener(at) {
                     self.listeners.add(Listener::new(self.next_listener, listener));
                     self.next_listener += 1;
+                    if let Some(service) = &self.service {
+                        service.calls.serve_new_listener();
+                    }
                     self.runtimes.acknowledge(at);
                 }
             }

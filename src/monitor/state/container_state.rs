@@ -123,6 +123,8 @@ impl ContainerState {
 
     /// Opens the books. Other threads wait until they are dropped.
     pub(crate) fn books(&self) -> OpenBooks<'_> {
+        #[cfg(test)]
+        crate::monitor::counted::count(|counted| counted.books += 1);
         let books = self.books.lock();
         OpenBooks { books, state: self, changed: false }
     }

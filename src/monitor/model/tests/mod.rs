@@ -11,6 +11,7 @@ mod uvm;
 
 use super::program::Why;
 use super::{Fate, Program, QUOTA, World};
+use crate::monitor::counted;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -210,4 +211,23 @@ fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
     world.service().parts.callers.undo_unclaimed();
     assert!(!world.service().parts.callers.has_unclaimed());
     world.ends(&[program]);
+}
+
+/// How much an allocation passes: who adds to this adds to every allocation.
+#[test]
+fn an_allocation_passes_few_locks_and_lookups() {
+    let world = World::new();
+    let program = world.program();
+    program.takes(MIB);
+    let handle = program.handle();
+    counted::take();
+    assert_eq!(one_allocation(&program, handle), Ok(handle));
+    let passed = counted::take();
+    println!("{passed:?}");
+}
+
+/// A function of its own, so that profilers find it.
+#[inline(never)]
+fn one_allocation(program: &Program<'_>, handle: u32) -> super::program::Outcome {
+    program.take(handle, MIB)
 }
