@@ -1,5 +1,4 @@
-//! What a call passes, counted in a test build: how often the books are opened, the caller is looked up, and the call is
-//! judged, by this thread.
+//! What a call passes, counted in a test build: how often its thread opens the books and looks the caller up.
 
 use std::cell::Cell;
 
@@ -10,14 +9,10 @@ pub(crate) struct Counted {
     pub(crate) books: u32,
     /// How often the caller was looked up.
     pub(crate) callers: u32,
-    /// How often a call was judged by its bytes.
-    pub(crate) verdicts: u32,
-    /// How often it was decided what an object's class takes.
-    pub(crate) classes: u32,
 }
 
 thread_local! {
-    static COUNTED: Cell<Counted> = const { Cell::new(Counted { books: 0, callers: 0, verdicts: 0, classes: 0 }) };
+    static COUNTED: Cell<Counted> = const { Cell::new(Counted { books: 0, callers: 0 }) };
 }
 
 /// Counts something.

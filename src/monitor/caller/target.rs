@@ -13,6 +13,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -49,6 +50,8 @@ pub(crate) struct Target {
     /// The pidfd of the thread's process, where the thread has no pidfd. It duplicates descriptors of the process's
     /// first thread.
     process_pidfd: Option<OwnedFd>,
+    /// Whether the books have the process: it stays there as long as it lives.
+    pub(crate) is_noted: AtomicBool,
 }
 
 /// The threads that called lately.
@@ -142,14 +145,15 @@ impl Targets {
         Ok(target)
     }
 
-    /// A duplicate of `descriptor` of the thread that has `tid`, and that thread.
+    /// A duplicate of `descriptor` of the thread that has `tid`, and that thread. `probable` is what [`Targets::probable`]
+    /// has found for this call, if it was asked.
     pub(crate) fn duplicate(
         &self,
         tid: i32,
         descriptor: i32,
+        probable: Option<Arc<Target>>,
     ) -> Result<(Arc<Target>, OwnedFd), Errno> {
-        let known = self.known(tid);
-        if let Some(target) = known {
+        if let Some(target) = probable.or_else(|| self.known(tid)) {
             match target.duplicate(descriptor) {
                 Err(Errno::ESRCH) => {}
                 Err(Errno::EMFILE | Errno::ENFILE) => self.known.lock().clear(),
@@ -200,7 +204,8 @@ impl Target {
             Err(rustix::io::Errno::INVAL) => (directory, Some(pidfd(pid).map_err(from_rustix)?)),
             thread => (thread.map_err(from_rustix)?, None),
         };
-        Ok(Target { tid, thread, pid, process, is_of_runtime, thread_fd, process_pidfd })
+        let is_noted = AtomicBool::new(false);
+        Ok(Target { tid, thread, pid, process, is_of_runtime, thread_fd, process_pidfd, is_noted })
     }
 
     /// A duplicate of one of the thread's descriptors. `ESRCH` where the thread has ended.

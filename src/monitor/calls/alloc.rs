@@ -12,8 +12,7 @@ use crate::monitor::calls::case::{Case, EarlyReply};
 use crate::monitor::calls::charge::{NewObject, make_charged};
 use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
 use crate::monitor::calls::groups::{enter_group, make_room_for_group};
-use crate::monitor::calls::identify::note_user;
-use crate::monitor::decide::{charge_for, memory_asked, semaphore_surface, shown_memory};
+use crate::monitor::decide::{memory_asked, semaphore_surface, shown_memory};
 use crate::monitor::node::Buffer;
 use crate::monitor::state::OnLane;
 use crate::rm::Meaning;
@@ -39,12 +38,8 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
         target.read(alloc.rights, &mut rights)?;
     }
     let mut lane = begin_on_lane(case)?;
-    note_user(case, object.client)?;
-
     let params = size.map(|_| &case.scratch.params[..]);
     let asked = case.or_deny(memory_asked(release, class, params))?;
-    let gpu = asked.and_then(|_| find_gpu_on_lane(case, &lane, object.client, object.parent));
-    let charge = case.or_deny(charge_for(asked.map(|memory| memory.size_bytes), gpu, object))?;
     if class == NV_SEMAPHORE_SURFACE {
         let params = &case.scratch.params;
         let decision = semaphore_surface(release, &case.books().ledger, object.client, params);
@@ -59,7 +54,8 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
     let rights_address = if alloc.rights == 0 { 0 } else { rights.address() };
     case.patch(Meaning::Rights, rights_address);
     let new_object = NewObject { object, part: None };
-    let made = make_charged(case, &mut lane, new_object, charge, |case| {
+    let asked_bytes = asked.map(|memory| memory.size_bytes);
+    let made = make_charged(case, &mut lane, new_object, asked_bytes, |case| {
         memory::given_bytes(asked?.layout, &case.scratch.params)
     });
     case.patch(Meaning::Params, alloc.params);

@@ -9,7 +9,8 @@ use std::time::Instant;
 
 use crate::ledger::{Client, Entry, Handle, Reservation, Usage};
 use crate::monitor::calls::case::{Case, EarlyReply, tell_refused};
-use crate::monitor::calls::gpu_lookup::find_gpu_on_lane;
+use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_file};
+use crate::monitor::calls::identify::note_user;
 use crate::monitor::decide::{self, Denial, nth_handle};
 use crate::monitor::driver::Presence;
 use crate::monitor::log::Refuser;
@@ -30,34 +31,52 @@ pub(crate) struct NewObject {
 /// How many handles the monitor tries before it lets the driver choose one.
 const TRIES: u32 = 4;
 
-/// Reserves memory. Where the quota has no room, asks the driver what the container has, and tries once more.
-fn reserve_or_reconcile(
+/// Reserves memory for an object on the GPU above it, and notes that the caller uses the client. If the quota has no
+/// room, asks the driver what the container has, and tries once more. Returns the GPU's place in the container's order.
+fn reserve(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
-    (gpu, bytes): (usize, u64),
-) -> Result<Reservation, EarlyReply> {
-    let try_once =
-        |case: &Case<'_>| decide::reserve_within_quota(&mut case.books().ledger, gpu, bytes);
-    let mut decision = try_once(case);
+    Object { client, parent, .. }: Object,
+    bytes: u64,
+) -> Result<(usize, Reservation), EarlyReply> {
+    let (process, of_file) = (case.target()?.process, gpu_of_file(case));
+    let reserve =
+        |books: &mut Books, gpu| (gpu, decide::reserve_within_quota(&mut books.ledger, gpu, bytes));
+    let mut books = case.books();
+    books.note_user(client, process);
+    let known = books.devices.gpu(client, parent).or(of_file);
+    let decided = known.map(|gpu| reserve(&mut books, gpu));
+    drop(books);
+    let (gpu, mut decision) = match decided {
+        Some(decided) => decided,
+        None => match find_gpu_on_lane(case, lane, client, parent) {
+            Some(gpu) => reserve(&mut case.books(), gpu),
+            None => return Err(case.deny(&Denial::NoGpu { client, parent })),
+        },
+    };
     if let Err(Denial::OverQuota { usage, .. }) = decision
         && bytes <= usage.limit_bytes
     {
         case.parts.audit.reconcile(lane, case.came);
-        decision = try_once(case);
+        // Other calls may have been on the lane meanwhile.
+        if find_gpu_on_lane(case, lane, client, parent) != Some(gpu) {
+            return Err(case.deny(&Denial::ParentGone));
+        }
+        (_, decision) = reserve(&mut case.books(), gpu);
     }
-    case.or_deny(decision)
+    Ok((gpu, case.or_deny(decision)?))
 }
 
 /// Makes an object, and charges its memory where it takes some: checks that the memory fits the quota, asks the driver,
 /// and enters what the driver gave. No other function grants an allocation of the resource manager's.
 ///
-/// `memory` is what is to be charged ([`decide::charge_for`]). `given` reads from the copies how many bytes the driver
-/// gave. `None` where the driver made no object, and the call's struct says why.
+/// `asked_bytes` is what the object takes, if it takes memory. `given` reads from the copies how many bytes the driver
+/// gave. Notes that the caller uses the client. `None` where the driver made no object, and the call's struct says why.
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
     lane: &mut OnLane<'_>,
     new_object: NewObject,
-    memory: Option<(usize, u64)>,
+    asked_bytes: Option<u64>,
     given: impl Fn(&Case<'_>) -> Option<u64>,
 ) -> Result<Option<Object>, EarlyReply> {
     let object = new_object.object;
@@ -65,16 +84,12 @@ pub(crate) fn make_charged(
         let duplicate = Answer::Status(NV_ERR_INSERT_DUPLICATE_NAME);
         return Err(case.answer(duplicate));
     }
-    let Some((gpu, asked_bytes)) = memory else {
+    let Some(asked_bytes) = asked_bytes.map(decide::charged_bytes) else {
+        note_user(case, object.client)?;
         let made = make(case, new_object)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
-    let reservation = reserve_or_reconcile(case, lane, (gpu, asked_bytes))?;
-    // Other calls may have been on the lane while this one waited for an audit.
-    if find_gpu_on_lane(case, lane, object.client, object.parent) != Some(gpu) {
-        case.books().ledger.cancel(reservation);
-        return Err(case.deny(&Denial::ParentGone));
-    }
+    let (gpu, reservation) = reserve(case, lane, object, asked_bytes)?;
     let made = make(case, new_object);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
     let mut books = case.books();

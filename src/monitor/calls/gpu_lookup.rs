@@ -60,10 +60,15 @@ pub(crate) fn find_gpu_on_lane(
 }
 
 fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
-    case.books().devices.gpu(client, handle).or(match case.device.as_ref()?.kind {
+    case.books().devices.gpu(client, handle).or_else(|| gpu_of_file(case))
+}
+
+/// The GPU whose node the call is made on; `None` for another node.
+pub(crate) fn gpu_of_file(case: &Case<'_>) -> Option<usize> {
+    match case.device.as_ref()?.kind {
         NodeKind::Gpu(gpu) => Some(gpu),
         _ => None,
-    })
+    }
 }
 
 /// The GPU of a subdevice that was just made, as the driver says.

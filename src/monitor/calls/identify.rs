@@ -1,5 +1,7 @@
 //! Finds out which driver file a call is made by, and which process makes it; notes which clients the process uses.
 
+use std::sync::atomic::Ordering;
+
 use nix::errno::Errno;
 
 use crate::ledger::Client;
@@ -10,7 +12,8 @@ use crate::monitor::node::Device;
 
 /// Finds out which driver file a descriptor is, and notes the calling process. `ENOTTY` for any other file.
 pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), EarlyReply> {
-    let duplicate = case.parts.callers.targets.duplicate(case.tid(), descriptor);
+    let probable = case.target.take();
+    let duplicate = case.parts.callers.targets.duplicate(case.tid(), descriptor, probable);
     let (target, file) = duplicate.map_err(|errno| caller_error(case, errno))?;
     case.target = Some(target);
     spare_runtime(case)?;
@@ -41,18 +44,21 @@ pub(crate) fn spare_runtime(case: &Case<'_>) -> Result<(), EarlyReply> {
 
 /// Notes the calling process in the books, where it isn't known yet.
 pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    let process = case.target()?.process;
-    if case.books().processes.contains(&process) {
+    let target = case.target()?;
+    if target.is_noted.load(Ordering::Relaxed) {
         return Ok(());
     }
-    // The calling thread may be gone, and its tid may belong to another process by now.
-    case.still_waits()?;
-    if case.books().note_process(process) {
+    if !case.books().processes.contains(&target.process) {
+        // The calling thread may be gone, and its tid may belong to another process by now.
+        case.still_waits()?;
+        if !case.books().note_process(target.process) {
+            return Err(case.deny(&Denial::ProcessesFull));
+        }
         // The auditor is to wait for the process's death, whatever the process calls.
         case.parts.audit.wake();
-        return Ok(());
     }
-    Err(case.deny(&Denial::ProcessesFull))
+    target.is_noted.store(true, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Notes that the calling process uses a client.

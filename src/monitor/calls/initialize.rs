@@ -80,7 +80,7 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
         // The turn is taken before the books are looked at: a call enters its initialization before it gives the turn
         // back. In the other order, that entry could be missed.
         let turn = parts.uvm.makers.init_turn.try_lock();
-        let underway = case.books().makers.underway();
+        let underway = case.parts.uvm.makers.underway();
         if let (Some(turn), None) = (turn, underway) {
             return Ok(turn);
         }
@@ -101,7 +101,7 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
 
 /// Ends the initialization for which the calling thread's earlier call was continued: that call is over.
 pub(crate) fn end_earlier_initialization(case: &Case<'_>) {
-    let underway = case.books().makers.underway();
+    let underway = case.parts.uvm.makers.underway();
     let is_of_thread = |of: &Initialization| of.tid.cast_signed() == case.tid();
     // While this call is valid, its thread waits in it, so the earlier call is over. Otherwise nothing is known.
     if let Some(underway) = underway.filter(is_of_thread).filter(|_| case.is_valid()) {
@@ -112,7 +112,7 @@ pub(crate) fn end_earlier_initialization(case: &Case<'_>) {
 /// Enters that this call's initialization is over and made nothing: the caller did not take the reply, so the call did
 /// not continue.
 pub(crate) fn cancel_initialization(case: &Case<'_>) {
-    let underway = case.books().makers.underway();
+    let underway = case.parts.uvm.makers.underway();
     let is_this = |of: &Initialization| of.id == case.notice.id;
     if let Some(underway) = underway.filter(is_this).filter(|_| case.effects.initializes) {
         case.parts.uvm.makers.end_initialization(underway, false);

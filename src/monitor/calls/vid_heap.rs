@@ -7,8 +7,6 @@ use crate::monitor::calls::charge::{NewObject, make_charged};
 use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::gpu_lookup::{find_gpu, find_gpu_on_lane};
-use crate::monitor::calls::identify::note_user;
-use crate::monitor::decide;
 use crate::rm::call::{Object, VidHeap};
 use crate::rm::memory::{self, Use, class_use};
 use crate::rm::number::NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED;
@@ -44,19 +42,17 @@ fn allocate_on_heap(
     size_bytes: u64,
 ) -> Result<Reply, EarlyReply> {
     let mut lane = begin_on_lane(case)?;
-    note_user(case, object.client)?;
-    let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
-    let takes = class_use(class).does == Use::Takes;
-    let charge = case.or_deny(decide::charge_for(takes.then_some(size_bytes), gpu, object))?;
+    let asked_bytes = (class_use(class).does == Use::Takes).then_some(size_bytes);
     let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
     let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
     case.scratch.patch(part, Meaning::Flags, provided);
     let making = NewObject { object, part: Some(part) };
-    let made = make_charged(case, &mut lane, making, charge, |case| {
+    let made = make_charged(case, &mut lane, making, asked_bytes, |case| {
         memory::given_bytes(part, &case.scratch.bytes)
     });
     case.scratch.patch(part, Meaning::Flags, flags);
     let made = made?;
+    let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
     show_usage(case, None, gpu);
     Ok(case.executed(made))
 }

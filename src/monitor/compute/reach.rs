@@ -26,7 +26,7 @@ pub(crate) fn set_via_program(
 ) -> Option<Result<(), Failure>> {
     let pid = due.reach.process.pid().cast_signed();
     let through = |tid: i32, descriptor: i32| {
-        let (target, file) = targets.duplicate(tid, descriptor).ok()?;
+        let (target, file) = targets.duplicate(tid, descriptor, None).ok()?;
         // The pid may belong to another process by now.
         if target.process != due.reach.process {
             return None;

@@ -2,7 +2,6 @@
 
 use crate::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use crate::monitor::decide::denial::Denial;
-use crate::rm::call::Object;
 use crate::rm::fbinfo::Shown;
 use crate::rm::memory::{self, Memory, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -26,17 +25,9 @@ pub(crate) fn memory_asked(
     }
 }
 
-/// What is charged for an object: the GPU at this place in the container's order, and how many bytes, in whole pages.
-/// Memory below an object that is of no GPU of the container is refused.
-pub(crate) fn charge_for(
-    asked_bytes: Option<u64>,
-    gpu: Option<usize>,
-    object: Object,
-) -> Result<Option<(usize, u64)>, Denial> {
-    let Some(bytes) = asked_bytes else { return Ok(None) };
-    let Object { client, parent, .. } = object;
-    let gpu = gpu.ok_or(Denial::NoGpu { client, parent })?;
-    Ok(Some((gpu, bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX))))
+/// What is charged for `asked_bytes` of memory: whole pages.
+pub(crate) fn charged_bytes(asked_bytes: u64) -> u64 {
+    asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX)
 }
 
 /// Reserves `bytes` on a GPU in the ledger. They are refused where the quota has no room for them, or the ledger none
@@ -95,7 +86,6 @@ mod tests {
     use crate::ledger::{Bounds, Entry};
 
     const BOUNDS: Bounds = Bounds { objects: 2, holds: 2, stakes: 2 };
-    const OBJECT: Object = Object { client: 1, parent: 2, handle: 3 };
 
     fn release() -> Release {
         Release::of("535.161.08".parse().unwrap()).unwrap()
@@ -121,12 +111,12 @@ mod tests {
     }
 
     #[test]
-    fn whole_pages_are_charged_on_the_gpu_of_the_object_above() {
-        assert_eq!(charge_for(Some(4097), Some(1), OBJECT), Ok(Some((1, 8192))));
-        assert_eq!(charge_for(Some(u64::MAX), Some(1), OBJECT), Ok(Some((1, u64::MAX))));
-        assert_eq!(charge_for(None, None, OBJECT), Ok(None));
-        let no_gpu = Denial::NoGpu { client: 1, parent: 2 };
-        assert_eq!(charge_for(Some(1), None, OBJECT), Err(no_gpu));
+    fn whole_pages_are_charged() {
+        for (asked, charged) in
+            [(0, 0), (1, 4096), (4096, 4096), (4097, 8192), (u64::MAX, u64::MAX)]
+        {
+            assert_eq!(charged_bytes(asked), charged, "{asked}");
+        }
     }
 
     #[test]

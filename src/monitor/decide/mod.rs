@@ -29,7 +29,7 @@ pub(crate) use mappings::{
     NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
 };
 pub(crate) use memory::{
-    charge_for, is_within_quota, memory_asked, reserve_within_quota, semaphore_surface,
+    charged_bytes, is_within_quota, memory_asked, reserve_within_quota, semaphore_surface,
     shown_memory,
 };
 pub(crate) use names::{

@@ -6,6 +6,7 @@
 //! it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 
@@ -27,16 +28,26 @@ pub(crate) struct FileMakers {
     files: Arc<UvmFiles>,
     /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
     pub(crate) init_turn: Lock<()>,
+    /// Whether the books may have an initialization that is underway.
+    may_be_underway: AtomicBool,
 }
 
 impl FileMakers {
     pub(crate) fn new(state: Arc<ContainerState>, files: Arc<UvmFiles>) -> Self {
-        FileMakers { state, files, init_turn: Lock::default() }
+        let may_be_underway = AtomicBool::new(state.books().makers.underway().is_some());
+        FileMakers { state, files, init_turn: Lock::default(), may_be_underway }
+    }
+
+    /// The initialization that is underway. Opens the books only where there may be one: every call asks this.
+    pub(crate) fn underway(&self) -> Option<Initialization> {
+        let may_be = self.may_be_underway.load(Ordering::SeqCst);
+        may_be.then(|| self.state.books().makers.underway()).flatten()
     }
 
     /// Enters that a call which may initialize a file is about to continue.
     pub(crate) fn begin_initialization(&self, underway: Initialization) {
         let mut books = self.state.books();
+        self.may_be_underway.store(true, Ordering::SeqCst);
         let Initialization { file, tid, maker, id } = underway;
         books.write(Record::Initialize { file, tid, maker });
         books.makers.set_notification(id);
@@ -67,12 +78,13 @@ impl FileMakers {
         // Another thread may have entered this already.
         if books.makers.underway() == Some(underway) {
             books.write(Record::Initialized { done });
+            self.may_be_underway.store(false, Ordering::SeqCst);
         }
     }
 
     /// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
     pub(crate) fn bind_to_maker(&self, file: &UvmFile) -> bool {
-        let underway = self.state.books().makers.underway();
+        let underway = self.underway();
         if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
             self.try_end_initialization(underway, false);
         }
