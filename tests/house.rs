@@ -28,6 +28,7 @@ const PURE: &[&str] = &[
     "src/monitor/state/groups.rs",
     "src/monitor/state/makers.rs",
     "src/monitor/processes/origin.rs",
+    "src/monitor/processes/holder.rs",
     "src/request",
     "src/plan",
     "src/bundle/edit.rs",

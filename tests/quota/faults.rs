@@ -261,6 +261,27 @@ fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
     installed.end(&gated);
 }
 
+/// What a monitor hands to the next program is in memory alone.
+#[test]
+fn an_upgrade_needs_no_room_in_the_state_directory() {
+    let gated = Gated::new();
+    let state_dir = gated.host.state_dir();
+    let mut mount = gated.host.scratch.command("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs"]).arg(&state_dir);
+    run_with_timeout(&mut mount, PATIENCE).ok();
+    let installed = Installed::of(&gated);
+    let (monitor, pid) = (installed.monitor(), only_monitor(&gated));
+    // It ends by ENOSPC, after having taken all there was.
+    std::fs::write(state_dir.join("filler"), vec![0; 5 << 20]).unwrap_err();
+    replace(&monitor);
+    let told = installed.upgrade(&gated);
+    assert!(told.stdout.starts_with("app_________ "), "{told}");
+    assert_eq!((only_monitor(&gated), executed(pid)), (pid, identity(&monitor)));
+    std::fs::remove_file(state_dir.join("filler")).expect("it is ours");
+    fills(&gated, &installed.bundle, 700);
+    installed.end(&gated);
+}
+
 /// Else a program that waits for an upgrade would have as much again as it has exported.
 #[test]
 fn what_is_hidden_behind_an_export_is_found_after_an_upgrade() {
