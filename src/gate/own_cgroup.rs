@@ -88,8 +88,9 @@ fn own_hierarchies() -> Vec<Hierarchy> {
 /// Moves this process, a monitor, into its own cgroup, and out of its pod's. Returns the controllers by which it is still
 /// in its pod's cgroup, since the host doesn't permit more; `unified` for version 2.
 pub(crate) fn join(short_id: &str, shares: Option<ProcessorShares>) -> Vec<String> {
+    let own = format!("/{ALL}/{short_id}");
     let mut all = own_hierarchies();
-    all.retain(|of| of.has_own() || of.is_of_a_pod());
+    all.retain(|of| of.path != own && (of.has_own() || of.is_of_a_pod()));
     // `cgpu gc` may remove a cgroup that has no process yet.
     let joined = |of: &Hierarchy| of.join(short_id, shares).or_else(|_| of.join(short_id, shares));
     let failed = all.into_iter().filter(|of| joined(of).is_err());

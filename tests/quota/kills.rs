@@ -56,8 +56,8 @@ fn start(gated: &Gated, bundle: &Bundle, words: &[&str]) -> Child {
 /// That a monitor is in none of the cgroups that `inside` names.
 #[track_caller]
 fn is_outside(monitor: Pid, inside: &str) {
-    let cgroups = cgroups_of(monitor);
-    assert!(!cgroups.contains(inside), "it is inside:\n{cgroups}");
+    let is_outside = || !cgroups_of(monitor).contains(inside);
+    assert!(eventually(is_outside), "it is inside:\n{}", cgroups_of(monitor));
 }
 
 fn cgroups_of(pid: Pid) -> String {

@@ -76,6 +76,10 @@ use update::Requests;
 /// may be few processors for both.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 
+/// How long after its start the monitor goes into its own cgroup: the kernel keeps processes of the whole host from
+/// starting meanwhile, up to 10 ms, and at first the container is started.
+const CGROUP_DELAY: Duration = Duration::from_secs(1);
+
 /// How often the monitor looks without being woken: at a launcher that has no pidfd, and whether the container is gone.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -122,12 +126,11 @@ pub fn serve() -> io::Result<Option<Gone>> {
     drop(settings_socket);
     let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     drop(settings_file);
-    let remaining_controllers = own_cgroup::join(&settings.short_id, settings.processor_shares);
     crate::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
         MonitorDir::at(&settings.place).write_process(own);
     }
-    startup::tell(remaining_controllers, limit_error);
+    startup::tell(limit_error);
     report_losses(&settings, || {
         let runtimes = Runtimes::new(Some(settings.launcher), Vec::new(), false);
         let sockets = (entry, control);
@@ -211,6 +214,8 @@ struct Daemon {
     service: Option<Service>,
     /// When the service is started even if nothing needs it.
     serves_at: Instant,
+    /// When the monitor goes into its own cgroup; `None` if it has gone.
+    joins_at: Option<Instant>,
     end_requested: Option<Instant>,
 }
 
@@ -252,6 +257,7 @@ impl Daemon {
             wake,
             service: None,
             serves_at: Instant::now() + FIRST_DELAY,
+            joins_at: Some(Instant::now() + CGROUP_DELAY),
             end_requested: None,
         })
     }
@@ -306,6 +312,9 @@ impl Daemon {
             if self.service.is_none() && Instant::now() >= self.serves_at {
                 self.service()?;
             }
+            if self.joins_at.take_if(|at| Instant::now() >= *at).is_some() {
+                self.join_own_cgroup();
+            }
             for wakeup in self.wait() {
                 self.handle(wakeup)?;
             }
@@ -323,6 +332,17 @@ impl Daemon {
             } else if self.runtimes.check_gone(self.has_processes()) {
                 return Ok(self.end());
             }
+        }
+    }
+
+    fn join_own_cgroup(&self) {
+        let Settings { short_id, processor_shares, .. } = &self.settings;
+        for controllers in own_cgroup::join(short_id, *processor_shares) {
+            warn!(
+                controllers,
+                "the monitor stays in the container's cgroups, and is paid for there; let root write \
+                 /sys/fs/cgroup"
+            );
         }
     }
 
@@ -396,7 +416,8 @@ impl Daemon {
             Some(CallThreads::Starting(_)) => Some(THREADS),
             Some(CallThreads::Unneeded | CallThreads::Started) => None,
         };
-        starts.into_iter().chain(looks.then_some(TICK)).min()
+        let joins = self.joins_at.map(|at| at.saturating_duration_since(Instant::now()));
+        starts.into_iter().chain(looks.then_some(TICK)).chain(joins).min()
     }
 
     fn has_call_threads(&self) -> bool {
