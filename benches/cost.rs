@@ -26,7 +26,10 @@ use nix::unistd::Pid;
 /// Pairs of runs for commands that only print.
 const PASS_RUNS: usize = 200;
 /// Pairs of runs for whole containers.
-const CREATE_RUNS: usize = 200;
+const CREATE_RUNS: usize = 100;
+/// The time before each of these: a host rests when a container comes. One right after the other, a container costs less
+/// than users see, since programs and caches are warm.
+const REST: Duration = Duration::from_millis(150);
 /// What is created: bare, with a filter but without us, without a request, with one.
 const BUNDLES: &[&str] = &["bare", "bare-docker", "plain", "quota", "gate", "gate-docker"];
 /// Runs of the application that calls the driver, in each kind of container.
@@ -195,6 +198,7 @@ impl Bench {
         let id = format!("{bundle}-{turn}");
         let bundle = self.work.join(bundle);
         let root: [&std::ffi::OsStr; 2] = ["--root".as_ref(), root.as_ref()];
+        std::thread::sleep(REST);
         let time = timed(
             command
                 .args(root)

@@ -6,6 +6,7 @@
 //! Every call is known with its exact size or refused; nothing is guessed. Whether what
 //! is asked for is granted is not known here.
 
+use super::class::{Use, class_use};
 use super::layout::{Layout, Meaning, View};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use super::number::*;
@@ -130,6 +131,8 @@ pub struct Alloc {
     /// Its class; clients are made as `NV01_ROOT_CLIENT` whatever was asked
     /// (`escape.c`, `RmIoctl`).
     pub class: u32,
+    /// What making an object of the class does.
+    pub does: Use,
     /// Address of its parameters, or 0.
     pub params: u64,
     /// What the caller says their size is. The driver copies as many as the class has
@@ -149,6 +152,8 @@ pub enum VidHeap {
         handle: u32,
         /// The class it will be of.
         class: u32,
+        /// What making an object of the class does.
+        does: Use,
         /// Bytes asked for.
         size_bytes: u64,
         /// The function's own layout: where the driver writes handle and limit.
@@ -317,9 +322,11 @@ impl Reader<'_> {
         // entry_points.c, _nv04AllocWithAccessSecInfo(): with this flag the parameters
         // are a FINN message, in which sizes lie elsewhere.
         self.refuse_serialized(view, NVOS64_FLAGS_FINN_SERIALIZED)?;
+        let class = self.word(view, Meaning::Class)?;
         Ok(Call::Alloc(Alloc {
             object: self.object(view)?,
-            class: self.word(view, Meaning::Class)?,
+            class,
+            does: class_use(class).does,
             params: self.long(view, Meaning::Params)?,
             params_size: view.u32(Meaning::ParamsSize),
             rights: view.u64(Meaning::Rights).unwrap_or(0),
@@ -417,6 +424,7 @@ impl Reader<'_> {
             (Some(height), Some(pitch)) => u64::from(height) * u64::from(pitch),
             _ => self.long(view, Meaning::Size)?,
         };
-        Ok(VidHeap::Alloc { handle, class, size_bytes, layout: view.layout() })
+        let does = class_use(class).does;
+        Ok(VidHeap::Alloc { handle, class, does, size_bytes, layout: view.layout() })
     }
 }

@@ -17,9 +17,9 @@
 //!    belongs to the release that made it: bisect over the releases with step 1.
 //! 4. Make `control/flat.rs` anew (`tests/fixtures/rm/controls.py`), and read the diff of what
 //!    it lists as odd and of `embedded_param_copy.c` and `rmapi_deprecated_control.c`.
-//! 5. Read the diff of `resource_list.h` for new classes that are memory (`memory.rs`),
+//! 5. Read the diff of `resource_list.h` for new classes that are memory (`class.rs`),
 //!    of `escape.c`, `nv.c` and `uvm.c` for new calls, and of the constructors that
-//!    `memory.rs` names.
+//!    `class.rs` names.
 //!
 //! # To add a control
 //!
@@ -56,6 +56,8 @@ mod structs;
 pub mod release;
 
 pub mod refuse;
+
+pub mod class;
 
 pub mod call;
 

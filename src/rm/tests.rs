@@ -50,7 +50,8 @@ fn decoded(text: &str, number: u32, bytes: &[u8]) -> Call {
 fn an_allocation_is_read_alike_from_each_releases_struct() {
     let alloc = |params_size| {
         let (class, params) = (NV01_MEMORY_LOCAL_USER, 0x7ffc_1234_5678);
-        Call::Alloc(Alloc { object: MEMORY, class, params, params_size, rights: 0 })
+        let does = class::class_use(class).does;
+        Call::Alloc(Alloc { object: MEMORY, class, does, params, params_size, rights: 0 })
     };
     for (text, bytes, stated, status) in [
         ("515.43.04", &fixture!("515.43.04/rm_alloc_40")[..], None, 32),

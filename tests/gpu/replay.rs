@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use cgpu::gate::is_decided_by_monitor;
 use cgpu::ledger::{Bounds, Client, Entry, Handle, Ledger, LedgerError, Shown, Span, Tree};
 use cgpu::monitor::decide::{Verdict, judge, judge_uvm};
+use cgpu::rm::class::{Use, class_use};
 use cgpu::rm::control::{Known, Pieces, check, known, processes};
-use cgpu::rm::memory::{self, Use, class_use};
+use cgpu::rm::memory;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use cgpu::rm::number::*;
 use cgpu::rm::{self, Command, Meaning, Release, control, fbinfo, uvm};

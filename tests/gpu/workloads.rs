@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use cgpu::monitor::decide::{Verdict, judge};
 use cgpu::rm::call::{Alloc, Object};
+use cgpu::rm::class::class_use;
 use cgpu::rm::control::{Known, check};
 use cgpu::rm::{Call, Key, Release, uvm};
 
@@ -41,7 +42,9 @@ fn is_served(release: &Release, kind: &str, number: u32) -> bool {
     match kind {
         "class" => {
             let object = Object { client: 1, parent: 2, handle: 3 };
-            let alloc = Alloc { object, class: number, params: 1, params_size: Some(8), rights: 0 };
+            let does = class_use(number).does;
+            let (class, params_size) = (number, Some(8));
+            let alloc = Alloc { object, class, does, params: 1, params_size, rights: 0 };
             // What the caller's own memory is described by comes by another call.
             let memory = Call::AllocMemory { object, class: number };
             let is_made = |call| !matches!(judge(release, &call), Verdict::Refuse(_));

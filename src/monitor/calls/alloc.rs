@@ -25,7 +25,7 @@ use crate::rm::number::*;
 const RIGHTS_BYTES: usize = 4;
 
 pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, EarlyReply> {
-    let Alloc { object, class, .. } = *alloc;
+    let Alloc { object, class, does, .. } = *alloc;
     let release = &case.parts.state.release;
     let size = case.or_deny(memory::params_size(release, class, alloc.params_size))?;
     let size = size.filter(|_| alloc.params != 0);
@@ -39,7 +39,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
     }
     let mut lane = begin_on_lane(case)?;
     let params = size.map(|_| &case.scratch.params[..]);
-    let asked = case.or_deny(memory_asked(release, class, params))?;
+    let asked = case.or_deny(memory_asked(release, (class, does), params))?;
     if class == NV_SEMAPHORE_SURFACE {
         let params = &case.scratch.params;
         let decision = semaphore_surface(release, &case.books().ledger, object.client, params);

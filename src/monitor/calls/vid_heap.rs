@@ -8,7 +8,8 @@ use crate::monitor::calls::fb_info::show_usage;
 use crate::monitor::calls::free::free;
 use crate::monitor::calls::gpu_lookup::{find_gpu, find_gpu_on_lane};
 use crate::rm::call::{Object, VidHeap};
-use crate::rm::memory::{self, Use, class_use};
+use crate::rm::class::Use;
+use crate::rm::memory;
 use crate::rm::number::NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED;
 use crate::rm::{Layout, Meaning};
 
@@ -20,9 +21,10 @@ pub(crate) fn serve_heap(
 ) -> Result<Reply, EarlyReply> {
     match function {
         VidHeap::Free { handle } => return free(case, client, handle),
-        VidHeap::Alloc { handle, class, size_bytes, layout: part } => {
+        VidHeap::Alloc { handle, does, size_bytes, layout: part, .. } => {
             let object = Object { client, parent, handle };
-            return allocate_on_heap(case, part, object, class, size_bytes);
+            let asked_bytes = (does == Use::Takes).then_some(size_bytes);
+            return allocate_on_heap(case, part, object, asked_bytes);
         }
         _ => {}
     }
@@ -38,11 +40,9 @@ fn allocate_on_heap(
     case: &mut Case<'_>,
     part: &'static Layout,
     object: Object,
-    class: u32,
-    size_bytes: u64,
+    asked_bytes: Option<u64>,
 ) -> Result<Reply, EarlyReply> {
     let mut lane = begin_on_lane(case)?;
-    let asked_bytes = (class_use(class).does == Use::Takes).then_some(size_bytes);
     let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
     let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
     case.scratch.patch(part, Meaning::Flags, provided);

@@ -2,8 +2,9 @@
 
 use crate::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use crate::monitor::decide::denial::Denial;
+use crate::rm::class::Use;
 use crate::rm::fbinfo::Shown;
-use crate::rm::memory::{self, Memory, Use, class_use};
+use crate::rm::memory::{self, Memory};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Key, Meaning, Release};
@@ -15,10 +16,10 @@ const PAGE_BYTES: u64 = 4096;
 /// is refused where its class takes memory, and the parameters are missing or can't be read.
 pub(crate) fn memory_asked(
     release: &Release,
-    class: u32,
+    (class, does): (u32, Use),
     params: Option<&[u8]>,
 ) -> Result<Option<Memory>, Denial> {
-    match (class_use(class).does, params) {
+    match (does, params) {
         (Use::Takes, None) => Err(Denial::AsDriver(NV_ERR_INVALID_ARGUMENT)),
         (Use::Takes, Some(params)) => Ok(Some(memory::decode(release, class, params)?)),
         _ => Ok(None),
@@ -97,17 +98,19 @@ mod tests {
         ledger.replay(Entry::Commit { gpu: 0, bytes, client, parent, handle });
     }
 
+    const TAKES: (u32, Use) = (NV01_MEMORY_LOCAL_USER, Use::Takes);
+
     #[test]
     fn memory_is_asked_for_by_parameters_alone() {
-        let asked = memory_asked(&release(), NV01_MEMORY_LOCAL_USER, None);
+        let asked = memory_asked(&release(), TAKES, None);
         assert_eq!(asked, Err(Denial::AsDriver(NV_ERR_INVALID_ARGUMENT)));
         let size = memory::params_size(&release(), NV01_MEMORY_LOCAL_USER, None);
         let size = size.unwrap().unwrap();
-        let asked = memory_asked(&release(), NV01_MEMORY_LOCAL_USER, Some(&vec![0; size]));
+        let asked = memory_asked(&release(), TAKES, Some(&vec![0; size]));
         assert_eq!(asked.unwrap().map(|memory| memory.size_bytes), Some(0));
-        let short = memory_asked(&release(), NV01_MEMORY_LOCAL_USER, Some(&[]));
+        let short = memory_asked(&release(), TAKES, Some(&[]));
         assert!(matches!(short, Err(Denial::Tables(_))), "{short:?}");
-        assert_eq!(memory_asked(&release(), NV20_SUBDEVICE_0, None), Ok(None));
+        assert_eq!(memory_asked(&release(), (NV20_SUBDEVICE_0, Use::Nothing), None), Ok(None));
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! can't become a control, but it can become an allocation of a class that keeps other memory alive
 //! ([`Use::KeepsAlive`]), which the driver's figures may not show. This file does not know how calls are executed.
 
-use crate::rm::memory::{self, Use, class_use};
+use crate::rm::class::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
 use crate::rm::{Answer, Call, Key, Refusal, Release, call, control, uvm};
@@ -76,7 +76,7 @@ const UNSUPPORTED: Verdict = Verdict::Refuse(Answer::Status(NV_ERR_NOT_SUPPORTED
 #[must_use]
 pub fn judge(release: &Release, call: &Call) -> Verdict {
     match *call {
-        Call::Alloc(alloc) => judge_class(release, alloc.class),
+        Call::Alloc(alloc) => judge_class(release, alloc.class, alloc.does),
         Call::AllocMemory { class, .. } => match (class, class_use(class).does) {
             (NV01_MEMORY_LOCAL_USER, _) => Verdict::Execute,
             (_, Use::Nothing) => Verdict::Continue(Continued::HostMemory),
@@ -90,7 +90,7 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
             _ => refuse_class(release, class),
         },
         Call::VidHeap { function, .. } => match function {
-            call::VidHeap::Alloc { class, .. } => match class_use(class).does {
+            call::VidHeap::Alloc { class, does, .. } => match does {
                 Use::Takes | Use::Nothing => Verdict::Execute,
                 _ => refuse_class(release, class),
             },
@@ -117,7 +117,7 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
 }
 
 /// Decides on an allocation by its class.
-fn judge_class(release: &Release, class: u32) -> Verdict {
+fn judge_class(release: &Release, class: u32, does: Use) -> Verdict {
     match class {
         NV01_ROOT | NV01_ROOT_NON_PRIV | NV01_ROOT_CLIENT => {
             return Verdict::Continue(Continued::Client);
@@ -129,7 +129,7 @@ fn judge_class(release: &Release, class: u32) -> Verdict {
         NV01_CONTEXT_DMA => return Verdict::Continue(Continued::Object),
         _ => {}
     }
-    match class_use(class).does {
+    match does {
         Use::Takes => Verdict::Execute,
         Use::Nothing if !release.layouts(Key::Class(class)).is_empty() => Verdict::Execute,
         Use::Nothing => {
@@ -140,7 +140,7 @@ fn judge_class(release: &Release, class: u32) -> Verdict {
 }
 
 fn refuse_class(release: &Release, class: u32) -> Verdict {
-    Verdict::Refuse(memory::refusal(release, class).answer())
+    Verdict::Refuse(class::refusal(release, class).answer())
 }
 
 /// Why a control, or an object of a class, is refused. `None` for all other calls.
@@ -152,7 +152,7 @@ pub(crate) fn refusal(release: &Release, call: &Call) -> Option<Refusal> {
         | Call::AllocMemory { class, .. }
         | Call::AllocObject { class }
         | Call::VidHeap { function: call::VidHeap::Alloc { class, .. }, .. } => {
-            Some(memory::refusal(release, class))
+            Some(class::refusal(release, class))
         }
         _ => None,
     }
@@ -186,7 +186,8 @@ mod tests {
 
     fn of_class(class: u32) -> Verdict {
         let object = Object { client: 1, parent: 2, handle: 3 };
-        let alloc = Alloc { object, class, params: 0, params_size: None, rights: 0 };
+        let does = class_use(class).does;
+        let alloc = Alloc { object, class, does, params: 0, params_size: None, rights: 0 };
         judge(&release(), &Call::Alloc(alloc))
     }
 
@@ -211,7 +212,7 @@ mod tests {
     /// An object of such a class keeps alive the memory that is imported, attached, mapped or exported by it.
     #[test]
     fn nothing_that_keeps_memory_alive_is_made_but_for_one() {
-        let keeping: Vec<u32> = memory::CLASSES
+        let keeping: Vec<u32> = class::CLASSES
             .iter()
             .filter(|of| of.does == Use::KeepsAlive)
             .map(|of| of.class)

@@ -215,13 +215,15 @@ pub fn computing(groups: &[Group]) -> Vec<&Group> {
 mod tests {
     use super::*;
     use cgpu::rm::call::{Alloc, Object as Named};
+    use cgpu::rm::class::class_use;
 
     const ORIGIN: Origin = Origin { process: 7, descriptor: 3 };
     const CLIENT: u32 = 0xc1d0_0001;
 
     fn made(parent: u32, handle: u32, class: u32) -> Did {
         let object = Named { client: CLIENT, parent, handle };
-        Did::Made(Alloc { object, class, params: 0, params_size: None, rights: 0 })
+        let does = class_use(class).does;
+        Did::Made(Alloc { object, class, does, params: 0, params_size: None, rights: 0 })
     }
 
     fn freed(handle: u32) -> Did {
