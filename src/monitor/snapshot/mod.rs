@@ -253,6 +253,30 @@ mod tests {
         assert_eq!(refused(b"#!/bin/sh"), "this is no snapshot of a monitor");
     }
 
+    /// What the bytes of a snapshot are made by, without comments and tests.
+    const SOURCES: [&str; 6] = [
+        include_str!("mod.rs"),
+        include_str!("record.rs"),
+        include_str!("counters.rs"),
+        include_str!("process_number.rs"),
+        include_str!("../../ledger/entry.rs"),
+        include_str!("../../gate/settings.rs"),
+    ];
+
+    /// The bytes name no fields: a program of another layout would read nonsense, and notice nothing. If this fails, and
+    /// something was added, removed, moved or means something else now, raise [`FORMAT`]. In any case put the new
+    /// number here.
+    #[test]
+    fn whatever_changes_the_format_changes_its_number() {
+        let code = SOURCES.map(|text| text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text));
+        let lines = code.iter().flat_map(|code| code.lines()).map(str::trim);
+        let bytes = lines.filter(|line| !line.starts_with("//")).flat_map(str::bytes);
+        // FNV-1a.
+        let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325, step);
+        assert_eq!((FORMAT, hash), (3, 0x53fb_6e4b_bdca_8817), "{hash:#x}");
+    }
+
     proptest! {
         #[test]
         fn no_bytes_are_too_much(bytes in any::<Vec<u8>>()) {
