@@ -137,7 +137,7 @@ impl Host {
         };
         let is_given = |uuid: &str| plan.gpus.iter().any(|gpu| gpu.given_uuid() == uuid);
         let is_neighbour = |of: &Holding| of.gpus.iter().any(|(uuid, _)| is_given(uuid));
-        self.tell_of_lost_monitors(&locked, is_neighbour)?;
+        let lost = self.lost(&locked, is_neighbour)?;
         let short_id = short_id(&key, |name| locked.has_short_id(name));
         let record = Record {
             bundle: bundle.to_owned(),
@@ -160,6 +160,8 @@ impl Host {
                  set admission.exclusive"
             );
         }
+        drop(locked);
+        self.look_after_lost(lost);
         Ok(record)
     }
 
@@ -577,7 +579,7 @@ impl Host {
         let registry = self.registry()?;
         let mut locked = registry.lock()?;
         let records = self.collect_locked(&mut locked, Look::Close)?;
-        self.tell_of_lost_monitors(&locked, |_| true)?;
+        let lost = self.lost(&locked, |_| true)?;
         let mut orphans = lost::orphans(&self.config.state_dir, |name| locked.has_short_id(name))?;
         orphans.retain(|orphan| {
             let id = &orphan.short_id;
@@ -595,6 +597,8 @@ impl Host {
             true
         });
         own_cgroup::remove_unknown(|name| locked.has_short_id(name));
+        drop(locked);
+        self.look_after_lost(lost);
         Ok(Collected { records, orphans })
     }
 

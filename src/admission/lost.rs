@@ -1,5 +1,5 @@
 //! What a loss leaves behind: containers that nobody serves or starts, monitors that nobody has
-//! registered. Looks, and changes nothing.
+//! registered.
 
 use std::fs;
 use std::path::Path;
@@ -16,6 +16,10 @@ use crate::registry::{Holder, Key, Locked, Record, RegistryError};
 /// How long after its creation a container that isn't started has been forgotten, in seconds:
 /// engines start it at once.
 pub const UNSTARTED_S: u64 = 60;
+
+/// What the log says where it can't be seen what a lost monitor left.
+const UNSEEN: &str = "it can't be seen whether the memory of a container whose monitor is lost is taken from outside: the \
+    next create looks again";
 
 /// A monitor's directory whose container has no record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -96,33 +100,46 @@ impl Host {
         }
     }
 
-    /// Tells of each container that `is_meant` says by what it holds, and whose monitor has ended before it, and ends it
-    /// where its memory is taken from outside: once, whoever looks first.
-    pub(super) fn tell_of_lost_monitors(
+    /// The containers that `is_meant` says by what they hold, and whose monitor has ended before them, if nobody has
+    /// looked at what it left.
+    pub(super) fn lost(
         &self,
         locked: &Locked<'_>,
         is_meant: impl Fn(&Holding) -> bool,
-    ) -> Result<(), RegistryError> {
+    ) -> Result<Vec<Record>, RegistryError> {
         let place = |short_id: &str| MonitorDir::of(&self.config.state_dir, short_id);
-        let lost = locked.records_where(|short_id, holding| {
+        locked.records_where(|short_id, holding| {
             is_meant(holding) && place(short_id).is_lost_and_not_seen()
-        })?;
+        })
+    }
+
+    /// Tells once of each of these containers that its monitor is lost, and ends it if its memory is taken from outside.
+    /// Asks the driver, which may hang: the registry isn't locked meanwhile.
+    pub(super) fn look_after_lost(&self, lost: Vec<Record>) {
         for record in lost {
             // A container that has ended ends its monitor.
             let Some(first) = record.holder.init().filter(|first| first.alive()) else { continue };
-            let place = place(&record.short_id);
-            if !place.mark_seen() {
-                continue;
-            }
-            let lost = place.mark_lost().then(|| Event::monitor_lost(MONITOR_KILLED));
-            let taken = self.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
+            let place = MonitorDir::of(&self.config.state_dir, &record.short_id);
             let name = names::of(&record);
-            for event in lost.into_iter().chain(taken) {
+            let tell = |event: Event| {
                 let (id, root) = (record.container_id(), &record.key.root);
                 self.teller().tell(event.of(id, name.as_deref(), root));
+            };
+            if place.mark_lost() {
+                tell(Event::monitor_lost(MONITOR_KILLED));
+            }
+            match self.isolation(Kind::Gate).end_if_taken(tenant(&record), first) {
+                Ok(ended) => {
+                    if place.mark_seen() {
+                        ended.into_iter().for_each(tell);
+                    }
+                }
+                Err(error) => {
+                    let (id, error): (_, &dyn std::error::Error) = (&record.key.id, &error);
+                    tracing::warn!(id, error, "{UNSEEN}");
+                }
             }
         }
-        Ok(())
     }
 
     /// The monitors without a record, for those who look without the lock.

@@ -120,6 +120,9 @@ pub enum GateError {
         /// The driver's version.
         version: Version,
     },
+    /// The driver doesn't answer.
+    #[error("the driver can't be asked: {0}; see whether `nvidia-smi` works")]
+    Unanswered(#[source] Unanswered),
     /// This host can't.
     #[error(transparent)]
     Ability(#[from] AbilityError),
@@ -289,6 +292,7 @@ impl Gate {
             config: how.config.map(Path::to_owned),
             processor_limit: how.processor_limit,
             processor_shares: how.processor_shares,
+            started_in: String::new(),
             launcher: how.launcher,
             state_file: how.state_file.map(Path::to_owned),
             spares_host: how.own_mounts,
@@ -499,10 +503,15 @@ impl Isolation for Gate {
         }
     }
 
-    fn end_if_taken(&self, tenant: Tenant<'_>, first: ProcessId) -> Option<Event> {
+    fn end_if_taken(
+        &self,
+        tenant: Tenant<'_>,
+        first: ProcessId,
+    ) -> Result<Option<Event>, BackendError> {
         let gpus = planned(tenant.plan);
-        let (nodes, release) = (self.nodes(&gpus).ok()?, self.release().ok()?);
-        daemon::end_if_taken(first, &nodes, &release, &gpus)
+        let (nodes, release) = (self.nodes(&gpus)?, self.release()?);
+        let ended = daemon::end_if_taken(first, &nodes, &release, &gpus);
+        Ok(ended.map_err(GateError::Unanswered)?)
     }
 
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError> {

@@ -157,8 +157,16 @@ pub trait Isolation: std::fmt::Debug {
 
     /// Ends a container whose isolation is lost, and whose first process lives, where memory is taken by what it gave to
     /// others. The event of that, if it was ended.
-    fn end_if_taken(&self, _tenant: Tenant<'_>, _first: ProcessId) -> Option<Event> {
-        None
+    ///
+    /// # Errors
+    ///
+    /// If it can't be found out.
+    fn end_if_taken(
+        &self,
+        _tenant: Tenant<'_>,
+        _first: ProcessId,
+    ) -> Result<Option<Event>, BackendError> {
+        Ok(None)
     }
 
     /// What is left of a container whose processes have ended or are about to; waits so long for an answer.

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -61,6 +61,9 @@ pub struct Settings {
     /// The container's weight of the processor; `None` for the default one.
     #[serde(default)]
     pub processor_shares: Option<ProcessorShares>,
+    /// The cgroups in which the monitor was started, as `/proc/PID/cgroup` has them: other programs are there, too.
+    #[serde(default)]
+    pub started_in: String,
     /// The process that becomes the runtime and makes the container.
     pub launcher: ProcessId,
     /// The runtime's own state file of the container, which names the container's first process; `None` where it is
@@ -174,6 +177,11 @@ impl Settings {
     pub fn teller(&self) -> Teller {
         let (id, name) = (self.id.clone(), self.name.clone());
         Teller::of_container(self.state_dir.clone(), id, name, self.root.clone())
+    }
+
+    /// The state directory, and the cgroups in which the monitor was started.
+    pub(crate) fn whereabouts(&self) -> (&Path, &str) {
+        (&self.state_dir, &self.started_in)
     }
 
     /// Writes the settings into `file`, which is empty.

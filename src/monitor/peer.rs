@@ -32,16 +32,19 @@ pub(crate) fn may_ask(socket: &impl AsFd) -> bool {
 /// # Errors
 ///
 /// Why not.
-pub(crate) fn may_change(socket: &impl AsFd, state_dir: &Path) -> Result<i32, String> {
+pub(crate) fn may_change(
+    socket: &impl AsFd,
+    (state_dir, started_in): (&Path, &str),
+) -> Result<i32, String> {
     static TOLD: Once = Once::new();
-    judge(socket, state_dir).inspect_err(|reason| {
+    judge(socket, (state_dir, started_in)).inspect_err(|reason| {
         TOLD.call_once(|| {
             warn!(reason, "refused: only root of the host may change what a monitor enforces");
         });
     })
 }
 
-fn judge(socket: &impl AsFd, state_dir: &Path) -> Result<i32, String> {
+fn judge(socket: &impl AsFd, (state_dir, started_in): (&Path, &str)) -> Result<i32, String> {
     let unknown = |error: io::Error| format!("it can't be known who asks: {error}");
     let peer =
         getsockopt(socket, sockopt::PeerCredentials).map_err(|errno| unknown(errno.into()))?;
@@ -62,7 +65,7 @@ fn judge(socket: &impl AsFd, state_dir: &Path) -> Result<i32, String> {
             return Err(format!("who asks (pid {pid}) is in another {namespace} namespace"));
         }
     }
-    if let Some(id) = container_of(pid, state_dir)? {
+    if let Some(id) = container_of(pid, (state_dir, started_in))? {
         return Err(format!("who asks (pid {pid}) is a process of the container {id}"));
     }
     let is_same = before.is_some() && before == ProcessId::of(pid);
@@ -74,7 +77,10 @@ fn judge(socket: &impl AsFd, state_dir: &Path) -> Result<i32, String> {
 
 /// The registered container that a process is of, by its mounts or its cgroup. One with the monitor's own mounts is the
 /// host's.
-fn container_of(pid: i32, state_dir: &Path) -> Result<Option<String>, String> {
+fn container_of(
+    pid: i32,
+    (state_dir, started_in): (&Path, &str),
+) -> Result<Option<String>, String> {
     let ended = || format!("who asked (pid {pid}) has ended");
     let (device, namespace) = mount_namespace(pid).ok_or_else(ended)?;
     let own = mount_namespace(std::process::id().cast_signed());
@@ -86,7 +92,7 @@ fn container_of(pid: i32, state_dir: &Path) -> Result<Option<String>, String> {
     let records = records.map_err(|error| format!("it can't be known who asks: {error}"))?;
     let is_its = |init: ProcessId| {
         let mut origin = Origin::default();
-        let (namespace_of_init, cgroup_of_init) = home_of(init.pid);
+        let (namespace_of_init, cgroup_of_init) = home_of(init.pid, started_in);
         origin.add_process(namespace_of_init, cgroup_of_init.as_deref());
         origin.has_process(namespace, &cgroup)
     };
@@ -106,11 +112,13 @@ mod tests {
         let (here, _there) = UnixStream::pair().unwrap();
         assert!(may_ask(&here));
         let own = std::process::id().cast_signed();
-        assert_eq!(may_change(&here, Path::new("")), Ok(own));
+        assert_eq!(may_change(&here, (Path::new(""), "")), Ok(own));
         let nobody = fs::File::open("/dev/null").unwrap();
         assert!(!may_ask(&nobody));
         assert!(
-            may_change(&nobody, Path::new("")).unwrap_err().contains("it can't be known who asks")
+            may_change(&nobody, (Path::new(""), ""))
+                .unwrap_err()
+                .contains("it can't be known who asks")
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Lets all threads of a monitor stop between two pieces of work, so that another program can go on with the process.
 //!
-//! A thread that serves calls, asks the driver or changes the books holds an [`AtWork`] meanwhile, and none while it
-//! waits. During a pause no thread begins.
+//! A thread that serves calls, asks the driver or changes the books holds an [`AtWork`] meanwhile, from before it waits for a
+//! call: who brings a pause ends that wait. During a pause no thread begins.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

@@ -247,6 +247,7 @@ impl Monitor {
             config: None,
             processor_limit,
             processor_shares: None,
+            started_in: String::new(),
             launcher: ProcessId::own().expect("/proc is mounted"),
             state_file: None,
             spares_host,

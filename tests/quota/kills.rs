@@ -165,6 +165,29 @@ fn a_monitor_has_a_cgroup_of_its_own_with_its_containers_weight() {
     }
 }
 
+/// An engine may make a container without cgroups of its own: it is in those of its helpers, and so is who looks.
+#[test]
+fn a_container_without_cgroups_is_not_taken_for_all_that_is_in_its_cgroup() {
+    let mut gated = Gated::new();
+    gated.over_crun();
+    let bundle = gated.sleeping("app", 1000);
+    let monitor = gated.monitor("app_________");
+    let inside = || cgroups_of(monitor).contains("/cgpu/app_________\n");
+    assert!(eventually(inside), "{}", cgroups_of(monitor));
+    let first = gated.host.runtime().call(&["state", "app"]).ok().json()["pid"].clone();
+    let first = first.as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
+    if cgroups_of(Pid::from_raw(first)) != cgroups_of(Pid::this()) {
+        println!("skipped: crun makes cgroups here");
+        return;
+    }
+    // Else this process would be the container's, and may change nothing.
+    gated.fills(&bundle, 1000);
+    gated.host.cgpu(&["set", "app", "--memory", "900"]).ok();
+    gated.fills(&bundle, 900);
+    gated.host.runtime().delete(&bundle).ok();
+    gated.soon_is_empty();
+}
+
 /// The directory called `name` in every hierarchy of cgroups.
 fn cgroups(name: &str) -> Vec<PathBuf> {
     let own = procfs::process::Process::myself().and_then(|own| own.mountinfo());

@@ -99,9 +99,18 @@ impl CallService {
         let _ = self.start_threads(0);
     }
 
-    /// Has a thread wait for the calls of a listener that has come since.
+    /// Has a thread wait for the calls of a listener that has come since. If no thread is free, one more is to be started.
     pub(crate) fn serve_new_listener(&self) {
         self.workers.call();
+        let mut threads = self.threads.lock();
+        if *threads == CallThreads::Started && self.workers.threads() < self.needed(FREE) {
+            *threads = CallThreads::Starting(SUPPORT_THREADS.len());
+        }
+    }
+
+    /// How many threads are needed: one for each queue, and so many others.
+    fn needed(&self, others: usize) -> usize {
+        self.listeners.queues().iter().filter(|queue| !queue.is_empty()).count() + others
     }
 
     /// Starts the threads that calls need and that aren't started yet. Where a thread can't be started, calls wait
@@ -141,8 +150,7 @@ impl CallService {
 
     /// Starts a thread for each queue, and so many others.
     fn start_threads(self: &Arc<Self>, others: usize) -> io::Result<()> {
-        let queues = self.listeners.queues().iter().filter(|queue| !queue.is_empty()).count();
-        while self.workers.threads() < queues + others {
+        while self.workers.threads() < self.needed(others) {
             self.start_thread()?;
         }
         Ok(())

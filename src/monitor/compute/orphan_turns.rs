@@ -124,19 +124,23 @@ fn tell_of_loss(state: &ContainerState, name: &str, place: &MonitorDir) {
     let neighbour = records.ok().and_then(|all| all.into_iter().find(|of| of.short_id == name));
     // A container that has ended ends its monitor.
     let Some(Record { key, holder, plan, .. }) = neighbour else { return };
-    let Some(first) = holder.init().filter(|first| first.alive() && place.mark_seen()) else {
-        return;
-    };
-    let lost = place.mark_lost().then(|| Event::monitor_lost(MONITOR_KILLED));
+    let Some(first) = holder.init().filter(|first| first.alive()) else { return };
+    let tell = |event: Event| Teller::of_host(state_dir).tell(event.of(&key.id, None, &key.root));
+    if place.mark_lost() {
+        tell(Event::monitor_lost(MONITOR_KILLED));
+    }
     let Settings { nodes, gpus, .. } = &*state.settings;
     let theirs = |gpu: &Gpu| {
         let of = plan.gpus.iter().find(|of| of.uuid == gpu.uuid)?;
         Some(Gpu { limit_bytes: of.memory_limit_bytes.unwrap_or(u64::MAX), ..gpu.clone() })
     };
     let gpus: Vec<Gpu> = gpus.iter().filter_map(theirs).collect();
-    let taken = end_if_taken(first, nodes, &state.release, &gpus);
-    for event in lost.into_iter().chain(taken) {
-        Teller::of_host(state_dir).tell(event.of(&key.id, None, &key.root));
+    // If it has GPUs that this container doesn't have, the next create or `cgpu gc` looks.
+    if gpus.len() == plan.gpus.len()
+        && let Ok(ended) = end_if_taken(first, nodes, &state.release, &gpus)
+        && place.mark_seen()
+    {
+        ended.into_iter().for_each(tell);
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn answer_questions(
         let _at_work = parts.state.work.begin();
         let answer = match serde_json::from_slice(&line) {
             Ok(Question::Update) => {
-                match peer::may_change(&stream, &parts.state.settings.state_dir) {
+                match peer::may_change(&stream, parts.state.settings.whereabouts()) {
                     Ok(_) => return updates.put(stream),
                     Err(reason) => Answer::Refused { reason },
                 }
@@ -56,7 +56,7 @@ pub(crate) fn answer_questions(
             Ok(Question::Status) => Answer::Status(Box::new(writer.status())),
             Ok(Question::LastSeen { uuid }) => last_seen(parts, &uuid),
             Ok(Question::Limit { uuid, limit_bytes }) => {
-                match peer::may_change(&stream, &parts.state.settings.state_dir) {
+                match peer::may_change(&stream, parts.state.settings.whereabouts()) {
                     Ok(pid) => {
                         let answer = change_limit(parts, &uuid, limit_bytes, pid);
                         // The sender reads the status next.

@@ -12,7 +12,7 @@
 //!
 //! | name | does |
 //! |---|---|
-//! | `calls`, several | each has a listener and serves its calls, others wait ([`workers`](crate::monitor::caller::Workers)) |
+//! | `calls`, several | each has a queue of listeners and serves their calls, others wait ([`workers`](crate::monitor::caller::Workers)) |
 //! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::audit::Mappings)) |
 //! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::Slices)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
@@ -40,7 +40,7 @@ pub(crate) use service::{KeptFiles, Service};
 #[cfg(test)]
 pub(crate) use update::kept_descriptors;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -124,8 +124,9 @@ pub fn serve() -> io::Result<Option<Gone>> {
     let own = ProcessId::own();
     let Some(settings_file) = launch::receive_settings(&settings_socket)? else { return Ok(None) };
     drop(settings_socket);
-    let settings = Settings::read(&settings_file).map_err(io::Error::other)?;
+    let mut settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     drop(settings_file);
+    settings.started_in = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     crate::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
         MonitorDir::at(&settings.place).write_process(own);
@@ -315,12 +316,17 @@ impl Daemon {
             if self.joins_at.take_if(|at| Instant::now() >= *at).is_some() {
                 self.join_own_cgroup();
             }
-            for wakeup in self.wait() {
+            let wakeups = self.wait();
+            // The first call's thread starts the others itself, once it has answered.
+            let is_first_call = wakeups.contains(&Wakeup::Call);
+            for wakeup in wakeups {
                 self.handle(wakeup)?;
             }
             if let Some(service) = &self.service {
                 service.status_writer.write_if_due();
-                if matches!(service.calls.call_threads(), CallThreads::Starting(_)) {
+                if matches!(service.calls.call_threads(), CallThreads::Starting(_))
+                    && !is_first_call
+                {
                     service.calls.start_missing_threads();
                 }
             }
@@ -463,7 +469,7 @@ impl Daemon {
 
     fn accept_runtimes(&mut self) {
         while let Ok((stream, _)) = self.entry.accept() {
-            if peer::may_change(&stream, &self.settings.state_dir).is_ok() {
+            if peer::may_change(&stream, self.settings.whereabouts()).is_ok() {
                 self.runtimes.add_connection(stream.into());
             }
         }

@@ -31,6 +31,7 @@ pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) 
         config: None,
         processor_limit: None,
         processor_shares: None,
+        started_in: String::new(),
         launcher: ProcessId::own().expect("/proc is mounted"),
         state_file: None,
         spares_host: false,

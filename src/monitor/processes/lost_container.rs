@@ -8,13 +8,15 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::events::Event;
 use crate::gate::settings::{Gpu, Node};
 use crate::monitor::caller::threads_by_fd_table;
-use crate::monitor::driver::MonitorClient;
+use crate::monitor::driver::{MonitorClient, Unanswered};
 use crate::monitor::log::described;
 use crate::monitor::processes::container_processes::{all_pids, is_monitor, is_of_host};
 use crate::monitor::processes::holder::{Consequence, Evidence, HolderFacts};
 use crate::monitor::processes::origin::Origin;
-use crate::monitor::processes::origins::{home_of, mount_namespace, mounts_of, open_nodes};
-use crate::process::{ProcessId, pidfd};
+use crate::monitor::processes::origins::{
+    cgroups_of, home_of, mount_namespace, mounts_of, open_nodes,
+};
+use crate::process::{ProcStatus, ProcessId, pidfd};
 use crate::rm::{Release, about};
 
 /// Memory beyond the quotas that the driver itself may take for the container's processes, in bytes.
@@ -34,7 +36,11 @@ impl Container {
         let own = mounts_of(std::process::id().cast_signed())?;
         found.retain(|mount| !own.contains(mount));
         origin.set_first_process_mounts(found);
-        let (namespace, cgroup) = home_of(first.pid);
+        // The engine's helper above it is no process of the container's.
+        let parent = ProcStatus::read(first.pid).ok();
+        let parent = parent.and_then(|status| status.field("PPid")?.parse().ok());
+        let shared = parent.and_then(cgroups_of).unwrap_or_default();
+        let (namespace, cgroup) = home_of(first.pid, &shared);
         origin.add_process(namespace, cgroup.as_deref());
         // Another process may have had the pid meanwhile.
         (first.alive() && !origin.is_unknown()).then_some(Container { first, origin })
@@ -43,7 +49,7 @@ impl Container {
     /// Whether a process is the container's. One of which too little can be read counts as the container's.
     fn has(&self, pid: u32) -> bool {
         let Some((_, namespace)) = mount_namespace(pid.cast_signed()) else { return true };
-        let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let cgroup = cgroups_of(pid.cast_signed()).unwrap_or_default();
         pid == self.first.pid.cast_unsigned() || self.origin.has_process(namespace, &cgroup)
     }
 
@@ -67,8 +73,10 @@ impl Container {
         for pid in all_pids().filter(|pid| *pid > 1) {
             // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
             let Ok(pidfd) = pidfd(pid.cast_signed()) else { continue };
-            let is_readable = mount_namespace(pid.cast_signed()).is_some();
-            if is_readable && self.has(pid) && !is_monitor(pid) {
+            // Others may be in its cgroups.
+            let namespace = mount_namespace(pid.cast_signed());
+            let is_inside = namespace.is_some_and(|(_, of)| self.origin.has_process(of, ""));
+            if is_inside || ProcessId::of(pid.cast_signed()) == Some(self.first) {
                 let _ = pidfd_send_signal(pidfd, Signal::KILL);
             }
         }
@@ -83,15 +91,19 @@ struct Given {
 
 /// Ends the container whose first process is `first`, if outside processes have descriptors of it, and the driver shows
 /// memory of one of them, or more of the container's than the quotas of `gpus` allow. Those that
-/// [`HolderFacts`] doesn't spare are killed, too. Returns the event that says so. `nodes` are the driver's files on the
-/// host. Does nothing if the driver can't be asked.
+/// [`HolderFacts`] doesn't spare are killed, too. Returns the event that says so, if the container was ended. `nodes` are
+/// the driver's files on the host.
+///
+/// # Errors
+///
+/// If the driver can't be asked: nothing is known then.
 pub fn end_if_taken(
     first: ProcessId,
     nodes: &[Node],
     release: &Release,
     gpus: &[Gpu],
-) -> Option<Event> {
-    let container = Container::of(first)?;
+) -> Result<Option<Event>, Unanswered> {
+    let Some(container) = Container::of(first) else { return Ok(None) };
     let (inside, outside): (Vec<u32>, Vec<u32>) = all_pids().partition(|pid| container.has(*pid));
     let given = |pid: u32| {
         let has_own_file = container.has_given_to(pid, nodes)?;
@@ -102,11 +114,11 @@ pub fn end_if_taken(
     };
     let mut given: Vec<Given> = outside.into_iter().filter_map(given).collect();
     if given.is_empty() {
-        return None;
+        return Ok(None);
     }
     let uuids: Vec<about::Uuid> =
         gpus.iter().map(|gpu| about::uuid(&gpu.uuid).unwrap_or_default()).collect();
-    let client = MonitorClient::open(nodes, release, &uuids).ok()?;
+    let client = MonitorClient::open(nodes, release, &uuids)?;
     let bytes_of = |gpu: usize, pids: &[u32]| -> u64 {
         let held = client.held(gpu, pids).unwrap_or_default();
         held.iter().map(about::Held::bytes).sum()
@@ -121,7 +133,8 @@ pub fn end_if_taken(
     client.end();
     // What one with files of its own has may be by these.
     let takes = |of: &&Given| of.facts.has_memory && !of.facts.has_own_file;
-    let taker = given.iter().find(takes).or_else(|| given.first().filter(|_| is_over))?;
+    let taker = given.iter().find(takes).or_else(|| given.first().filter(|_| is_over));
+    let Some(taker) = taker else { return Ok(None) };
     let event = described(Event::ended_for_leak(), taker.pid.cast_signed());
     for Given { pid, facts } in &given {
         let Ok(pidfd) = pidfd(pid.cast_signed()) else { continue };
@@ -132,5 +145,5 @@ pub fn end_if_taken(
         }
     }
     container.end();
-    Some(event)
+    Ok(Some(event))
 }

@@ -135,7 +135,7 @@ impl Origins {
 
     /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
     pub(crate) fn note_process(&self, pid: i32) {
-        let (namespace, cgroup) = home_of(pid);
+        let (namespace, cgroup) = home_of(pid, &self.state.settings.started_in);
         self.known.lock().origin.add_process(namespace, cgroup.as_deref());
         for tid in threads_by_fd_table(pid.cast_unsigned()) {
             for (mount, filesystem) in self.open_nodes(tid) {
@@ -234,14 +234,19 @@ pub(crate) fn mounts_of(pid: i32) -> Option<BTreeSet<u64>> {
     told(pid, of).map(|text| mounts(&text))
 }
 
-/// The mount namespace and the cgroup of a container's process, where they aren't the monitor's or the host's, too.
-pub(crate) fn home_of(pid: i32) -> (Option<u64>, Option<String>) {
-    let cgroup = |pid: &str| fs::read_to_string(format!("/proc/{pid}/cgroup")).ok();
+/// The mount namespace and the cgroups of a container's process, where others aren't in them, too: the monitor, whoever
+/// is in the cgroups `shared` (an engine makes a container without cgroups of its own in those of its helpers), or the
+/// host.
+pub(crate) fn home_of(pid: i32, shared: &str) -> (Option<u64>, Option<String>) {
     let own = mount_namespace(own_pid());
     let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
-    let found = cgroup(&pid.to_string()).filter(|of| Some(of) != cgroup("self").as_ref());
-    let found = found.filter(|of| !of.trim_end().ends_with(":/"));
+    let found = cgroups_of(pid).filter(|of| of != shared && !of.trim_end().ends_with(":/"));
     (namespace.map(|(_, inode)| inode), found)
+}
+
+/// The cgroups of a process, as `/proc/PID/cgroup` has them; `None` if it has ended.
+pub(crate) fn cgroups_of(pid: i32) -> Option<String> {
+    fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()
 }
 
 /// The mount namespace of a process, by the device and inode of its file.

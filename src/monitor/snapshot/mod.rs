@@ -191,6 +191,7 @@ mod tests {
             config: None,
             processor_limit: None,
             processor_shares: None,
+            started_in: String::new(),
             launcher: ProcessId { pid: 1, start_ticks: 2 },
             state_file: None,
             spares_host: true,
@@ -274,7 +275,7 @@ mod tests {
         // FNV-1a.
         let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325, step);
-        assert_eq!((FORMAT, hash), (3, 0x53fb_6e4b_bdca_8817), "{hash:#x}");
+        assert_eq!((FORMAT, hash), (3, 0x86bb_170b_049d_e6bf), "{hash:#x}");
     }
 
     proptest! {
