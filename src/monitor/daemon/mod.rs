@@ -6,7 +6,7 @@
 //! |---|---|
 //! | (the first) | takes listeners and questions, waits for the container's first call, and for its end |
 //! | `audit` | asks driver and kernel what the container has ([`audit_thread`]) |
-//! | `end`, `control` | for a while: limit the container's end, answer a question |
+//! | `end`, `control`, `cgroup` | for a while: limit the container's end, answer a question, go into the own cgroup |
 //!
 //! From the container's first call on ([`threads`](crate::monitor::calls::CallService)):
 //!
@@ -62,9 +62,11 @@ use crate::gate::settings::Settings;
 use crate::gate::wire::Answer;
 use crate::monitor::caller::{Interrupted, Listener, Listeners};
 use crate::monitor::calls::CallThreads;
+use crate::monitor::lock::Lock;
 use crate::monitor::peer;
 use crate::monitor::snapshot::{CounterValues, FileNumbers, Snapshot};
 use crate::monitor::state::ChangeFlag;
+use crate::monitor::thread::spawn;
 use crate::process::ProcessId;
 use privilege::Confinement;
 use runtimes::Runtimes;
@@ -217,7 +219,36 @@ struct Daemon {
     serves_at: Instant,
     /// When the monitor goes into its own cgroup; `None` if it has gone.
     joins_at: Option<Instant>,
+    cgroup: Arc<OwnCgroup>,
     end_requested: Option<Instant>,
+}
+
+/// The monitor's own cgroup, into which one thread brings it, and which another one removes.
+#[derive(Debug, Default)]
+struct OwnCgroup {
+    is_over: Lock<bool>,
+}
+
+impl OwnCgroup {
+    fn join(&self, settings: &Settings) {
+        let is_over = self.is_over.lock();
+        if *is_over {
+            return;
+        }
+        for controllers in own_cgroup::join(&settings.short_id, settings.processor_shares) {
+            warn!(
+                controllers,
+                "the monitor stays in the container's cgroups, and is paid for there; let root write \
+                 /sys/fs/cgroup"
+            );
+        }
+    }
+
+    fn leave(&self, short_id: &str) {
+        let mut is_over = self.is_over.lock();
+        *is_over = true;
+        own_cgroup::remove(short_id);
+    }
 }
 
 /// Why the first thread woke up.
@@ -259,6 +290,7 @@ impl Daemon {
             service: None,
             serves_at: Instant::now() + FIRST_DELAY,
             joins_at: Some(Instant::now() + CGROUP_DELAY),
+            cgroup: Arc::default(),
             end_requested: None,
         })
     }
@@ -341,15 +373,11 @@ impl Daemon {
         }
     }
 
+    /// Has a thread bring the monitor into its own cgroup, which takes long on a busy host.
     fn join_own_cgroup(&self) {
-        let Settings { short_id, processor_shares, .. } = &self.settings;
-        for controllers in own_cgroup::join(short_id, *processor_shares) {
-            warn!(
-                controllers,
-                "the monitor stays in the container's cgroups, and is paid for there; let root write \
-                 /sys/fs/cgroup"
-            );
-        }
+        let (cgroup, settings) = (Arc::clone(&self.cgroup), self.settings.clone());
+        // Where there is no thread for it, the monitor stays where it is.
+        let _ = spawn("cgroup", move || cgroup.join(&settings));
     }
 
     /// Whether the container has processes behind a listener, or isn't known to have left nothing.
@@ -360,14 +388,14 @@ impl Daemon {
 
     /// Closes the sockets and brings back what is off a GPU. Returns the container if it is to be deregistered.
     fn end(self) -> Option<Gone> {
-        let Daemon { settings, entry, control, service, end_requested, .. } = self;
+        let Daemon { settings, entry, control, service, end_requested, cgroup, .. } = self;
         drop((entry, control));
         if let Some(service) = service {
             service.parts.turns.end_turns();
         }
         let is_late = end_requested.is_some_and(|since| since.elapsed() >= DEREGISTER_TIMEOUT);
         let Settings { id, short_id, root, config, .. } = settings;
-        own_cgroup::remove(&short_id);
+        cgroup.leave(&short_id);
         (!is_late).then_some(Gone { id, root, config })
     }
 
