@@ -266,6 +266,7 @@ fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
 fn an_upgrade_needs_no_room_in_the_state_directory() {
     let gated = Gated::new();
     let state_dir = gated.host.state_dir();
+    std::fs::create_dir(&state_dir).expect("nobody has made it yet");
     let mut mount = gated.host.scratch.command("mount");
     mount.args(["-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs"]).arg(&state_dir);
     run_with_timeout(&mut mount, PATIENCE).ok();

@@ -165,27 +165,60 @@ fn a_monitor_has_a_cgroup_of_its_own_with_its_containers_weight() {
     }
 }
 
-/// An engine may make a container without cgroups of its own: it is in those of its helpers, and so is who looks.
+/// An engine may make a container without cgroups of its own: it is in those of its helpers, with others.
 #[test]
-fn a_container_without_cgroups_is_not_taken_for_all_that_is_in_its_cgroup() {
+fn who_is_in_the_cgroup_of_a_container_without_cgroups_is_not_ended_with_it() {
     let mut gated = Gated::new();
     gated.over_crun();
-    let bundle = gated.sleeping("app", 1000);
+    let shared = gated.host.scratch.directory("shared");
+    let bundle = gated.bundle_with("app", |config| {
+        ask(config, 1000);
+        config["mounts"].as_array_mut().expect("mounts are a list").push(json!({
+            "destination": "/shared", "type": "bind", "source": shared, "options": ["bind", "rw"],
+        }));
+        let words = "/rmtool attack send-fd /shared/s; exec sleep 1000";
+        config["process"]["args"] = json!(["sh", "-c", words]);
+    });
+    let session = cgroups(&format!("{}/session", gated.host.scratch.cgroup()));
+    let is_unified =
+        |path: &&PathBuf| path.ancestors().any(|of| of.join("cgroup.controllers").exists());
+    let session = session.iter().find(is_unified).expect("cgroups of version 2 are mounted");
+    fs::create_dir_all(session).expect("a cgroup can be made");
+    let within = |words: &[&str]| {
+        let mut command = gated.host.scratch.command("sh");
+        let enter = format!("echo 0 >{}/cgroup.procs && exec \"$@\"", session.display());
+        command.env("CGPU_CONFIG", gated.host.config()).args(["-c", &enter, "sh"]).args(words);
+        command
+    };
+    let mut bystander = within(&["sleep", "1000"]).spawn().expect("it can be started");
+    let runtime = gated.host.runtime();
+    let root = runtime.root().display().to_string();
+    let directory = bundle.directory.display().to_string();
+    let ours = |words: &[&str]| {
+        run_with_timeout(&mut within(&[&[RUNTIME, "--root", &root], words].concat()), PATIENCE).ok()
+    };
+    ours(&["create", "--bundle", &directory, "app"]);
+    runtime.start(&bundle).ok();
     let monitor = gated.monitor("app_________");
-    let inside = || cgroups_of(monitor).contains("/cgpu/app_________\n");
-    assert!(eventually(inside), "{}", cgroups_of(monitor));
-    let first = gated.host.runtime().call(&["state", "app"]).ok().json()["pid"].clone();
-    let first = first.as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a pid");
-    if cgroups_of(Pid::from_raw(first)) != cgroups_of(Pid::this()) {
-        println!("skipped: crun makes cgroups here");
-        return;
+    let is_inside = || cgroups_of(monitor).contains("/cgpu/app_________\n");
+    assert!(eventually(is_inside), "{}", cgroups_of(monitor));
+    let first = runtime.call(&["state", "app"]).ok().json()["pid"].as_i64();
+    let first = first.and_then(|pid| i32::try_from(pid).ok()).map(Pid::from_raw).expect("a pid");
+    // Where crun makes cgroups, there is nothing to be mistaken.
+    if cgroups_of(first).contains("/session\n") {
+        ours(&["exec", "app", RMTOOL, "fill"]);
+        let mut taker = Command::new(rmtool());
+        taker.arg("--dev").arg(gated.sim.dir().join("dev")).args(["attack", "recv-fd"]);
+        let mut taker = taker.arg(shared.join("s")).arg("1000").stdout(Stdio::null()).spawn();
+        let ended = || runtime.status(&bundle) == "stopped";
+        assert!(eventually(ended), "{}", gated.host.log());
+        assert_eq!(bystander.try_wait().expect("a child of ours"), None, "{}", gated.host.log());
+        let taker = taker.as_mut().expect("it can be started");
+        taker.kill().and_then(|()| taker.wait()).expect("a child of ours");
     }
-    // Else this process would be the container's, and may change nothing.
-    gated.fills(&bundle, 1000);
-    gated.host.cgpu(&["set", "app", "--memory", "900"]).ok();
-    gated.fills(&bundle, 900);
-    gated.host.runtime().delete(&bundle).ok();
+    runtime.delete(&bundle).ok();
     gated.soon_is_empty();
+    bystander.kill().and_then(|()| bystander.wait()).expect("a child of ours");
 }
 
 /// The directory called `name` in every hierarchy of cgroups.
