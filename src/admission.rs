@@ -596,7 +596,7 @@ impl Host {
             }
             true
         });
-        own_cgroup::remove_unknown(|name| locked.has_short_id(name));
+        own_cgroup::remove_unused(|name| locked.has_short_id(name));
         drop(locked);
         self.look_after_lost(lost);
         Ok(Collected { records, orphans })

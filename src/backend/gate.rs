@@ -28,7 +28,6 @@ use crate::events::Event;
 use crate::gate::client::{AskError, ask, ask_all, is_listening};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
-use crate::gate::own_cgroup;
 use crate::gate::profile::{ProfileError, check_no_listener};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::status_file;
@@ -522,7 +521,6 @@ impl Isolation for Gate {
             // Gone in this moment, then.
             let _ = kill(Pid::from_raw(monitor.pid), Signal::SIGTERM);
         }
-        own_cgroup::remove(short_id);
         let left = |source| GateError::Left { path: place.dir().to_owned(), source };
         Ok(place.remove().map_err(left)?)
     }

@@ -1,9 +1,11 @@
-//! The cgroup of a monitor: `cgpu/SHORT_ID` below the host's root, outside of its container's.
+//! The cgroup of a monitor whose engine starts it in a pod's: `cgpu/SHORT_ID` below the host's root.
 //!
-//! Engines start a monitor in the cgroups of their own helpers, which may be the pod's: its memory limit, its freezer or its
-//! end would hit the monitor, too. In its own cgroup the monitor has its container's weight of the processor. It never
-//! has a maximum: a throttled monitor would hold locks of the driver, which are the whole host's
-//! (`ProcessorBudget` holds it to its container's limit instead).
+//! CRI-O, podman and containerd start their helpers in the pod's cgroups: its memory limit, its freezer or its end would hit
+//! the monitor, too. In its own cgroup the monitor has its container's weight of the processor. It never has a
+//! maximum: a throttled monitor would hold locks of the driver, which are the whole host's
+//! (`ProcessorBudget` holds it to its container's limit instead). A monitor that isn't in a pod's cgroup stays where
+//! it is: while a process changes its cgroup, the kernel lets no process of the host start, for 5 ms and more
+//! (`cgroup_threadgroup_rwsem`).
 //!
 //! The cgroup is made in the hierarchy of version 2, and in the processor's of version 1. Of the other hierarchies of
 //! version 1 a monitor leaves its pod's cgroup for the root.
@@ -85,42 +87,34 @@ fn own_hierarchies() -> Vec<Hierarchy> {
     Hierarchy::list(Path::new(ROOT), &fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
 }
 
-/// Moves this process, a monitor, into its own cgroup, and out of its pod's. Returns the controllers by which it is still
-/// in its pod's cgroup, since the host doesn't permit more; `unified` for version 2.
-pub(crate) fn join(short_id: &str, shares: Option<ProcessorShares>) -> Vec<String> {
-    let own = format!("/{ALL}/{short_id}");
+/// Moves this process, a monitor, out of its pod's cgroups into its own ones. Removes the cgroups of monitors that have
+/// ended. Returns the controllers by which it is still in its pod's cgroup, since the host doesn't permit more;
+/// `unified` for version 2.
+pub(crate) fn leave_pod(short_id: &str, shares: Option<ProcessorShares>) -> Vec<String> {
     let mut all = own_hierarchies();
-    all.retain(|of| of.path != own && (of.has_own() || of.is_of_a_pod()));
-    // `cgpu gc` may remove a cgroup that has no process yet.
+    all.retain(Hierarchy::is_of_a_pod);
+    if !all.is_empty() {
+        remove_unused(|_| false);
+    }
+    // Another monitor may have removed the cgroup before it had a process.
     let joined = |of: &Hierarchy| of.join(short_id, shares).or_else(|_| of.join(short_id, shares));
     let failed = all.into_iter().filter(|of| joined(of).is_err());
-    let stays = failed.filter(Hierarchy::is_of_a_pod).map(|of| match of.controllers.is_empty() {
+    let name = |of: Hierarchy| match of.controllers.is_empty() {
         true => "unified".to_owned(),
         false => of.controllers,
-    });
-    stays.collect()
+    };
+    failed.map(name).collect()
 }
 
-/// Removes the cgroups of monitors that have ended, except where `is_known` says otherwise of the short id.
-pub(crate) fn remove_unknown(is_known: impl Fn(&str) -> bool) {
+/// Removes the cgroups of monitors that have ended, except where `is_known` says otherwise of the short id. A cgroup that
+/// has a process stays.
+pub(crate) fn remove_unused(is_known: impl Fn(&str) -> bool) {
     for hierarchy in own_hierarchies().iter().filter(|of| of.has_own()) {
         for own in fs::read_dir(hierarchy.root.join(ALL)).into_iter().flatten().flatten() {
             if !is_known(&own.file_name().to_string_lossy()) {
                 let _ = fs::remove_dir(own.path());
             }
         }
-    }
-}
-
-/// Removes a monitor's own cgroup. If this process is that monitor, it is moved to the root before. The cgroup of a
-/// monitor that lives stays.
-pub(crate) fn remove(short_id: &str) {
-    for hierarchy in own_hierarchies().iter().filter(|of| of.has_own()) {
-        let own = hierarchy.root.join(ALL).join(short_id);
-        if hierarchy.path == format!("/{ALL}/{short_id}") {
-            let _ = enter(&hierarchy.root);
-        }
-        let _ = fs::remove_dir(own);
     }
 }
 

@@ -11,8 +11,6 @@ fn threads(monitor: u32) -> Vec<String> {
     let tasks = fs::read_dir(format!("/proc/{monitor}/task")).unwrap();
     let mut names: Vec<String> = tasks.filter_map(|task| name(task.ok()?)).collect();
     names.iter_mut().for_each(|name| name.truncate(name.trim_end().len()));
-    // It's there for a moment only.
-    names.retain(|name| name != "cgroup");
     names.sort_unstable();
     names
 }

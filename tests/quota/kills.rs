@@ -7,7 +7,6 @@ use std::process::{Child, Command, Stdio};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::activation::end_monitor;
 use crate::gated::{Gated, RMTOOL, RUNTIME, rmtool};
 use crate::host::ask;
 use crate::support::{Bundle, Containerd, PATIENCE, eventually, run_with_timeout};
@@ -112,59 +111,6 @@ fn what_a_container_held_is_free_when_the_kernel_kills_its_first_process() {
     gated.host.check_registry();
 }
 
-/// The hierarchies in which the monitor of `app` has a cgroup of its own, as the mount points are called.
-fn own_cgroups() -> Vec<PathBuf> {
-    let mut all = cgroups("cgpu/app_________");
-    all.retain(|path| path.is_dir());
-    all
-}
-
-#[test]
-fn a_monitor_has_a_cgroup_of_its_own_with_its_containers_weight() {
-    let gated = Gated::new();
-    for is_killed in [false, true] {
-        let bundle = gated.bundle_with("app", |config| {
-            ask(config, 1000);
-            config["process"]["args"] = json!(["sleep", "1000"]);
-            config["linux"]["resources"]["cpu"] = json!({"shares": 512});
-        });
-        let runtime = gated.host.runtime();
-        runtime.create(&bundle).ok();
-        runtime.start(&bundle).ok();
-        let monitor = gated.monitor("app_________");
-        let is_there = || cgroups_of(monitor).contains("/cgpu/app_________\n");
-        assert!(eventually(is_there), "{}", cgroups_of(monitor));
-        let weight = |file: &str| {
-            own_cgroups().iter().find_map(|path| fs::read_to_string(path.join(file)).ok())
-        };
-        let weights = [weight("cpu.shares"), weight("cpu.weight")];
-        let weights = weights.each_ref().map(|text| text.as_deref().map(str::trim));
-        assert!(matches!(weights, [Some("512"), _] | [None, Some("20")]), "{weights:?}");
-        let most = [weight("cpu.cfs_quota_us"), weight("cpu.max")];
-        let most = most.each_ref().map(|text| text.as_deref().map(str::trim));
-        assert!(matches!(most, [Some("-1"), _] | [None, Some("max 100000")]), "{most:?}");
-        gated.fills(&bundle, 1000);
-        if is_killed {
-            end_monitor(&gated);
-        }
-        runtime.delete(&bundle).ok();
-        gated.soon_is_empty();
-        assert!(eventually(|| own_cgroups().is_empty()), "{:?}", own_cgroups());
-    }
-    // One whose monitor was killed as it ended.
-    let left = cgroups("cgpu/nobody______");
-    left.iter().for_each(|path| fs::create_dir_all(path).unwrap_or_default());
-    assert!(left.iter().any(|path| path.is_dir()), "{left:?}");
-    gated.host.gc();
-    let own = [PathBuf::from("cpu"), PathBuf::from("cpu,cpuacct"), PathBuf::from("unified")];
-    for path in left {
-        let name = path.parent().and_then(|all| all.parent()?.file_name());
-        let is_own = name.is_some_and(|name| own.iter().any(|own| own.as_os_str() == name));
-        assert!(!is_own || !path.is_dir(), "{}", path.display());
-        let _ = fs::remove_dir(path);
-    }
-}
-
 /// An engine may make a container without cgroups of its own: it is in those of its helpers, with others.
 #[test]
 fn who_is_in_the_cgroup_of_a_container_without_cgroups_is_not_ended_with_it() {
@@ -179,7 +125,7 @@ fn who_is_in_the_cgroup_of_a_container_without_cgroups_is_not_ended_with_it() {
         let words = "/rmtool attack send-fd /shared/s; exec sleep 1000";
         config["process"]["args"] = json!(["sh", "-c", words]);
     });
-    let session = cgroups(&format!("{}/session", gated.host.scratch.cgroup()));
+    let session = cgroups(&format!("{}/kubepods/session", gated.host.scratch.cgroup()));
     let is_unified =
         |path: &&PathBuf| path.ancestors().any(|of| of.join("cgroup.controllers").exists());
     let session = session.iter().find(is_unified).expect("cgroups of version 2 are mounted");
@@ -240,6 +186,7 @@ fn in_a_pods_cgroup(look: impl Fn(Pid)) {
         ask(config, 1000);
         config["process"]["args"] = json!(["sleep", "1000"]);
         config["linux"]["cgroupsPath"] = json!(format!("{pod}/app"));
+        config["linux"]["resources"]["cpu"] = json!({"shares": 512});
     });
     let mut enter = String::new();
     for cgroup in cgroups(&pod) {
@@ -267,11 +214,40 @@ fn in_a_pods_cgroup(look: impl Fn(Pid)) {
     gated.fills(&bundle, 1000);
     runtime.delete(&bundle).ok();
     gated.soon_is_empty();
+    gated.host.gc();
+}
+
+/// The cgroups of its own that the monitor of `app` has.
+fn own_cgroups() -> Vec<PathBuf> {
+    let mut all = cgroups("cgpu/app_________");
+    all.retain(|path| path.is_dir());
+    all
 }
 
 #[test]
 fn a_monitor_leaves_every_cgroup_of_the_pod_that_its_runtime_is_started_in() {
-    in_a_pods_cgroup(|monitor| is_outside(monitor, "/kubepods/"));
+    in_a_pods_cgroup(|monitor| {
+        is_outside(monitor, "/kubepods/");
+        let is_there = || cgroups_of(monitor).contains("/cgpu/app_________\n");
+        assert!(eventually(is_there), "{}", cgroups_of(monitor));
+        let text = |file: &str| {
+            own_cgroups().iter().find_map(|path| fs::read_to_string(path.join(file)).ok())
+        };
+        // Its container's weight, and no maximum.
+        for (of_v1, of_v2, expected) in [
+            ("cpu.shares", "cpu.weight", ["512", "20"]),
+            ("cpu.cfs_quota_us", "cpu.max", ["-1", "max 100000"]),
+        ] {
+            let [one, two] = [text(of_v1), text(of_v2)];
+            let found = [one.as_deref().map(str::trim), two.as_deref().map(str::trim)];
+            let [v1, v2] = expected;
+            let fits = matches!(found, [Some(one), _] if one == v1)
+                || matches!(found, [None, Some(two)] if two == v2);
+            assert!(fits, "{found:?}");
+        }
+    });
+    // What a monitor leaves is removed when another one comes, or by `cgpu gc`.
+    assert!(own_cgroups().is_empty(), "{:?}", own_cgroups());
 }
 
 #[test]

@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::ledger::Process;
-
-/// The eventfd's number among the events of the epoll. No process has this number.
-const WAKE: u64 = u64::MAX;
+use crate::monitor::state::ChangeFlag;
 
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,53 +21,47 @@ pub(crate) enum WaitEnd {
     ProcessExited,
 }
 
-/// An epoll with the pidfds of the watched processes, and with an eventfd by which other threads wake its own.
+/// By what other threads wake the audit's.
 #[derive(Debug)]
 pub(crate) struct AuditWait {
-    epoll: Epoll,
-    wake: EventFd,
+    wake: ChangeFlag,
 }
 
-/// The processes that are watched, each with its pidfd.
-pub(crate) type Watched = BTreeMap<Process, OwnedFd>;
+/// The processes that are watched, each with its pidfd; without one if its exit was reported.
+pub(crate) type Watched = BTreeMap<Process, Option<OwnedFd>>;
 
 impl AuditWait {
     /// Fails if the process can have no further descriptors.
     pub(crate) fn new() -> io::Result<Self> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        epoll.add(&wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))?;
-        Ok(AuditWait { epoll, wake })
+        Ok(AuditWait { wake: ChangeFlag::new()? })
     }
 
     /// Wakes the audit's thread. If it doesn't wait, its next wait ends at once.
     pub(crate) fn wake(&self) {
-        // If the counter is full, the eventfd is readable anyway.
-        let _ = self.wake.write(1);
+        self.wake.set();
     }
 
-    /// Watches a process. `watched` keeps its pidfd; to take the pidfd out of `watched` ends the watch.
-    pub(crate) fn watch(&self, watched: &mut Watched, process: Process, pidfd: OwnedFd) {
-        let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, process.0);
-        if self.epoll.add(&pidfd, event).is_ok() {
-            watched.insert(process, pidfd);
-        }
-    }
-
-    /// Waits to be woken or for an exit, for `timeout` at most.
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> WaitEnd {
-        let timeout = timeout.map_or(EpollTimeout::NONE, |timeout| {
-            // An epoll counts whole milliseconds: one more, so that `timeout` has passed.
-            EpollTimeout::try_from(timeout + Duration::from_millis(1)).unwrap_or(EpollTimeout::ZERO)
+    /// Waits to be woken or for the exit of one of `watched`, for `timeout` at most. Each exit is reported once.
+    pub(crate) fn wait(&self, watched: &mut Watched, timeout: Option<Duration>) -> WaitEnd {
+        let timeout = timeout.map_or(PollTimeout::NONE, |timeout| {
+            // A poll counts whole milliseconds: one more, so that `timeout` has passed.
+            PollTimeout::try_from(timeout + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
         });
-        let mut events = [EpollEvent::empty(); 16];
-        let count = self.epoll.wait(&mut events, timeout).unwrap_or(0);
-        let _ = self.wake.read();
-        let mut events = events.iter().take(count);
-        match (count, events.any(|event| event.data() != WAKE)) {
-            (0, _) => WaitEnd::Timeout,
-            (_, false) => WaitEnd::Woken,
-            (_, true) => WaitEnd::ProcessExited,
+        let pidfds = watched.values().flatten().map(AsFd::as_fd);
+        let asked = std::iter::once(self.wake.descriptor()).chain(pidfds);
+        let mut asked: Vec<_> = asked.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let count = poll(&mut asked, timeout).unwrap_or(0);
+        let exited: Vec<bool> =
+            asked.iter().skip(1).map(|of| of.any().unwrap_or_default()).collect();
+        let is_woken = self.wake.take();
+        let pidfds = watched.values_mut().filter(|pidfd| pidfd.is_some());
+        for (pidfd, _) in pidfds.zip(&exited).filter(|(_, exited)| **exited) {
+            *pidfd = None;
+        }
+        match (exited.contains(&true), is_woken || count > 0) {
+            (true, _) => WaitEnd::ProcessExited,
+            (false, true) => WaitEnd::Woken,
+            (false, false) => WaitEnd::Timeout,
         }
     }
 }
@@ -86,22 +77,22 @@ mod tests {
     #[test]
     fn a_wake_and_an_exit_end_a_wait() {
         let audit_wait = AuditWait::new().unwrap();
-        assert_eq!(audit_wait.wait(Some(Duration::ZERO)), WaitEnd::Timeout);
+        let mut watched = Watched::new();
+        assert_eq!(audit_wait.wait(&mut watched, Some(Duration::ZERO)), WaitEnd::Timeout);
         audit_wait.wake();
-        assert_eq!(audit_wait.wait(None), WaitEnd::Woken);
+        assert_eq!(audit_wait.wait(&mut watched, None), WaitEnd::Woken);
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id().cast_signed();
         let process = Process::from(ProcessId::of(pid).unwrap());
-        let mut watched = Watched::new();
-        audit_wait.watch(&mut watched, process, pidfd(pid).unwrap());
-        assert_eq!(audit_wait.wait(Some(Duration::ZERO)), WaitEnd::Timeout);
+        watched.insert(process, Some(pidfd(pid).unwrap()));
+        assert_eq!(audit_wait.wait(&mut watched, Some(Duration::ZERO)), WaitEnd::Timeout);
         audit_wait.wake();
-        assert_eq!(audit_wait.wait(None), WaitEnd::Woken);
+        assert_eq!(audit_wait.wait(&mut watched, None), WaitEnd::Woken);
         child.kill().unwrap();
-        assert_eq!(audit_wait.wait(None), WaitEnd::ProcessExited);
+        assert_eq!(audit_wait.wait(&mut watched, None), WaitEnd::ProcessExited);
         child.wait().unwrap();
         assert_eq!(
-            audit_wait.wait(Some(Duration::ZERO)),
+            audit_wait.wait(&mut watched, Some(Duration::ZERO)),
             WaitEnd::Timeout,
             "each is reported once"
         );

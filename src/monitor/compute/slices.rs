@@ -86,7 +86,7 @@ impl Slices {
                         std::mem::replace(&mut on.round, round)
                     });
                     if before != round {
-                        self.state.status_changed.set();
+                        self.state.note_status_change();
                     }
                 }
                 Err(error) => tracing::debug!(%error, "shares stay as they are"),
@@ -139,7 +139,7 @@ impl Slices {
         if !self.shares.note_failure(gpu, what, done.err()) {
             return;
         }
-        self.state.status_changed.set();
+        self.state.note_status_change();
         if let Err(error) = done {
             tracing::warn!(gpu, "a share of computing time can't be held: {what}: {error}");
         }

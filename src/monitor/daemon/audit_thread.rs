@@ -50,7 +50,7 @@ impl AuditThread {
         state.books().due.schedule(Instant::now());
         loop {
             self.watch(&mut watched);
-            let woken = audit.audit_wait.wait(self.plan_wait(Instant::now()));
+            let woken = audit.audit_wait.wait(&mut watched, self.plan_wait(Instant::now()));
             let _at_work = state.work.begin();
             let now = Instant::now();
             callers.undo_unclaimed();
@@ -92,7 +92,7 @@ impl AuditThread {
 
     /// Has the wait end by the death of each process that called.
     fn watch(&self, watched: &mut Watched) {
-        let Parts { state, processes, audit, .. } = &*self.parts;
+        let Parts { state, processes, .. } = &*self.parts;
         let callers = state.books().processes.clone();
         watched.retain(|process, _| callers.contains(process));
         for process in callers {
@@ -102,7 +102,7 @@ impl AuditThread {
             }
             let Ok(pidfd) = crate::process::pidfd(pid.pid) else { continue };
             processes.origins.note_process(pid.pid);
-            audit.audit_wait.watch(watched, process, pidfd);
+            watched.insert(process, Some(pidfd));
         }
     }
 

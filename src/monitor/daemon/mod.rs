@@ -6,7 +6,7 @@
 //! |---|---|
 //! | (the first) | takes listeners and questions, waits for the container's first call, and for its end |
 //! | `audit` | asks driver and kernel what the container has ([`audit_thread`]) |
-//! | `end`, `control`, `cgroup` | for a while: limit the container's end, answer a question, go into the own cgroup |
+//! | `end`, `control` | for a while: limit the container's end, answer a question |
 //!
 //! From the container's first call on ([`threads`](crate::monitor::calls::CallService)):
 //!
@@ -62,11 +62,9 @@ use crate::gate::settings::Settings;
 use crate::gate::wire::Answer;
 use crate::monitor::caller::{Interrupted, Listener, Listeners};
 use crate::monitor::calls::CallThreads;
-use crate::monitor::lock::Lock;
 use crate::monitor::peer;
 use crate::monitor::snapshot::{CounterValues, FileNumbers, Snapshot};
 use crate::monitor::state::ChangeFlag;
-use crate::monitor::thread::spawn;
 use crate::process::ProcessId;
 use privilege::Confinement;
 use runtimes::Runtimes;
@@ -77,10 +75,6 @@ use update::Requests;
 /// How long the start of the service is delayed while nobody needs it: the container is being made meanwhile, and there
 /// may be few processors for both.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
-
-/// How long after its start the monitor goes into its own cgroup: the kernel keeps processes of the whole host from
-/// starting meanwhile, up to 10 ms, and at first the container is started.
-const CGROUP_DELAY: Duration = Duration::from_secs(1);
 
 /// How often the monitor looks without being woken: at a launcher that has no pidfd, and whether the container is gone.
 const TICK: Duration = Duration::from_millis(100);
@@ -129,11 +123,12 @@ pub fn serve() -> io::Result<Option<Gone>> {
     let mut settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     drop(settings_file);
     settings.started_in = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let remaining = own_cgroup::leave_pod(&settings.short_id, settings.processor_shares);
     crate::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
         MonitorDir::at(&settings.place).write_process(own);
     }
-    startup::tell(limit_error);
+    startup::tell(remaining, limit_error);
     report_losses(&settings, || {
         let runtimes = Runtimes::new(Some(settings.launcher), Vec::new(), false);
         let sockets = (entry, control);
@@ -217,38 +212,7 @@ struct Daemon {
     service: Option<Service>,
     /// When the service is started even if nothing needs it.
     serves_at: Instant,
-    /// When the monitor goes into its own cgroup; `None` if it has gone.
-    joins_at: Option<Instant>,
-    cgroup: Arc<OwnCgroup>,
     end_requested: Option<Instant>,
-}
-
-/// The monitor's own cgroup, into which one thread brings it, and which another one removes.
-#[derive(Debug, Default)]
-struct OwnCgroup {
-    is_over: Lock<bool>,
-}
-
-impl OwnCgroup {
-    fn join(&self, settings: &Settings) {
-        let is_over = self.is_over.lock();
-        if *is_over {
-            return;
-        }
-        for controllers in own_cgroup::join(&settings.short_id, settings.processor_shares) {
-            warn!(
-                controllers,
-                "the monitor stays in the container's cgroups, and is paid for there; let root write \
-                 /sys/fs/cgroup"
-            );
-        }
-    }
-
-    fn leave(&self, short_id: &str) {
-        let mut is_over = self.is_over.lock();
-        *is_over = true;
-        own_cgroup::remove(short_id);
-    }
 }
 
 /// Why the first thread woke up.
@@ -289,8 +253,6 @@ impl Daemon {
             wake,
             service: None,
             serves_at: Instant::now() + FIRST_DELAY,
-            joins_at: Some(Instant::now() + CGROUP_DELAY),
-            cgroup: Arc::default(),
             end_requested: None,
         })
     }
@@ -345,9 +307,6 @@ impl Daemon {
             if self.service.is_none() && Instant::now() >= self.serves_at {
                 self.service()?;
             }
-            if self.joins_at.take_if(|at| Instant::now() >= *at).is_some() {
-                self.join_own_cgroup();
-            }
             let wakeups = self.wait();
             // The first call's thread starts the others itself, once it has answered.
             let is_first_call = wakeups.contains(&Wakeup::Call);
@@ -373,13 +332,6 @@ impl Daemon {
         }
     }
 
-    /// Has a thread bring the monitor into its own cgroup, which takes long on a busy host.
-    fn join_own_cgroup(&self) {
-        let (cgroup, settings) = (Arc::clone(&self.cgroup), self.settings.clone());
-        // Where there is no thread for it, the monitor stays where it is.
-        let _ = spawn("cgroup", move || cgroup.join(&settings));
-    }
-
     /// Whether the container has processes behind a listener, or isn't known to have left nothing.
     fn has_processes(&self) -> bool {
         let is_ending = self.service.as_ref().is_some_and(|of| of.container_end.is_underway());
@@ -388,14 +340,13 @@ impl Daemon {
 
     /// Closes the sockets and brings back what is off a GPU. Returns the container if it is to be deregistered.
     fn end(self) -> Option<Gone> {
-        let Daemon { settings, entry, control, service, end_requested, cgroup, .. } = self;
+        let Daemon { settings, entry, control, service, end_requested, .. } = self;
         drop((entry, control));
         if let Some(service) = service {
             service.parts.turns.end_turns();
         }
         let is_late = end_requested.is_some_and(|since| since.elapsed() >= DEREGISTER_TIMEOUT);
-        let Settings { id, short_id, root, config, .. } = settings;
-        cgroup.leave(&short_id);
+        let Settings { id, root, config, .. } = settings;
         (!is_late).then_some(Gone { id, root, config })
     }
 
@@ -411,12 +362,8 @@ impl Daemon {
         events.extend(self.runtimes.launcher().map(|launcher| (Wakeup::Launcher, launcher)));
         events.push((Wakeup::Thread, self.wake.descriptor()));
         let mut patience = self.patience();
-        if let Some(service) = &self.service {
-            match service.status_writer.due_in() {
-                Some(due) => patience = Some(patience.map_or(due, |other| other.min(due))),
-                None => events.push((Wakeup::Thread, service.status_writer.changed())),
-            }
-        }
+        let due = self.service.as_ref().and_then(|service| service.status_writer.due_in());
+        patience = patience.into_iter().chain(due).min();
         events.extend(listeners.iter().map(|of| (Wakeup::HungUp(of.number()), of.descriptor())));
         // Poll always tells of a hang-up. Once there are threads for calls, they receive the calls.
         let calls = if self.has_call_threads() { PollFlags::empty() } else { PollFlags::POLLIN };
@@ -450,8 +397,7 @@ impl Daemon {
             Some(CallThreads::Starting(_)) => Some(THREADS),
             Some(CallThreads::Unneeded | CallThreads::Started) => None,
         };
-        let joins = self.joins_at.map(|at| at.saturating_duration_since(Instant::now()));
-        starts.into_iter().chain(looks.then_some(TICK)).chain(joins).min()
+        starts.into_iter().chain(looks.then_some(TICK)).min()
     }
 
     fn has_call_threads(&self) -> bool {

@@ -92,7 +92,8 @@ impl KeptFiles {
 /// Sees that a service can go on with a snapshot.
 pub(super) fn check(snapshot: Snapshot) -> io::Result<()> {
     let Snapshot { settings, records, counters, updates, .. } = snapshot;
-    ContainerState::open(settings, records, &counters, updates).map(drop)
+    let wake = Arc::new(ChangeFlag::new()?);
+    ContainerState::open(settings, records, &counters, updates, wake).map(drop)
 }
 
 impl Service {
@@ -104,7 +105,7 @@ impl Service {
         listeners: &Arc<Listeners>,
         wake: &Arc<ChangeFlag>,
     ) -> io::Result<Self> {
-        let state = ContainerState::open(settings, records, &counters, updates)?;
+        let state = ContainerState::open(settings, records, &counters, updates, Arc::clone(wake))?;
         let parts = Arc::new(Parts::new(state)?);
         let calls = Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(listeners)));
         let status_writer = Arc::new(StatusWriter::new(Arc::clone(&parts), Arc::clone(&calls)));

@@ -39,7 +39,17 @@ pub(super) fn share_heap() {
 }
 
 /// Tells the log what the host didn't permit.
-pub(super) fn tell(limit: Result<(), (rustix::io::Errno, u64)>) {
+pub(super) fn tell(
+    remaining_controllers: Vec<String>,
+    limit: Result<(), (rustix::io::Errno, u64)>,
+) {
+    for controllers in remaining_controllers {
+        warn!(
+            controllers,
+            "the monitor stays in the container's cgroups, and is paid for there; let root write \
+             /sys/fs/cgroup"
+        );
+    }
     if let Err((error, most)) = limit {
         warn!(
             %error,

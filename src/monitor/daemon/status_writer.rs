@@ -2,7 +2,6 @@
 //!
 //! The monitor's first thread writes it: the audit's thread may hang in the driver.
 
-use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,14 +50,9 @@ impl StatusWriter {
         status(&self.parts)
     }
 
-    /// Readable after a change.
-    pub(crate) fn changed(&self) -> BorrowedFd<'_> {
-        self.parts.state.status_changed.descriptor()
-    }
-
     /// In how long the file is to be written; `None` if nothing has changed.
     pub(crate) fn due_in(&self) -> Option<Duration> {
-        let is_changed = self.parts.state.status_changed.is_set();
+        let is_changed = self.parts.state.has_status_change();
         is_changed.then(|| {
             let since = self.last.lock().at.map(|at| at.elapsed());
             since.map_or(Duration::ZERO, |since| INTERVAL.saturating_sub(since))
@@ -75,7 +69,7 @@ impl StatusWriter {
     /// Writes the file if the status has changed.
     pub(crate) fn write_now(&self) {
         let mut last = self.last.lock();
-        self.parts.state.status_changed.take();
+        self.parts.state.take_status_change();
         last.at = Some(Instant::now());
         let status = self.status();
         let Some(bytes) = ProcessId::own().and_then(|own| status_file::encode(own, &status).ok())

@@ -29,10 +29,6 @@ impl ChangeFlag {
         }
     }
 
-    pub(crate) fn is_set(&self) -> bool {
-        self.is_set.load(Ordering::Acquire)
-    }
-
     /// Takes the flag. What was changed before the flag was set is visible to the caller afterwards.
     pub(crate) fn take(&self) -> bool {
         let _ = self.event.read();
@@ -57,10 +53,10 @@ mod tests {
             let mut asked = [PollFd::new(flag.descriptor(), PollFlags::POLLIN)];
             poll(&mut asked, PollTimeout::ZERO).unwrap() == 1
         };
-        assert!(!flag.is_set() && !is_readable() && !flag.take());
+        assert!(!is_readable() && !flag.take());
         flag.set();
         flag.set();
-        assert!(flag.is_set() && is_readable() && flag.take());
-        assert!(!flag.is_set() && !is_readable() && !flag.take());
+        assert!(is_readable() && flag.take());
+        assert!(!is_readable() && !flag.take());
     }
 }

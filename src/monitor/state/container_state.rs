@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,10 @@ pub(crate) struct ContainerState {
     /// Which threads are at work.
     pub(crate) work: Work,
     books: Lock<Books>,
-    /// Set after a change of the status: of the books, or of the counted calls.
-    pub(crate) status_changed: ChangeFlag,
+    /// Whether the status has changed: the books, or the counted calls.
+    is_status_changed: AtomicBool,
+    /// Wakes the first thread.
+    wake: Arc<ChangeFlag>,
     /// The ledger's mark when the books were last closed.
     mark: AtomicU64,
     idleness: Lock<Idleness>,
@@ -71,7 +73,7 @@ impl Drop for OpenBooks<'_> {
         if self.changed {
             let mark = self.books.ledger.mark();
             if self.state.mark.swap(mark, Ordering::Relaxed) != mark {
-                self.state.status_changed.set();
+                self.state.note_status_change();
             }
         }
     }
@@ -85,6 +87,7 @@ impl ContainerState {
         records: Vec<Record>,
         counters: &CounterValues,
         updates: u64,
+        wake: Arc<ChangeFlag>,
     ) -> io::Result<Self> {
         let version = settings.driver.parse().map_err(io::Error::other)?;
         let release = Release::of(version).map_err(io::Error::other)?;
@@ -109,7 +112,8 @@ impl ContainerState {
             updates,
             books: Lock::new(books),
             work: Work::default(),
-            status_changed: ChangeFlag::new()?,
+            is_status_changed: AtomicBool::new(false),
+            wake,
             mark: AtomicU64::new(0),
             idleness: Lock::new(Idleness::new(0, Instant::now())),
             end: Lock::default(),
@@ -129,6 +133,23 @@ impl ContainerState {
         OpenBooks { books, state: self, changed: false }
     }
 
+    /// Notes a change of the status, and wakes the first thread if the last change was reported.
+    pub(crate) fn note_status_change(&self) {
+        if !self.is_status_changed.swap(true, Ordering::AcqRel) {
+            self.wake.set();
+        }
+    }
+
+    /// Whether the status has changed since it was last reported.
+    pub(crate) fn has_status_change(&self) -> bool {
+        self.is_status_changed.load(Ordering::Acquire)
+    }
+
+    /// Notes that the status is about to be reported.
+    pub(crate) fn take_status_change(&self) {
+        self.is_status_changed.store(false, Ordering::Release);
+    }
+
     /// How far the container's end has come.
     pub(crate) fn end(&self) -> End {
         self.end.lock().clone()
@@ -141,7 +162,7 @@ impl ContainerState {
         *now = end;
         drop(now);
         if is_new {
-            self.status_changed.set();
+            self.note_status_change();
         }
         is_new
     }
@@ -150,13 +171,13 @@ impl ContainerState {
     pub(crate) fn count(&self, became: Count, took: Duration) {
         self.counters.add_duration(took);
         self.counters.count(became);
-        self.status_changed.set();
+        self.note_status_change();
     }
 
     /// Counts a process that was killed.
     pub(crate) fn count_killed(&self) {
         self.counters.count(Count::Killed);
-        self.status_changed.set();
+        self.note_status_change();
     }
 
     /// Whether the container is idle.
