@@ -5,8 +5,7 @@
 //! ones, and its thread polls them.
 //!
 //! A queue has one thread at a time: since Linux 6.6 a call wakes all threads that wait for its listener
-//! (`recv_wait_event` of `kernel/seccomp.c` waits without `WQ_FLAG_EXCLUSIVE`), and with four of them a call takes
-//! twice as long (`make bench`).
+//! (`recv_wait_event` of `kernel/seccomp.c` waits without `WQ_FLAG_EXCLUSIVE`), and one of them receives it.
 
 use std::io;
 use std::sync::Arc;
