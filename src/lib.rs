@@ -7,6 +7,8 @@
 
 pub mod units;
 
+pub mod processor;
+
 pub mod request;
 
 pub mod gpu;

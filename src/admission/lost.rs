@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::AdmissionError;
-use crate::events::{Event, MONITOR_KILLED};
+use crate::events::Event;
 use crate::gate::launch::MonitorDir;
 use crate::host::{Host, tenant};
 use crate::names;
@@ -125,19 +125,10 @@ impl Host {
                 let (id, root) = (record.container_id(), &record.key.root);
                 self.teller().tell(event.of(id, name.as_deref(), root));
             };
-            if place.mark_lost() {
-                tell(Event::monitor_lost(MONITOR_KILLED));
-            }
-            match self.isolation(Kind::Gate).end_if_taken(tenant(&record), first) {
-                Ok(ended) => {
-                    if place.mark_seen() {
-                        ended.into_iter().for_each(tell);
-                    }
-                }
-                Err(error) => {
-                    let (id, error): (_, &dyn std::error::Error) = (&record.key.id, &error);
-                    tracing::warn!(id, error, "{UNSEEN}");
-                }
+            let look = || self.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
+            if let Err(error) = place.look_after_lost(tell, look) {
+                let (id, error): (_, &dyn std::error::Error) = (&record.key.id, &error);
+                tracing::warn!(id, error, "{UNSEEN}");
             }
         }
     }

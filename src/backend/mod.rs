@@ -22,7 +22,7 @@ use crate::events::Event;
 use crate::gpu::Gpu;
 use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
-use crate::units::ProcessorShares;
+use crate::processor::ProcessorShares;
 
 /// A container as a backend sees it.
 #[derive(Debug, Clone, Copy)]

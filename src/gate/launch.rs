@@ -37,6 +37,7 @@ use thiserror::Error;
 
 use super::passing::{self, Wait};
 use super::settings::{Settings, SettingsError};
+use crate::events::{Event, MONITOR_KILLED};
 use crate::process::ProcessId;
 
 /// The longest path of a socket, in bytes (`sun_path`, unix(7), without the closing zero).
@@ -200,10 +201,25 @@ impl MonitorDir {
             && !self.dir.join("seen").exists()
     }
 
-    /// Notes that somebody looks at what the lost monitor left. `false` if that was noted before, or can't be.
-    #[must_use]
-    pub(crate) fn mark_seen(&self) -> bool {
-        File::create_new(self.dir.join("seen")).is_ok()
+    /// Tells, where it wasn't told before, that the monitor was killed. Then has `look` find out once what the monitor
+    /// left; the event of that is told, too.
+    ///
+    /// # Errors
+    ///
+    /// The error of `look`: then somebody else may look.
+    pub(crate) fn look_after_lost<E>(
+        &self,
+        tell: impl Fn(Event),
+        look: impl FnOnce() -> Result<Option<Event>, E>,
+    ) -> Result<(), E> {
+        if self.mark_lost() {
+            tell(Event::monitor_lost(MONITOR_KILLED));
+        }
+        let found = look()?;
+        if File::create_new(self.dir.join("seen")).is_ok() {
+            found.into_iter().for_each(tell);
+        }
+        Ok(())
     }
 
     /// Notes that an event says that the monitor is lost. `false` if that was noted before, or can't be.
@@ -402,5 +418,32 @@ pub(crate) fn detach() -> io::Result<()> {
             setsid()?;
             Ok(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::events::Kind;
+
+    #[test]
+    fn a_loss_is_told_once_and_looked_at_until_somebody_could() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = MonitorDir::at(dir.path());
+        // A process that was: no process has this number.
+        place.write_process(ProcessId { pid: i32::MAX, start_ticks: 1 });
+        let told = RefCell::new(Vec::new());
+        let look = |found: Result<Option<Event>, ()>| {
+            place.look_after_lost(|event| told.borrow_mut().push(event.kind), || found)
+        };
+        assert!(place.is_lost_and_not_seen());
+        assert_eq!(look(Err(())), Err(()));
+        assert!(place.is_lost_and_not_seen(), "the next one looks again");
+        assert_eq!(look(Ok(Some(Event::ended_for_leak()))), Ok(()));
+        assert!(!place.is_lost_and_not_seen());
+        assert_eq!(look(Ok(Some(Event::ended_for_leak()))), Ok(()));
+        assert_eq!(told.take(), [Kind::MonitorLost, Kind::Leaked]);
     }
 }

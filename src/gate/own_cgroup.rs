@@ -14,7 +14,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::units::ProcessorShares;
+use super::settings::Settings;
+use crate::processor::ProcessorShares;
 
 /// Where the host has its cgroups.
 const ROOT: &str = "/sys/fs/cgroup";
@@ -83,22 +84,14 @@ fn enter(cgroup: &Path) -> io::Result<()> {
     fs::write(cgroup.join("cgroup.procs"), "0")
 }
 
-fn own_hierarchies() -> Vec<Hierarchy> {
-    Hierarchy::list(Path::new(ROOT), &fs::read_to_string("/proc/self/cgroup").unwrap_or_default())
-}
-
-/// Moves this process, a monitor, out of its pod's cgroups into its own ones. Removes the cgroups of monitors that have
-/// ended. Returns the controllers by which it is still in its pod's cgroup, since the host doesn't permit more;
-/// `unified` for version 2.
-pub(crate) fn leave_pod(short_id: &str, shares: Option<ProcessorShares>) -> Vec<String> {
-    let mut all = own_hierarchies();
-    all.retain(Hierarchy::is_of_a_pod);
-    if !all.is_empty() {
-        remove_unused(|_| false);
-    }
-    // Another monitor may have removed the cgroup before it had a process.
-    let joined = |of: &Hierarchy| of.join(short_id, shares).or_else(|_| of.join(short_id, shares));
-    let failed = all.into_iter().filter(|of| joined(of).is_err());
+/// Moves this process, a monitor, out of the pod's cgroups in which it was started into its own ones. Returns the
+/// controllers by which it is still in its pod's cgroup, since the host doesn't permit more; `unified` for version 2.
+pub(crate) fn leave_pod(settings: &Settings) -> Vec<String> {
+    let Settings { short_id, started_in, processor_shares, .. } = settings;
+    // One that ends may have removed the cgroup before it had a process.
+    let join = |of: &Hierarchy| of.join(short_id, *processor_shares);
+    let all = Hierarchy::list(Path::new(ROOT), started_in).into_iter();
+    let failed = all.filter(|of| of.is_of_a_pod() && join(of).or_else(|_| join(of)).is_err());
     let name = |of: Hierarchy| match of.controllers.is_empty() {
         true => "unified".to_owned(),
         false => of.controllers,
@@ -109,10 +102,11 @@ pub(crate) fn leave_pod(short_id: &str, shares: Option<ProcessorShares>) -> Vec<
 /// Removes the cgroups of monitors that have ended, except where `is_known` says otherwise of the short id. A cgroup that
 /// has a process stays.
 pub(crate) fn remove_unused(is_known: impl Fn(&str) -> bool) {
-    for hierarchy in own_hierarchies().iter().filter(|of| of.has_own()) {
-        for own in fs::read_dir(hierarchy.root.join(ALL)).into_iter().flatten().flatten() {
-            if !is_known(&own.file_name().to_string_lossy()) {
-                let _ = fs::remove_dir(own.path());
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    for hierarchy in Hierarchy::list(Path::new(ROOT), &own).iter().filter(|of| of.has_own()) {
+        for unused in fs::read_dir(hierarchy.root.join(ALL)).into_iter().flatten().flatten() {
+            if !is_known(&unused.file_name().to_string_lossy()) {
+                let _ = fs::remove_dir(unused.path());
             }
         }
     }

@@ -5,14 +5,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::events::Teller;
 use crate::process::ProcessId;
-use crate::units::ProcessorShares;
+use crate::processor::ProcessorShares;
 
 /// The default of the most channel groups of a container on a GPU: 64 processes, each with a CUDA context of four.
 pub const MOST_CHANNEL_GROUPS: u32 = 256;
@@ -177,11 +177,6 @@ impl Settings {
     pub fn teller(&self) -> Teller {
         let (id, name) = (self.id.clone(), self.name.clone());
         Teller::of_container(self.state_dir.clone(), id, name, self.root.clone())
-    }
-
-    /// The state directory, and the cgroups in which the monitor was started.
-    pub(crate) fn whereabouts(&self) -> (&Path, &str) {
-        (&self.state_dir, &self.started_in)
     }
 
     /// Writes the settings into `file`, which is empty.

@@ -15,12 +15,11 @@ use rustix::process::{Signal, pidfd_send_signal};
 use crate::events::Event;
 use crate::gate::wire::Holder;
 use crate::monitor::audit::left_clients::{free_left_clients, has_left_clients};
-use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::driver::DriverAccess;
 use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
 use crate::monitor::processes::{
-    Consequence, Evidence, HolderFacts, Processes, all_pids, is_of_host, mounts_of,
+    Consequence, Evidence, HolderFacts, Processes, all_pids, descriptors_of, is_of_host,
 };
 use crate::monitor::state::ContainerState;
 use crate::process::{ProcStatus, ProcessId, is_running, pidfd};
@@ -47,15 +46,6 @@ const SUSPICION: Duration = Duration::from_secs(3);
 
 /// The most programs of the host of which the log is told.
 const MOST_TOLD: usize = 256;
-
-/// The driver's files that an outside process has open.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Descriptors {
-    /// A file that was opened in the container.
-    of_container: bool,
-    /// A file that was opened on a mount of the process's own.
-    of_own: bool,
-}
 
 /// What a search found.
 #[derive(Debug, Default)]
@@ -263,7 +253,9 @@ impl EscapeSearch {
         }
         // The pidfd is opened before anything is asked: the signal reaches only the process that had the pid then.
         let pidfd = pidfd(pid.cast_signed()).ok()?;
-        let found = self.descriptors_of(pid);
+        let origins = &self.processes.origins;
+        let has_file = |mount, filesystem| origins.has_file(mount, filesystem);
+        let found = descriptors_of(pid, &self.state.settings.nodes, has_file);
         if !found.of_container || self.processes.is_container_or_monitor(pid) {
             return None;
         }
@@ -299,23 +291,5 @@ impl EscapeSearch {
     /// Whether the driver shows memory of the container's GPUs under `pid`.
     fn has_memory(&self, pid: u32) -> bool {
         self.driver.figures(&[pid]).is_some_and(|(figures, _)| !figures.is_empty())
-    }
-
-    /// Which of the driver's files a process has open. Threads may have descriptors of their own.
-    fn descriptors_of(&self, pid: u32) -> Descriptors {
-        let mut found = Descriptors::default();
-        let mut own_mounts = None;
-        for tid in threads_by_fd_table(pid) {
-            for (mount, filesystem) in self.processes.origins.open_nodes(tid) {
-                let own_mounts = own_mounts.get_or_insert_with(|| mounts_of(pid.cast_signed()));
-                let Some(own_mounts) = own_mounts else { return Descriptors::default() };
-                if own_mounts.contains(&mount) {
-                    found.of_own = true;
-                } else if self.processes.origins.has_file(mount, filesystem) {
-                    found.of_container = true;
-                }
-            }
-        }
-        found
     }
 }

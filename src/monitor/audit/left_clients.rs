@@ -2,9 +2,9 @@
 //!
 //! A client lives as long as the file through which it was made. Where a program of the host has a descriptor of that
 //! file, the client outlives the container, with its memory, and the program isn't killed for it
-//! ([`HolderFacts`](crate::monitor::processes::HolderFacts)). But the driver frees a client for whoever asks through the client's file
-//! (`rmclientValidate` compares the file, not the process), so the monitor asks through a duplicate of the program's
-//! descriptor. The program keeps a file without a client.
+//! ([`HolderFacts`](crate::monitor::processes::HolderFacts)). But the driver frees a client for whoever asks through the
+//! client's file (`rmclientValidate` compares the file, not the process), so the monitor asks through a duplicate of
+//! the program's descriptor. The program keeps a file without a client.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::events::{Event, MONITOR_KILLED, Teller};
+use crate::events::{Event, Teller};
 use crate::gate::launch::MonitorDir;
 use crate::gate::settings::{Gpu, Settings};
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
@@ -126,22 +126,19 @@ fn tell_of_loss(state: &ContainerState, name: &str, place: &MonitorDir) {
     let Some(Record { key, holder, plan, .. }) = neighbour else { return };
     let Some(first) = holder.init().filter(|first| first.alive()) else { return };
     let tell = |event: Event| Teller::of_host(state_dir).tell(event.of(&key.id, None, &key.root));
-    if place.mark_lost() {
-        tell(Event::monitor_lost(MONITOR_KILLED));
-    }
     let Settings { nodes, gpus, .. } = &*state.settings;
     let theirs = |gpu: &Gpu| {
         let of = plan.gpus.iter().find(|of| of.uuid == gpu.uuid)?;
         Some(Gpu { limit_bytes: of.memory_limit_bytes.unwrap_or(u64::MAX), ..gpu.clone() })
     };
     let gpus: Vec<Gpu> = gpus.iter().filter_map(theirs).collect();
-    // If it has GPUs that this container doesn't have, the next create or `cgpu gc` looks.
-    if gpus.len() == plan.gpus.len()
-        && let Ok(ended) = end_if_taken(first, nodes, &state.release, &gpus)
-        && place.mark_seen()
-    {
-        ended.into_iter().for_each(tell);
-    }
+    let look = || match gpus.len() == plan.gpus.len() {
+        true => end_if_taken(first, nodes, &state.release, &gpus).map_err(drop),
+        // It has GPUs that this container doesn't have.
+        false => Err(()),
+    };
+    // Otherwise the next create or `cgpu gc` looks.
+    let _ = place.look_after_lost(tell, look);
 }
 
 fn new_orphan(

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::events::{Event, Kind};
+use crate::gate::settings::Settings;
 use crate::gate::wire::{Answer, LastSeen, Question};
 use crate::ledger::{Entry, LedgerError};
 use crate::monitor::calls::Parts;
@@ -39,6 +40,7 @@ pub(crate) fn answer_questions(
     let Ok(reader) = stream.try_clone() else { return };
     let mut reader = BufReader::with_capacity(512, reader);
     let mut line = Vec::new();
+    let Settings { state_dir, started_in, .. } = &*parts.state.settings;
     loop {
         line.clear();
         match reader.by_ref().take(MOST_BYTES).read_until(b'\n', &mut line) {
@@ -47,16 +49,14 @@ pub(crate) fn answer_questions(
         }
         let _at_work = parts.state.work.begin();
         let answer = match serde_json::from_slice(&line) {
-            Ok(Question::Update) => {
-                match peer::may_change(&stream, parts.state.settings.whereabouts()) {
-                    Ok(_) => return updates.put(stream),
-                    Err(reason) => Answer::Refused { reason },
-                }
-            }
+            Ok(Question::Update) => match peer::may_change(&stream, (state_dir, started_in)) {
+                Ok(_) => return updates.put(stream),
+                Err(reason) => Answer::Refused { reason },
+            },
             Ok(Question::Status) => Answer::Status(Box::new(writer.status())),
             Ok(Question::LastSeen { uuid }) => last_seen(parts, &uuid),
             Ok(Question::Limit { uuid, limit_bytes }) => {
-                match peer::may_change(&stream, parts.state.settings.whereabouts()) {
+                match peer::may_change(&stream, (state_dir, started_in)) {
                     Ok(pid) => {
                         let answer = change_limit(parts, &uuid, limit_bytes, pid);
                         // The sender reads the status next.

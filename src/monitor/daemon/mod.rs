@@ -123,7 +123,7 @@ pub fn serve() -> io::Result<Option<Gone>> {
     let mut settings = Settings::read(&settings_file).map_err(io::Error::other)?;
     drop(settings_file);
     settings.started_in = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let remaining = own_cgroup::leave_pod(&settings.short_id, settings.processor_shares);
+    let remaining = own_cgroup::leave_pod(&settings);
     crate::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
         MonitorDir::at(&settings.place).write_process(own);
@@ -346,6 +346,8 @@ impl Daemon {
             service.parts.turns.end_turns();
         }
         let is_late = end_requested.is_some_and(|since| since.elapsed() >= DEREGISTER_TIMEOUT);
+        // Those of monitors that have ended. This one's own goes with the next one, or by `cgpu gc`.
+        own_cgroup::remove_unused(|_| false);
         let Settings { id, root, config, .. } = settings;
         (!is_late).then_some(Gone { id, root, config })
     }
@@ -443,7 +445,8 @@ impl Daemon {
 
     fn accept_runtimes(&mut self) {
         while let Ok((stream, _)) = self.entry.accept() {
-            if peer::may_change(&stream, self.settings.whereabouts()).is_ok() {
+            let Settings { state_dir, started_in, .. } = &self.settings;
+            if peer::may_change(&stream, (state_dir, started_in)).is_ok() {
                 self.runtimes.add_connection(stream.into());
             }
         }

@@ -7,14 +7,13 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::events::Event;
 use crate::gate::settings::{Gpu, Node};
-use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::driver::{MonitorClient, Unanswered};
 use crate::monitor::log::described;
 use crate::monitor::processes::container_processes::{all_pids, is_monitor, is_of_host};
 use crate::monitor::processes::holder::{Consequence, Evidence, HolderFacts};
 use crate::monitor::processes::origin::Origin;
 use crate::monitor::processes::origins::{
-    cgroups_of, home_of, mount_namespace, mounts_of, open_nodes,
+    cgroups_of, descriptors_of, home_of, mount_namespace, mounts_of,
 };
 use crate::process::{ProcStatus, ProcessId, pidfd};
 use crate::rm::{Release, about};
@@ -56,17 +55,9 @@ impl Container {
     /// Whether an outside process has a file of the driver's that was opened in the container; and then, whether it
     /// has one of its own, too.
     fn has_given_to(&self, pid: u32, nodes: &[Node]) -> Option<bool> {
-        let (mut of_container, mut of_own) = (false, false);
-        for tid in threads_by_fd_table(pid) {
-            for (mount, filesystem) in open_nodes(nodes, tid) {
-                if mounts_of(pid.cast_signed())?.contains(&mount) {
-                    of_own = true;
-                } else if self.origin.has_file(mount, filesystem) {
-                    of_container = true;
-                }
-            }
-        }
-        of_container.then_some(of_own)
+        let has_file = |mount, filesystem| self.origin.has_file(mount, filesystem);
+        let found = descriptors_of(pid, nodes, has_file);
+        found.of_container.then_some(found.of_own)
     }
 
     fn end(&self) {

@@ -10,4 +10,4 @@ pub(crate) use container_processes::{Processes, all_pids, is_of_host};
 pub(crate) use holder::{Consequence, Evidence, HolderFacts};
 pub use lost_container::end_if_taken;
 pub(crate) use origin::Origin;
-pub(crate) use origins::{home_of, mount_namespace, mounts_of};
+pub(crate) use origins::{descriptors_of, home_of, mount_namespace, mounts_of};

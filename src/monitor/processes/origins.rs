@@ -138,15 +138,10 @@ impl Origins {
         let (namespace, cgroup) = home_of(pid, &self.state.settings.started_in);
         self.known.lock().origin.add_process(namespace, cgroup.as_deref());
         for tid in threads_by_fd_table(pid.cast_unsigned()) {
-            for (mount, filesystem) in self.open_nodes(tid) {
+            for (mount, filesystem) in open_nodes(&self.state.settings.nodes, tid) {
                 self.note_mount(mount, filesystem);
             }
         }
-    }
-
-    /// The mounts and file systems of the driver's nodes that a thread has open.
-    pub(crate) fn open_nodes(&self, tid: u32) -> Vec<(u64, u64)> {
-        open_nodes(&self.state.settings.nodes, tid)
     }
 
     /// Notes that a process of the container's has ended and is forgotten in the books.
@@ -217,7 +212,7 @@ fn own_pid() -> i32 {
 }
 
 /// The mounts and file systems of the nodes that a thread has open.
-pub(crate) fn open_nodes(nodes: &[Node], tid: u32) -> Vec<(u64, u64)> {
+fn open_nodes(nodes: &[Node], tid: u32) -> Vec<(u64, u64)> {
     let entries = fs::read_dir(format!("/proc/{tid}/fd")).into_iter().flatten().flatten();
     let open = entries.filter_map(|entry| {
         let place = mount_at(nodes, &entry.path())?;
@@ -226,6 +221,38 @@ pub(crate) fn open_nodes(nodes: &[Node], tid: u32) -> Vec<(u64, u64)> {
         reaches_driver(&fs::read_to_string(info).ok()?).then_some(place)
     });
     open.collect()
+}
+
+/// The driver's files that an outside process has open.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Descriptors {
+    /// A file that was opened in the container.
+    pub(crate) of_container: bool,
+    /// A file that was opened on a mount of the process's own.
+    pub(crate) of_own: bool,
+}
+
+/// Which of the driver's files a process has open; `has_file` says by mount and file system whether one was opened in the
+/// container. Threads may have descriptors of their own.
+pub(crate) fn descriptors_of(
+    pid: u32,
+    nodes: &[Node],
+    has_file: impl Fn(u64, u64) -> bool,
+) -> Descriptors {
+    let mut found = Descriptors::default();
+    let mut own_mounts = None;
+    for tid in threads_by_fd_table(pid) {
+        for (mount, filesystem) in open_nodes(nodes, tid) {
+            let own_mounts = own_mounts.get_or_insert_with(|| mounts_of(pid.cast_signed()));
+            let Some(own_mounts) = own_mounts else { return Descriptors::default() };
+            if own_mounts.contains(&mount) {
+                found.of_own = true;
+            } else if has_file(mount, filesystem) {
+                found.of_container = true;
+            }
+        }
+    }
+    found
 }
 
 /// The mounts that a process sees; `None` where they can't be read.
