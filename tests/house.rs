@@ -19,12 +19,11 @@ const PURE: &[&str] = &[
     "src/gate/traps.rs",
     "src/monitor/snapshot/mod.rs",
     "src/monitor/snapshot/record.rs",
-    "src/monitor/snapshot/process_number.rs",
     "src/monitor/decide",
     "src/monitor/audit/judge.rs",
     "src/gate/syscall.rs",
     "src/monitor/state/channels.rs",
-    "src/monitor/state/devices.rs",
+    "src/monitor/state/books.rs",
     "src/monitor/uvm/vma_list.rs",
     "src/monitor/state/groups.rs",
     "src/monitor/state/makers.rs",
@@ -106,7 +105,7 @@ const IMPURE: &[&str] = &[
     "procfs::",
     "tracing::",
     "tempfile::",
-    "ContainerState",
+    "monitor::shared",
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

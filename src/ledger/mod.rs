@@ -17,11 +17,9 @@
 
 mod account;
 mod entry;
-mod expected;
 mod objects;
 mod pieces;
 mod questions;
-mod shown;
 mod stakes;
 mod users;
 
@@ -35,10 +33,10 @@ use objects::{Object, Objects, RemovedName};
 use pieces::Pieces;
 use stakes::{ChargePlace, Stakes};
 
+pub use account::Expected;
 pub use entry::Entry;
-pub use expected::Expected;
+pub use objects::Shown;
 pub use pieces::{Span, Tree};
-pub use shown::Shown;
 pub use stakes::StakePlace;
 
 /// The driver's name of a client (`hClient`).

@@ -5,23 +5,22 @@
 mod audit;
 mod caller;
 mod calls;
+mod case;
 mod compute;
 #[cfg(test)]
 mod counted;
 pub mod daemon;
 pub mod decide;
 mod driver;
-mod lock;
 mod log;
 #[cfg(test)]
 mod model;
 mod node;
-mod notifier;
 mod peer;
 mod processes;
 mod resident;
+mod shared;
 mod snapshot;
 mod state;
-mod thread;
+mod sync;
 mod uvm;
-mod work;

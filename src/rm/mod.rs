@@ -43,8 +43,8 @@
 //! 1. `number.rs`: its number; `structs.rs` and `release.rs`: the layouts of its struct.
 //! 2. `call.rs`: a kind of [`Call`], and how it is read (`decode`). `gate/traps.rs`: the filter hands it to the
 //!    monitor.
-//! 3. `monitor/decide/verdict.rs`: what becomes of it, and why. One that the monitor makes has a file in
-//!    `monitor/calls`, which `execute` of `escape.rs` calls.
+//! 3. `monitor/decide/verdict.rs`: what becomes of it, and why. One that the monitor makes has a function in
+//!    `monitor/calls`, which `execute` of `serve.rs` calls.
 //! 4. Tests: the model (`monitor/model`), the simulated driver, `rmtool`, and a row in `tests/gate`.
 
 mod layout;

@@ -13,7 +13,7 @@ use super::{is_tests, root, sources};
 const ONE_NAME_EACH: [&str; 2] = ["monitor", "gate"];
 
 /// The rooms of the monitor, the lowest first: each knows those before it, and itself.
-const ROOMS: [&str; 13] = [
+const ROOMS: [&str; 14] = [
     "snapshot",
     "log",
     "state",
@@ -22,8 +22,9 @@ const ROOMS: [&str; 13] = [
     "caller",
     "driver",
     "processes",
-    "uvm",
     "compute",
+    "case",
+    "uvm",
     "audit",
     "calls",
     "daemon",
@@ -57,6 +58,8 @@ struct Named {
     /// Paths as they are written, those of `use` without their braces.
     paths: Vec<Vec<String>>,
     types: Vec<String>,
+    /// Fields of the monitor.
+    fields: BTreeSet<String>,
 }
 
 impl Named {
@@ -102,6 +105,28 @@ impl<'ast> Visit<'ast> for Named {
     // `pub(super)` uses nothing.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 
+    fn visit_expr_field(&mut self, field: &'ast syn::ExprField) {
+        let is_monitor = match &*field.base {
+            syn::Expr::Path(base) => base.path.is_ident("monitor"),
+            syn::Expr::Field(base) => is_named(&base.member, "monitor"),
+            _ => false,
+        };
+        if let (true, syn::Member::Named(name)) = (is_monitor, &field.member) {
+            self.fields.insert(name.to_string());
+        }
+        visit::visit_expr_field(self, field);
+    }
+
+    fn visit_pat_struct(&mut self, pattern: &'ast syn::PatStruct) {
+        if pattern.path.is_ident("Monitor") {
+            self.fields.extend(pattern.fields.iter().filter_map(|of| match &of.member {
+                syn::Member::Named(name) => Some(name.to_string()),
+                syn::Member::Unnamed(_) => None,
+            }));
+        }
+        visit::visit_pat_struct(self, pattern);
+    }
+
     fn visit_item_struct(&mut self, item: &'ast syn::ItemStruct) {
         self.types.push(item.ident.to_string());
         visit::visit_item_struct(self, item);
@@ -113,13 +138,51 @@ impl<'ast> Visit<'ast> for Named {
     }
 }
 
-fn named(file: &Path) -> Named {
+fn is_named(member: &syn::Member, name: &str) -> bool {
+    matches!(member, syn::Member::Named(of) if of == name)
+}
+
+fn parsed(file: &Path) -> syn::File {
     let text = std::fs::read_to_string(file).expect("sources are text");
-    let parsed =
-        syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+fn named(file: &Path) -> Named {
     let mut named = Named::default();
-    named.visit_file(&parsed);
+    named.visit_file(&parsed(file));
     named
+}
+
+/// The place of a module's room among [`ROOMS`].
+fn room(module: &[String]) -> Option<usize> {
+    match module {
+        [first, room, ..] if first == "monitor" => ROOMS.iter().position(|of| of == room),
+        _ => None,
+    }
+}
+
+/// The fields of the monitor that belong to a room, each with the highest room of which its type is.
+fn fields_by_room() -> BTreeMap<String, usize> {
+    let file = parsed(&root().join("src/monitor/shared.rs"));
+    let mut named = Named::default();
+    named.visit_file(&file);
+    let of_type = |name: &str| {
+        let of = named.paths.iter().find(|path| path.last().is_some_and(|last| last == name));
+        of.and_then(|path| room(path.get(1..)?))
+    };
+    let monitor = file.items.iter().find_map(|item| match item {
+        syn::Item::Struct(item) if item.ident == "Monitor" => Some(item),
+        _ => None,
+    });
+    let is_shared = |field: &&syn::Field| !matches!(field.vis, syn::Visibility::Inherited);
+    let fields = monitor.expect("it is there").fields.iter().filter(is_shared);
+    let fields = fields.filter_map(|field| {
+        let mut types = Named::default();
+        types.visit_type(&field.ty);
+        let rooms = types.paths.iter().flatten().filter_map(|name| of_type(name));
+        Some((field.ident.as_ref()?.to_string(), rooms.max()?))
+    });
+    fields.collect()
 }
 
 /// The file that a path which is written in `module` leads to, if it is another one of ours. What a module has below
@@ -172,10 +235,6 @@ fn no_files_import_each_other_in_a_circle() {
 #[test]
 fn a_room_of_the_monitor_knows_those_below_it_alone() {
     let all = modules();
-    let room = |module: &Module| match &module[..] {
-        [first, room, ..] if first == "monitor" => ROOMS.iter().position(|of| of == room),
-        _ => None,
-    };
     // A `mod.rs` that has nothing of its own, and names what the room has for others.
     let is_door = |module: &Module| module.len() == 2 && named(&all[module]).types.is_empty();
     let mut edges = BTreeSet::new();
@@ -211,4 +270,30 @@ fn no_two_types_of_the_monitor_share_a_name() {
     }
     by_name.retain(|_, files| files.len() > 1);
     assert!(by_name.is_empty(), "{by_name:#?}");
+}
+
+#[test]
+fn a_room_of_the_monitor_uses_the_fields_of_those_below_it_alone() {
+    let by_room = fields_by_room();
+    assert!(by_room.len() > 12, "{by_room:?}");
+    let mut used = BTreeSet::new();
+    let mut wrong = BTreeSet::new();
+    for (module, file) in modules() {
+        let Some(of) = room(&module) else { continue };
+        for name in named(&file).fields {
+            match by_room.get(&name) {
+                Some(room) if *room > of => {
+                    wrong.insert(format!(
+                        "{} uses {name}, which {} has",
+                        module.join("/"),
+                        ROOMS[*room]
+                    ));
+                }
+                _ => _ = used.insert(name),
+            }
+        }
+    }
+    let unused: Vec<_> = by_room.keys().filter(|name| !used.contains(*name)).collect();
+    assert!(unused.is_empty(), "nothing was found of {unused:?}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }

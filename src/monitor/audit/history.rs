@@ -1,13 +1,18 @@
-//! What an audit knows of earlier audits: when the last audit was, and what audits doubt. The audit itself is in
-//! [`look`](crate::monitor::audit::look).
+//! What audits know: the driver's figures, when the last audit was, what is doubted, and what looks at outside processes
+//! found. [`look`](crate::monitor::audit::look) audits, and [`judge`](crate::monitor::audit::judge) judges the figures.
+//!
+//! The driver is asked on the [lane](crate::monitor::state::Lane), so that figures and books are of one moment: the
+//! driver rounds up the memory that it gives a call, and shows that memory before the call is back. Where a call
+//! doesn't leave the lane in time, the driver is asked all the same. The memory that such a call gets may be missing
+//! in the books, so an excess is tolerated, but not for long ([`Doubts`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::monitor::audit::client_users::LingeringPids;
-use crate::monitor::audit::holdings::Doubts;
-use crate::monitor::lock::Lock;
-use crate::monitor::state::Occasion;
+use crate::ledger::Process;
+use crate::monitor::state::{Books, Occasion};
+use crate::monitor::sync::Lock;
+use crate::rm::about::Held;
 
 /// The shortest pause between two audits for calls that would be refused.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(4);
@@ -37,6 +42,20 @@ impl Audited {
     }
 }
 
+/// The pids of dead processes under which the driver shows memory, and since when.
+#[derive(Debug, Default)]
+pub(crate) struct LingeringPids(Lock<BTreeMap<u32, Instant>>);
+
+impl LingeringPids {
+    /// Notes that the driver shows memory under `pids`, and under no others. Returns since how long, for each pid.
+    pub(crate) fn note(&self, pids: &BTreeSet<u32>, now: Instant) -> Vec<(u32, Duration)> {
+        let mut all = self.0.lock();
+        all.retain(|pid, _| pids.contains(pid));
+        let since = pids.iter().map(|pid| (*pid, *all.entry(*pid).or_insert(now)));
+        since.map(|(pid, since)| (pid, now.saturating_duration_since(since))).collect()
+    }
+}
+
 /// When audits looked, and what they doubt.
 #[derive(Debug, Default)]
 pub(crate) struct AuditHistory {
@@ -48,6 +67,26 @@ pub(crate) struct AuditHistory {
     /// When the driver was last asked for each client.
     clients_asked: Lock<Option<Instant>>,
     pub(crate) lingering: LingeringPids,
+}
+
+/// What the looks at outside processes found.
+#[derive(Debug, Default)]
+pub(crate) struct EscapeFindings {
+    /// Bytes of outside processes and of the container's dead ones, at the last look.
+    pub(crate) figures: BTreeMap<u32, u64>,
+    /// Bytes in use less those of all processes, up to a constant: the least since the last search that their growth
+    /// caused. Smaller growth is not stored, so that it adds up.
+    pub(crate) unexplained: Option<i128>,
+    /// Looks in a row during which the bytes in use changed, so that they could not be compared.
+    pub(crate) changed_looks: u32,
+    /// Bytes in use less those of the container's processes, up to a constant: at the last full look, and its time.
+    pub(crate) other_bytes: Option<(i128, Instant)>,
+    pub(crate) looked: Option<Instant>,
+    pub(crate) searched: Option<Instant>,
+    /// Until when descriptors are searched for, because memory in use is not explained.
+    pub(crate) suspicion: Option<Instant>,
+    /// Pids of the host's programs of which the log was told.
+    pub(crate) told_holders: BTreeSet<i32>,
 }
 
 impl AuditHistory {
@@ -74,6 +113,54 @@ impl AuditHistory {
     }
 }
 
+/// How long a GPU may show more memory than was asked for while a call hangs.
+const DOUBT: Duration = Duration::from_millis(400);
+
+/// The pids of dead processes.
+#[derive(Debug, Default)]
+pub(crate) struct DeadPids {
+    /// The pids of forgotten processes that no process has now.
+    pub(crate) former: BTreeSet<u32>,
+    /// Dead processes in the books whose pids other processes have now. The memory that the driver shows under such a
+    /// pid is the other process's.
+    pub(crate) reused: BTreeSet<Process>,
+}
+
+impl DeadPids {
+    /// The pids under which the driver shows the container's memory.
+    pub(crate) fn pids_to_ask(&self, books: &Books) -> BTreeSet<u32> {
+        let processes = books.processes.difference(&self.reused);
+        let pids = processes.map(|process| process.pid());
+        // A living process may have a client of a forgotten process.
+        pids.chain(self.former.iter().copied()).collect()
+    }
+}
+
+/// The driver's figures of a GPU.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    pub(crate) held: Vec<Held>,
+    /// The memory of the container that is in the monitor's figure, because of stakes, in bytes.
+    pub(crate) own_bytes: u64,
+}
+
+/// The GPUs that show more memory than was asked for while a call hangs, and since when.
+#[derive(Debug, Default)]
+pub(crate) struct Doubts(Lock<BTreeMap<usize, Instant>>);
+
+impl Doubts {
+    /// Notes that a GPU shows more. `true` where it has done so for longer than [`DOUBT`].
+    pub(crate) fn note(&self, gpu: usize) -> bool {
+        let mut all = self.0.lock();
+        all.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
+    }
+
+    /// Notes that a GPU shows no more than was asked for.
+    pub(crate) fn clear(&self, gpu: usize) {
+        self.0.lock().remove(&gpu);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,5 +183,20 @@ mod tests {
             assert_eq!(seen, all);
         }
         assert_eq!(history.in_turn(0, vec![1, 2]), [1, 2]);
+    }
+
+    #[test]
+    fn what_lingers_is_known_from_when_it_was_seen_first_until_it_is_gone() {
+        let lingering = LingeringPids::default();
+        let begin = Instant::now();
+        let saw = |pids: &[u32], ms| {
+            let pids = pids.iter().copied().collect();
+            lingering.note(&pids, begin + Duration::from_millis(ms))
+        };
+        let ms = Duration::from_millis;
+        assert_eq!(saw(&[7], 0), [(7, ms(0))]);
+        assert_eq!(saw(&[7, 9], 300), [(7, ms(300)), (9, ms(0))]);
+        assert_eq!(saw(&[9], 400), [(9, ms(100))]);
+        assert_eq!(saw(&[7, 9], 500), [(7, ms(0)), (9, ms(200))], "another had the number");
     }
 }

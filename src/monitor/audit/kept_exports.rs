@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use crate::gate::settings::NodeKind;
 use crate::ledger::{Entry, Hold};
 use crate::monitor::caller::has_file;
-use crate::monitor::driver::{DriverAccess, Exported, Exports, Stakes};
+use crate::monitor::driver::{Exported, free_stakes, own_client};
 use crate::monitor::node::{Device, Failure};
-use crate::monitor::processes::Processes;
-use crate::monitor::state::{Books, ContainerState, Lane, OnLane};
+use crate::monitor::processes::open_files;
+use crate::monitor::shared::Monitor;
+use crate::monitor::state::{Books, OnLane};
 use crate::rm::export;
 use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 
@@ -31,158 +32,144 @@ const MISSES: u32 = 3;
 /// How often the processes are searched for a call that would be refused otherwise.
 const REFUSAL_SWEEP: Duration = Duration::from_millis(300);
 
-/// The files that memory was exported to, which the monitor has open.
-#[derive(Debug)]
-pub(crate) struct KeptExports {
-    state: Arc<ContainerState>,
-    driver: Arc<DriverAccess>,
-    stakes: Arc<Stakes>,
-    processes: Arc<Processes>,
-    lane: Arc<Lane>,
-    pub(crate) all: Exports,
+/// Keeps a file from before an update.
+pub(crate) fn resume_export(monitor: &Monitor, number: u64, file: OwnedFd) {
+    if let Some(file) = Device::of(&monitor.settings.nodes, file) {
+        monitor.exports.keep(number, Arc::new(file));
+    }
 }
 
-impl KeptExports {
-    pub(crate) fn new(stakes: Arc<Stakes>, processes: Arc<Processes>, lane: Arc<Lane>) -> Self {
-        let (state, driver) = (Arc::clone(&stakes.state), Arc::clone(&stakes.driver));
-        KeptExports { state, driver, stakes, processes, lane, all: Exports::default() }
+/// Releases the holds of the places of a file for which `is_cleared` is true: nothing is in these places any more.
+pub(crate) fn forget_places(monitor: &Monitor, file: u64, is_cleared: impl Fn(u32) -> bool) {
+    let mut books = monitor.books();
+    let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_cleared(*at)).collect();
+    for index in places {
+        books.enter(Entry::Release { hold: Hold::Export { file, index } });
     }
+}
 
-    /// Keeps a file from before an update.
-    pub(crate) fn resume_export(&self, number: u64, file: OwnedFd) {
-        if let Some(file) = Device::of(&self.state.settings.nodes, file) {
-            self.all.keep(number, Arc::new(file));
+/// Forgets a file in which nothing is any more.
+pub(crate) fn forget_export(monitor: &Monitor, number: u64) {
+    monitor.exports.files.lock().remove(&number);
+    forget_places(monitor, number, |_| true);
+}
+
+/// Has the driver free the memory in the places of a file for which `is_wanted` is true, whoever has the file open.
+/// `false` where the driver did not: the memory stays charged.
+pub(crate) fn clear_export(
+    monitor: &Monitor,
+    exported: &Exported,
+    is_wanted: impl Fn(u32) -> bool,
+) -> bool {
+    let places: Vec<u32> = {
+        let books = monitor.books();
+        books.ledger.exported(exported.number).filter(|at| is_wanted(*at)).collect()
+    };
+    if places.is_empty() {
+        return true;
+    }
+    let Some(own) = own_client(monitor) else { return false };
+    let rm = own.rm();
+    for (first, count) in export::clearings(&places) {
+        let mut params = export::clear(exported.file.descriptor(), first, count);
+        let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
+        match rm.control(own.client, own.client, command, &mut params) {
+            // The driver answers so where nothing was ever exported to the file.
+            Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
+            Err(error) => {
+                if monitor.log.limit.take_line() {
+                    tracing::warn!(?error, "an export can't be taken back: it stays charged");
+                }
+                return false;
+            }
         }
     }
+    forget_places(monitor, exported.number, |place| places.contains(&place));
+    true
+}
 
-    /// Releases the holds of the places of a file for which `is_cleared` is true: nothing is in these places any more.
-    pub(crate) fn forget_places(&self, file: u64, is_cleared: impl Fn(u32) -> bool) {
-        let mut books = self.state.books();
-        let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_cleared(*at)).collect();
-        for index in places {
-            books.enter(Entry::Release { hold: Hold::Export { file, index } });
+/// Clears all files: the container is gone.
+pub(crate) fn clear_exports(monitor: &Monitor) {
+    let files: Vec<(u64, Arc<Device>)> = {
+        let files = monitor.exports.files.lock();
+        files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
+    };
+    // The files are cleared even where a call hangs on the lane: no process waits for that call any more.
+    let _lane = monitor.lane.enter_for_monitor();
+    for (number, file) in files {
+        if clear_export(monitor, &Exported { number, file }, |_| true) {
+            forget_export(monitor, number);
         }
     }
+}
 
-    /// Forgets a file in which nothing is any more.
-    pub(crate) fn forget_export(&self, number: u64) {
-        self.all.files.lock().remove(&number);
-        self.forget_places(number, |_| true);
+/// Frees exported memory that no object names and whose file no process has, where it is time to search.
+pub(crate) fn sweep_exports(monitor: &Monitor) {
+    look_for_exports(monitor, SWEEP);
+}
+
+/// Sweeps sooner, for a call that would be refused. Waits while another sweep may let a file be cleared.
+pub(crate) fn sweep_exports_for_refusal(monitor: &Monitor) {
+    for _ in 0..=MISSES {
+        if !look_for_exports(monitor, REFUSAL_SWEEP) {
+            return;
+        }
+        std::thread::sleep(REFUSAL_SWEEP);
     }
+}
 
-    /// Has the driver free the memory in the places of a file for which `is_wanted` is true, whoever has the file open.
-    /// `false` where the driver did not: the memory stays charged.
-    pub(crate) fn clear(&self, exported: &Exported, is_wanted: impl Fn(u32) -> bool) -> bool {
-        let places: Vec<u32> = {
-            let books = self.state.books();
-            books.ledger.exported(exported.number).filter(|at| is_wanted(*at)).collect()
-        };
-        if places.is_empty() {
+/// Searches the container's processes for files that are empty or have unnamed memory, at most once each `pause`.
+/// Clears files that were missed [`MISSES`] times. `true` where another search may let a file be cleared.
+fn look_for_exports(monitor: &Monitor, pause: Duration) -> bool {
+    let unnamed: Vec<(u64, Arc<Device>)> = {
+        let books = monitor.books();
+        let files = monitor.exports.files.lock();
+        let files = files.iter().filter(|(number, _)| is_unnamed(&books, **number));
+        files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
+    };
+    if unnamed.is_empty() {
+        return false;
+    }
+    {
+        let mut swept = monitor.exports.swept.lock();
+        if swept.is_some_and(|swept| swept.elapsed() < pause) {
             return true;
         }
-        let Some(own) = self.driver.own_client() else { return false };
-        let rm = own.rm();
-        for (first, count) in export::clearings(&places) {
-            let mut params = export::clear(exported.file.descriptor(), first, count);
-            let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
-            match rm.control(own.client, own.client, command, &mut params) {
-                // The driver answers so where nothing was ever exported to the file.
-                Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
-                Err(error) => {
-                    if self.state.log.limit.take_line() {
-                        tracing::warn!(?error, "an export can't be taken back: it stays charged");
-                    }
-                    return false;
-                }
-            }
-        }
-        self.forget_places(exported.number, |place| places.contains(&place));
-        true
+        *swept = Some(Instant::now());
     }
+    let Some(open) = open_files(monitor, NodeKind::Control) else { return false };
+    let mut missed = false;
+    for (number, file) in unnamed {
+        let found = open.iter().any(|place| has_file(*place, &file) != Some(false));
+        let mut files = monitor.exports.files.lock();
+        let Some(export) = files.get_mut(&number) else { continue };
+        export.misses = if found { 0 } else { export.misses + 1 };
+        if export.misses < MISSES {
+            missed |= !found;
+            continue;
+        }
+        drop(files);
+        let Some(lane) = monitor.lane.enter_for_monitor() else { break };
+        clear_unnamed(monitor, &lane, &Exported { number, file });
+    }
+    missed
+}
 
-    /// Clears all files: the container is gone.
-    pub(crate) fn clear_all(&self) {
-        let files: Vec<(u64, Arc<Device>)> = {
-            let files = self.all.files.lock();
-            files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
-        };
-        // The files are cleared even where a call hangs on the lane: no process waits for that call any more.
-        let _lane = self.lane.enter_for_monitor();
-        for (number, file) in files {
-            if self.clear(&Exported { number, file }, |_| true) {
-                self.forget_export(number);
-            }
-        }
+/// Clears the places of a file whose memory no object names, and forgets the file where it is empty then.
+fn clear_unnamed(monitor: &Monitor, lane: &OnLane<'_>, exported: &Exported) {
+    let number = exported.number;
+    let unnamed: Vec<u32> = {
+        let books = monitor.books();
+        unnamed(&books, number).collect()
+    };
+    let done = clear_export(monitor, exported, |place| unnamed.contains(&place));
+    let books = monitor.books();
+    let is_empty = books.ledger.exported(number).next().is_none();
+    drop(books);
+    if done && is_empty {
+        forget_export(monitor, number);
     }
-
-    /// Frees exported memory that no object names and whose file no process has, where it is time to search.
-    pub(crate) fn sweep_exports(&self) {
-        self.look_for_exports(SWEEP);
-    }
-
-    /// Sweeps sooner, for a call that would be refused. Waits while another sweep may let a file be cleared.
-    pub(crate) fn sweep_exports_for_refusal(&self) {
-        for _ in 0..=MISSES {
-            if !self.look_for_exports(REFUSAL_SWEEP) {
-                return;
-            }
-            std::thread::sleep(REFUSAL_SWEEP);
-        }
-    }
-
-    /// Searches the container's processes for files that are empty or have unnamed memory, at most once each `pause`.
-    /// Clears files that were missed [`MISSES`] times. `true` where another search may let a file be cleared.
-    fn look_for_exports(&self, pause: Duration) -> bool {
-        let unnamed: Vec<(u64, Arc<Device>)> = {
-            let books = self.state.books();
-            let files = self.all.files.lock();
-            let files = files.iter().filter(|(number, _)| is_unnamed(&books, **number));
-            files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
-        };
-        if unnamed.is_empty() {
-            return false;
-        }
-        {
-            let mut swept = self.all.swept.lock();
-            if swept.is_some_and(|swept| swept.elapsed() < pause) {
-                return true;
-            }
-            *swept = Some(Instant::now());
-        }
-        let Some(open) = self.processes.open_files(NodeKind::Control) else { return false };
-        let mut missed = false;
-        for (number, file) in unnamed {
-            let found = open.iter().any(|place| has_file(*place, &file) != Some(false));
-            let mut files = self.all.files.lock();
-            let Some(export) = files.get_mut(&number) else { continue };
-            export.misses = if found { 0 } else { export.misses + 1 };
-            if export.misses < MISSES {
-                missed |= !found;
-                continue;
-            }
-            drop(files);
-            let Some(lane) = self.lane.enter_for_monitor() else { break };
-            self.clear_unnamed(&lane, &Exported { number, file });
-        }
-        missed
-    }
-
-    /// Clears the places of a file whose memory no object names, and forgets the file where it is empty then.
-    fn clear_unnamed(&self, lane: &OnLane<'_>, exported: &Exported) {
-        let number = exported.number;
-        let unnamed: Vec<u32> = {
-            let books = self.state.books();
-            unnamed(&books, number).collect()
-        };
-        let done = self.clear(exported, |place| unnamed.contains(&place));
-        let books = self.state.books();
-        let is_empty = books.ledger.exported(number).next().is_none();
-        drop(books);
-        if done && is_empty {
-            self.forget_export(number);
-        }
-        self.stakes.free_stakes(lane);
-    }
+    free_stakes(monitor, lane);
 }
 
 /// The places of a file whose memory no object names any more.

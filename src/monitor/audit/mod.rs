@@ -1,20 +1,16 @@
 //! The audit: asks the driver and the kernel what the container has, compares the answers with the books, and acts.
 
-mod client_users;
-mod dead_clients;
-mod escape_search;
+mod clients;
+mod escapes;
 mod history;
-mod holdings;
 mod judge;
 mod kept_exports;
-mod left_clients;
 mod look;
-mod managed_ranges;
-mod mapped_memory;
-mod mappings;
-mod memory_owners;
-mod prune;
 
-pub(crate) use kept_exports::KeptExports;
-pub(crate) use look::Audit;
-pub(crate) use mappings::Mappings;
+pub(crate) use clients::has_left_clients;
+pub(crate) use escapes::{end_escapes, search_after_end, since_search};
+pub(crate) use history::{AuditHistory, EscapeFindings};
+pub(crate) use kept_exports::{
+    clear_export, clear_exports, forget_export, forget_places, resume_export, sweep_exports,
+};
+pub(crate) use look::{audit, reconcile};

@@ -19,10 +19,10 @@ use std::hash::{DefaultHasher, Hasher};
 use std::sync::{Condvar, PoisonError};
 use std::time::Duration;
 
-use crate::monitor::caller::listener::Reply;
-use crate::monitor::lock::Lock;
+use crate::monitor::caller::listeners::Reply;
 use crate::monitor::node::Device;
 use crate::monitor::snapshot::KeptReply;
+use crate::monitor::sync::Lock;
 use crate::process::ProcessId;
 use crate::rm::call::Object;
 

@@ -1,23 +1,180 @@
-//! The container's listeners, through which the monitor receives its calls, in queues.
+//! The container's seccomp listeners, through which the monitor receives its calls, in queues.
 //!
-//! A thread that waits for a single listener waits within the receiving ioctl, and other listeners cost its calls nothing.
-//! So each of the first listeners has a queue of its own, with a thread of its own. The last queue has all further
-//! ones, and its thread polls them.
+//! A thread that waits for a single listener waits within the receiving ioctl, and other listeners cost its calls
+//! nothing: a poll before it would cost each call a microsecond. So each of the first listeners has a queue of its own,
+//! with a thread of its own. The last queue has all further ones, and its thread polls them.
 //!
 //! A queue has one thread at a time: since Linux 6.6 a call wakes all threads that wait for its listener
 //! (`recv_wait_event` of `kernel/seccomp.c` waits without `WQ_FLAG_EXCLUSIVE`), and one of them receives it.
+//!
+//! A thread that waits within the ioctl notices nothing else. So a thread that brings a change counts it and sends a
+//! signal to the waiting thread. The signal goes only to a thread that waits: a call in the driver would fail by it.
+#![allow(
+    unsafe_code,
+    reason = "seccomp's ioctls have no safe interface in our crates; a signal's handler is set, and a thread is told, by \
+              raw calls"
+)]
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use nix::libc::seccomp_notif;
+use nix::errno::Errno;
+use nix::libc::{
+    self, SECCOMP_IOCTL_NOTIF_ID_VALID, SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND,
+    SECCOMP_IOCTL_NOTIF_SET_FLAGS, seccomp_notif, seccomp_notif_resp, seccomp_notif_sizes,
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::Pid;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::unistd::{Pid, getpid};
 
-use crate::monitor::caller::listener::Listener;
-use crate::monitor::caller::recv_wait::{RecvWait, handle_signal};
-use crate::monitor::lock::Lock;
+#[cfg(test)]
+use crate::monitor::caller::test_callers::TestCallers;
+use crate::monitor::sync::Lock;
+
+/// `SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP`: the caller and the listening thread take turns on one processor.
+const SYNC_WAKE_UP: u64 = 1;
+
+/// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
+const CONTINUE: u32 = 1;
+
+/// A listener, with its number.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    number: u64,
+    descriptor: OwnedFd,
+    /// The callers that wait, in a test without a kernel.
+    #[cfg(test)]
+    callers: Option<Arc<TestCallers>>,
+}
+
+/// The answer to a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// The kernel makes the call as the caller asked for it.
+    Continue,
+    /// The call fails with this error.
+    Errno(i32),
+    /// The monitor has made the call.
+    Done,
+}
+
+impl Reply {
+    /// The error and the flags of a `seccomp_notif_resp`.
+    pub(crate) fn parts(self) -> (i32, u32) {
+        match self {
+            Self::Continue => (0, CONTINUE),
+            Self::Errno(errno) => (-errno, 0),
+            Self::Done => (0, 0),
+        }
+    }
+}
+
+impl Reply {
+    /// The reply with this error and these flags.
+    pub(crate) fn of(parts: (i32, u32)) -> Self {
+        match parts {
+            (0, CONTINUE) => Self::Continue,
+            (0, _) => Self::Done,
+            (error, _) => Self::Errno(-error),
+        }
+    }
+}
+
+impl From<Errno> for Reply {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno as i32)
+    }
+}
+
+impl Listener {
+    pub(crate) fn new(number: u64, descriptor: OwnedFd) -> Self {
+        // SAFETY: takes numbers only. Kernels before 6.6 refuse the flag; their calls are slower.
+        unsafe { libc::ioctl(descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) };
+        Listener {
+            number,
+            descriptor,
+            #[cfg(test)]
+            callers: None,
+        }
+    }
+
+    /// A listener of a test, which says which callers wait.
+    #[cfg(test)]
+    pub(crate) fn of_model(number: u64, descriptor: OwnedFd, callers: Arc<TestCallers>) -> Self {
+        Listener { number, descriptor, callers: Some(callers) }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Receives a notification. `None` where its caller has gone, or a signal interrupted the wait.
+    pub(crate) fn receive(&self) -> Option<seccomp_notif> {
+        // SAFETY: all zeroes are a notification, and the kernel demands that it is zeroed.
+        let mut notice: seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes a notification, whose size [`check_sizes`] compared with the kernel's.
+        let received = unsafe {
+            libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_RECV, &raw mut notice)
+        };
+        (received == 0).then_some(notice)
+    }
+
+    /// Whether the caller of notification `id` still waits.
+    pub(crate) fn is_valid(&self, id: u64) -> bool {
+        #[cfg(test)]
+        if let Some(callers) = &self.callers {
+            return callers.is_waiting(id);
+        }
+        // SAFETY: reads the eight bytes of `id`.
+        let valid = unsafe {
+            libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id)
+        };
+        valid == 0
+    }
+
+    /// Answers notification `id`. `true` where its caller still waited.
+    pub(crate) fn send(&self, id: u64, (error, flags): (i32, u32)) -> bool {
+        #[cfg(test)]
+        if let Some(callers) = &self.callers {
+            return callers.reply(id, (error, flags));
+        }
+        let mut response = seccomp_notif_resp { id, val: 0, error, flags };
+        // SAFETY: reads a `seccomp_notif_resp`, whose size [`check_sizes`] compared.
+        let sent = unsafe {
+            libc::ioctl(self.descriptor.as_raw_fd(), SECCOMP_IOCTL_NOTIF_SEND, &raw mut response)
+        };
+        sent == 0
+    }
+}
+
+/// Compares the sizes of the kernel's seccomp structs with those of this program.
+///
+/// # Errors
+///
+/// Where sizes differ, or the kernel has no user notification.
+pub fn check_sizes() -> io::Result<()> {
+    let mut sizes =
+        seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
+    // SAFETY: writes a `seccomp_notif_sizes`.
+    let asked = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_NOTIF_SIZES, 0, &raw mut sizes)
+    };
+    if asked != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let known = (size_of::<seccomp_notif>(), size_of::<seccomp_notif_resp>());
+    if (usize::from(sizes.seccomp_notif), usize::from(sizes.seccomp_notif_resp)) != known {
+        return Err(io::Error::from(Errno::EOVERFLOW));
+    }
+    Ok(())
+}
 
 /// The most threads that wait for calls at once.
 pub(crate) const QUEUES: usize = 16;
@@ -119,8 +276,85 @@ impl Queue {
     }
 }
 
+/// The signal is sent again after this time: one that comes between the waiting thread's check and its wait is lost.
+const RESEND: Duration = Duration::from_micros(200);
+
+const SIGNAL: Signal = Signal::SIGUSR1;
+
+/// The thread that waits, and the number of changes.
+#[derive(Debug, Default)]
+pub(crate) struct RecvWait {
+    changes: AtomicU64,
+    /// The waiting thread, and how many changes it knows.
+    waiting: Lock<Option<(Pid, u64)>>,
+}
+
+extern "C" fn nothing(_: libc::c_int) {}
+
+/// Has the signal interrupt a system call that waits, and do nothing else.
+pub(crate) fn handle_signal() -> io::Result<()> {
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing, and nothing else in this program handles this signal.
+    unsafe { sigaction(SIGNAL, &action) }?;
+    Ok(())
+}
+
+impl RecvWait {
+    /// How many changes there were so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::SeqCst)
+    }
+
+    /// Waits by `wait`, which a change beyond the `known` ones interrupts. `None` at once where there is such a
+    /// change.
+    pub(crate) fn wait<T>(
+        &self,
+        thread: Pid,
+        known: u64,
+        wait: impl FnOnce() -> Option<T>,
+    ) -> Option<T> {
+        *self.waiting.lock() = Some((thread, known));
+        let got = if self.changes() == known { wait() } else { None };
+        *self.waiting.lock() = None;
+        if self.changes() != known {
+            // A signal that was sent is handled here, on the way back from the kernel, and not during a later call.
+            std::thread::yield_now();
+        }
+        got
+    }
+
+    /// Counts a change. Returns when no thread waits that doesn't know of it.
+    pub(crate) fn note_change(&self) {
+        let now = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
+        loop {
+            let waiting = self.waiting.lock();
+            match *waiting {
+                Some((thread, known)) if known < now => signal_thread(thread),
+                _ => return,
+            }
+            drop(waiting);
+            std::thread::sleep(RESEND);
+        }
+    }
+}
+
+fn signal_thread(thread: Pid) {
+    let signal = SIGNAL as libc::c_int;
+    // SAFETY: takes numbers only; the thread is one of this process, and waits.
+    let told =
+        unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), thread.as_raw(), signal) };
+    if let Err(errno) = Errno::result(told) {
+        tracing::error!(%errno, "a thread can't be told of a change");
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    use nix::poll::{PollTimeout, poll};
+
     use super::*;
 
     #[test]
@@ -143,5 +377,35 @@ mod tests {
         add(18);
         assert_eq!(numbers(3), [18], "the queue is used again");
         assert_eq!(listeners.all().len(), QUEUES + 1);
+    }
+
+    #[test]
+    fn who_waits_is_fetched_and_who_works_is_not() {
+        let waiting = Arc::new(RecvWait::default());
+        handle_signal().unwrap();
+        let (sender, receiver) = channel();
+        let other = Arc::clone(&waiting);
+        std::thread::spawn(move || {
+            let me = nix::unistd::gettid();
+            let nap = || poll(&mut [], PollTimeout::NONE).is_err().then_some(());
+            // The first wait is interrupted. The second one knows as little as the first, and ends at once.
+            let slept = other.wait(me, 0, nap);
+            let stale = other.wait(me, 0, nap);
+            sender.send((slept, stale)).unwrap();
+            // No signal comes to a thread that doesn't wait.
+            let begun = std::time::Instant::now();
+            let worked = poll(&mut [], PollTimeout::from(200_u8));
+            sender
+                .send((worked.ok().map(drop), (begun.elapsed().as_millis() < 200).then_some(())))
+                .unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(receiver.try_recv().is_err(), "it waits");
+        waiting.note_change();
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(5)), Ok((Some(()), None)));
+        for _ in 0..20 {
+            waiting.note_change();
+        }
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(5)), Ok((Some(()), None)));
     }
 }

@@ -2,26 +2,20 @@
 
 mod audit_wait;
 mod interrupted;
-mod listener;
 mod listeners;
 mod pid_ns;
-mod recv_wait;
-mod scratch;
 mod target;
 #[cfg(test)]
 mod test_callers;
-mod workers;
 
 pub(crate) use audit_wait::{AuditWait, WaitEnd, Watched};
 pub(crate) use interrupted::{Fingerprint, Interrupted, Match, Registers, UnclaimedCall};
-pub use listener::check_sizes;
-pub(crate) use listener::{Listener, Reply};
-pub(crate) use listeners::{Listeners, Queue};
+pub use listeners::check_sizes;
+pub(crate) use listeners::{Listener, Listeners, QUEUES, Queue, Reply};
 pub(crate) use pid_ns::PidMaps;
-pub(crate) use scratch::{Copy, Scratch, WriteBack};
 pub(crate) use target::{
-    PIDFD_THREAD, Target, Targets, compare_files, has_file, threads_by_fd_table,
+    Copy, PIDFD_THREAD, Scratch, Target, Targets, WriteBack, compare_files, has_file,
+    threads_by_fd_table,
 };
 #[cfg(test)]
 pub(crate) use test_callers::{Caller, TestCallers};
-pub(crate) use workers::{Watch, Workers};

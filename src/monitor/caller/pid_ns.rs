@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
-use crate::monitor::lock::Lock;
+use crate::monitor::sync::Lock;
 use crate::process::{ProcStatus, ProcessId, told};
 
 /// How long the numbers of a namespace are remembered: to find those of thousands of processes takes a tenth of a

@@ -1,32 +1,42 @@
-//! `NV_ESC_RM_ALLOC` and `NV_ESC_RM_ALLOC_MEMORY`: makes an object below another one.
+//! Makes an object below another one, and frees objects: `NV_ESC_RM_ALLOC`, `NV_ESC_RM_ALLOC_MEMORY`, `NV_ESC_RM_FREE`,
+//! and `NV_ESC_RM_VID_HEAP_CONTROL`, by which a program allocates memory, frees memory, or asks about memory.
 //!
 //! [`allocate`] copies the parameters and the access rights, and enters the lane. It reads from the parameters how much
 //! memory the object takes, finds the GPU, and has the object made and [charged](crate::monitor::calls::charge). Last,
 //! it enters what else is to be known of the object. Pointers in the copies lead to the monitor's buffers while the
 //! driver has the copies, and are the caller's again when the copies go back.
+//!
+//! [`free`] has the driver free an object, and then takes the object out of the books.
 
-use crate::ledger::{Client, Handle};
+use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::{Copy, Reply};
-use crate::monitor::calls::case::retry::begin_on_lane;
-use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{NewObject, make_charged};
-use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_new_subdevice};
+use crate::monitor::calls::charge::{
+    NewObject, find_gpu, find_gpu_on_lane, gpu_of_new_subdevice, make_charged,
+};
+use crate::monitor::calls::control::show_usage;
 use crate::monitor::calls::groups::{enter_group, make_room_for_group};
+use crate::monitor::case::{Case, EarlyReply, begin_on_lane, note_user};
+use crate::monitor::compute::forget_freed_groups;
 use crate::monitor::decide::{memory_asked, semaphore_surface, shown_memory};
+use crate::monitor::driver::free_stakes;
 use crate::monitor::node::Buffer;
 use crate::monitor::state::OnLane;
-use crate::rm::Meaning;
-use crate::rm::call::{Alloc, Object};
-use crate::rm::memory;
+use crate::rm::call::{Alloc, Object, VidHeap};
+use crate::rm::class::Use;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
+use crate::rm::number::{
+    NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_OK,
+    NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED,
+};
+use crate::rm::{Layout, Meaning, memory};
 
 /// The size of a mask of access rights, in bytes (`RS_ACCESS_MASK`, rs_access.h).
 const RIGHTS_BYTES: usize = 4;
 
 pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, EarlyReply> {
     let Alloc { object, class, does, .. } = *alloc;
-    let release = &case.parts.state.release;
+    let release = &case.monitor.release;
     let size = case.or_deny(memory::params_size(release, class, alloc.params_size))?;
     let size = size.filter(|_| alloc.params != 0);
     if let Some(size) = size {
@@ -108,4 +118,78 @@ fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
         // The books may know the GPU of an earlier object with this handle.
         None => books.devices.forget(client, handle),
     }
+}
+
+pub(crate) fn serve_heap(
+    case: &mut Case<'_>,
+    client: u32,
+    parent: u32,
+    function: VidHeap,
+) -> Result<Reply, EarlyReply> {
+    match function {
+        VidHeap::Free { handle } => return free(case, client, handle),
+        VidHeap::Alloc { handle, does, size_bytes, layout: part, .. } => {
+            let object = Object { client, parent, handle };
+            let asked_bytes = (does == Use::Takes).then_some(size_bytes);
+            return allocate_on_heap(case, part, object, asked_bytes);
+        }
+        _ => {}
+    }
+    case.still_waits()?;
+    case.call()?;
+    let part = if let VidHeap::Info { layout } = function { Some(layout) } else { None };
+    let gpu = find_gpu(case, client, parent);
+    show_usage(case, part, gpu);
+    Ok(case.executed(None))
+}
+
+fn allocate_on_heap(
+    case: &mut Case<'_>,
+    part: &'static Layout,
+    object: Object,
+    asked_bytes: Option<u64>,
+) -> Result<Reply, EarlyReply> {
+    let mut lane = begin_on_lane(case)?;
+    let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
+    let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
+    case.scratch.patch(part, Meaning::Flags, provided);
+    let making = NewObject { object, part: Some(part) };
+    let made = make_charged(case, &mut lane, making, asked_bytes, |case| {
+        memory::given_bytes(part, &case.scratch.bytes)
+    });
+    case.scratch.patch(part, Meaning::Flags, flags);
+    let made = made?;
+    let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
+    show_usage(case, None, gpu);
+    Ok(case.executed(made))
+}
+
+pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Reply, EarlyReply> {
+    let lane = begin_on_lane(case)?;
+    let (of, object) = (Client(client), Handle(handle));
+    note_user(case, client)?;
+    let is_memory = case.books().ledger.charge_of(of, object).is_some();
+    case.call()?;
+    let is_done = case.status() == NV_OK;
+    let is_gone = match case.status() {
+        NV_ERR_OBJECT_NOT_FOUND => true,
+        NV_ERR_INVALID_CLIENT | NV_ERR_INVALID_OBJECT_HANDLE => handle == client,
+        _ => false,
+    };
+    if case.retry.repeats && is_gone {
+        // The first time freed it, and the books know.
+        case.patch(Meaning::Status, NV_OK.into());
+    }
+    if is_done {
+        let mut books = case.books();
+        books.enter(Entry::Free { client: of, handle: object });
+        if !is_memory {
+            books.forget_freed_devices(client);
+        }
+        drop(books);
+        forget_freed_groups(case.monitor, client, handle);
+        free_stakes(case.monitor, &lane);
+    }
+    drop(lane);
+    Ok(case.executed(None))
 }

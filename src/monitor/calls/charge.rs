@@ -1,20 +1,24 @@
-//! Makes objects, and charges their memory before the driver gives it.
+//! Makes objects, and charges their memory to a GPU before the driver gives it.
 //!
 //! [`make_charged`] reserves the memory in the books, asks the driver, and enters what the driver gave. So the driver
-//! never has more than the books, except for what it rounds up: the quota is checked again after the entry.
+//! never has more than the books, except for what it rounds up: the quota is checked again after the entry. [`make`] has
+//! the driver make an object, under a handle that the caller or the monitor chooses.
 //!
-//! [`make`] has the driver make an object, under a handle that the caller or the monitor chooses.
+//! [`find_gpu`] and others find the GPU of a device or subdevice of the caller's: in the books, or by asking the driver
+//! for the GPU's UUID. The driver's answer is remembered only on the lane: elsewhere the handle may be another object's
+//! soon.
 
 use std::time::Instant;
 
-use crate::ledger::{Client, Entry, Handle, Reservation, Usage};
-use crate::monitor::calls::case::{Case, EarlyReply, tell_refused};
-use crate::monitor::calls::gpu_lookup::{find_gpu_on_lane, gpu_of_file};
-use crate::monitor::calls::identify::note_user;
+use crate::gate::settings::NodeKind;
+use crate::ledger::{Client, Entry, Handle, Reservation, Shown, Usage};
+use crate::monitor::audit::reconcile;
+use crate::monitor::case::{Case, EarlyReply, note_user, tell_refused, unmake_object};
 use crate::monitor::decide::{self, Denial, nth_handle};
-use crate::monitor::driver::Presence;
+use crate::monitor::driver::{Presence, presence};
 use crate::monitor::log::Refuser;
 use crate::monitor::state::{Books, OnLane};
+use crate::rm::about::Uuid;
 use crate::rm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
@@ -57,7 +61,7 @@ fn reserve(
     if let Err(Denial::OverQuota { usage, .. }) = decision
         && bytes <= usage.limit_bytes
     {
-        case.parts.audit.reconcile(lane, case.came);
+        reconcile(case.monitor, lane, case.came);
         // Other calls may have been on the lane meanwhile.
         if find_gpu_on_lane(case, lane, client, parent) != Some(gpu) {
             return Err(case.deny(&Denial::ParentGone));
@@ -111,7 +115,7 @@ pub(crate) fn make_charged(
     drop(books);
     if !is_granted {
         // Without an audit, memory that the driver showed before it was entered may count twice.
-        case.parts.audit.reconcile(lane, Instant::now());
+        reconcile(case.monitor, lane, Instant::now());
         is_granted = is_within(&case.books());
     }
     if !is_granted {
@@ -129,7 +133,7 @@ pub(crate) fn make_charged(
 /// Whether an object exists, as the books and the driver say.
 fn exists(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
     let known = case.books().ledger.contains(Client(client), Handle(handle));
-    known && case.parts.driver.presence(client, handle) == Some(Presence::There)
+    known && presence(case.monitor, client, handle) == Some(Presence::There)
 }
 
 /// Enters an object without memory that was made, where the books have an object with its handle.
@@ -170,12 +174,137 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
 
 /// Takes `count` handles, and returns the first; [`nth_handle`] tells the others.
 pub(crate) fn next_handles(case: &Case<'_>, count: u32) -> u32 {
-    nth_handle(case.parts.state.counters.next_handles(count), 0)
+    nth_handle(case.monitor.counters.next_handles(count), 0)
 }
 
 /// Frees an object that a call made and that the caller doesn't get.
 pub(crate) fn unmake(case: &Case<'_>, lane: &OnLane<'_>, client: u32, parent: u32, handle: u32) {
     if let Some(device) = &case.device {
-        case.parts.callers.unmake(lane, device, Object { client, parent, handle });
+        unmake_object(case.monitor, lane, device, Object { client, parent, handle });
     }
+}
+
+/// The driver's answer about the GPU of a device or subdevice.
+#[derive(Debug, Clone, Copy)]
+struct GpuAnswer {
+    uuid: Uuid,
+    /// Whether the driver was asked about a device, not about a subdevice.
+    is_device: bool,
+}
+
+/// The container's GPU; `None` where it has several.
+pub(crate) fn only_gpu(case: &Case<'_>) -> Option<usize> {
+    (case.monitor.uuids.len() == 1).then_some(0)
+}
+
+/// The GPU of a channel group. Where it isn't known: the container's only GPU, or one where slices are set.
+pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
+    let known = case.books().groups.gpu(client, handle);
+    let shares = &case.monitor.shares;
+    let sliced = || (0..case.monitor.uuids.len()).find(|gpu| shares.round(*gpu).is_some());
+    known.or_else(|| only_gpu(case)).or_else(sliced)
+}
+
+/// The container's GPU of a device or subdevice, for a call that isn't on the lane. For a call that is on the lane see
+/// [`find_gpu_on_lane`].
+pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
+    known_gpu(case, client, handle).or_else(|| find_gpu_of_caller(case, client, handle))
+}
+
+/// Like [`find_gpu`], but whichever node the call is made on. An answer of the driver's proves that the client is the
+/// caller's: the driver answers through the client's own file alone. A GPU that the books know proves nothing: any
+/// process of the container can name the object.
+pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
+    let known = case.books().devices.gpu(client, handle);
+    if known.is_some() {
+        return known;
+    }
+    if let Some(asked) = ask_existing_subdevice(case, client, handle) {
+        return case.monitor.gpu_of(&asked.uuid);
+    }
+    let lane = case.monitor.lane.enter();
+    remember_gpu(case, &lane, client, handle)
+}
+
+/// The container's GPU of a device or subdevice, for a call on the lane.
+pub(crate) fn find_gpu_on_lane(
+    case: &Case<'_>,
+    lane: &OnLane<'_>,
+    client: u32,
+    handle: u32,
+) -> Option<usize> {
+    known_gpu(case, client, handle).or_else(|| remember_gpu(case, lane, client, handle))
+}
+
+fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
+    case.books().devices.gpu(client, handle).or_else(|| gpu_of_file(case))
+}
+
+/// The GPU whose node the call is made on; `None` for another node.
+pub(crate) fn gpu_of_file(case: &Case<'_>) -> Option<usize> {
+    match case.device.as_ref()?.kind {
+        NodeKind::Gpu(gpu) => Some(gpu),
+        _ => None,
+    }
+}
+
+/// The GPU of a subdevice that was just made, as the driver says.
+pub(crate) fn gpu_of_new_subdevice(
+    case: &Case<'_>,
+    _: &OnLane<'_>,
+    client: u32,
+    handle: u32,
+) -> Option<usize> {
+    case.monitor.gpu_of(&case.rm().ok()?.uuid(client, handle).ok()?)
+}
+
+/// Asks the driver for the GPU of a device or subdevice, whichever node the call is made on, and remembers the GPU.
+fn remember_gpu(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
+    let asked = ask_subdevice(case, lane, client, handle)?;
+    let gpu = case.monitor.gpu_of(&asked.uuid)?;
+    let mut books = case.books();
+    books.devices.set_gpu(client, handle, gpu);
+    if asked.is_device && !books.ledger.contains(Client(client), Handle(handle)) {
+        books.note(client, client, handle);
+    }
+    Some(gpu)
+}
+
+/// On which GPU another name of memory shows. The name hangs below `parent`, and the GPU `of` has the memory.
+pub(crate) fn shown_below(
+    case: &Case<'_>,
+    lane: &OnLane<'_>,
+    client: u32,
+    parent: u32,
+    of: Option<usize>,
+) -> Shown {
+    let Some(of) = of.filter(|_| case.monitor.uuids.len() > 1) else { return Shown::Here };
+    let known = case.books().devices.gpu(client, parent);
+    let gpu = known.or_else(|| remember_gpu(case, lane, client, parent));
+    match gpu.map(|gpu| (gpu, u16::try_from(gpu))) {
+        Some((gpu, Ok(number))) if gpu != of => Shown::On(number),
+        _ => Shown::Here,
+    }
+}
+
+/// Asks a subdevice for its GPU's UUID: the one that the device has, or the object itself where it is a subdevice.
+fn ask_existing_subdevice(case: &Case<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
+    let rm = case.rm().ok()?;
+    if let Ok(subdevice) = rm.find_subdevice(client, handle) {
+        let uuid = rm.uuid(client, subdevice).ok()?;
+        return Some(GpuAnswer { uuid, is_device: true });
+    }
+    rm.uuid(client, handle).ok().map(|uuid| GpuAnswer { uuid, is_device: false })
+}
+
+/// Does as [`ask_existing_subdevice`]. Where that finds none, makes a subdevice of the device, asks it, and frees it.
+fn ask_subdevice(case: &Case<'_>, _: &OnLane<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
+    if let Some(asked) = ask_existing_subdevice(case, client, handle) {
+        return Some(asked);
+    }
+    let rm = case.rm().ok()?;
+    let subdevice = rm.make_subdevice(client, handle).ok()?;
+    let uuid = rm.uuid(client, subdevice);
+    let _ = rm.free(client, handle, subdevice);
+    uuid.ok().map(|uuid| GpuAnswer { uuid, is_device: true })
 }

@@ -4,13 +4,11 @@
 
 use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::Reply;
-use crate::monitor::calls::case::retry::begin_on_lane;
-use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::{NewObject, make, unmake};
-use crate::monitor::calls::gpu_lookup::shown_below;
+use crate::monitor::calls::charge::{NewObject, make, shown_below, unmake};
 use crate::monitor::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
-use crate::monitor::calls::identify::note_user;
+use crate::monitor::case::{Case, EarlyReply, begin_on_lane, note_user};
 use crate::monitor::decide::{Denial, room_for_name};
+use crate::monitor::driver::{stake_behind, stake_name};
 use crate::monitor::state::OnLane;
 use crate::rm::call::Object;
 
@@ -56,10 +54,10 @@ fn make_name(
     if is_known {
         let device = case.device.as_ref();
         let stake =
-            device.and_then(|device| case.parts.stakes.stake_behind(device, source, (shown, gpu)));
+            device.and_then(|device| stake_behind(case.monitor, device, source, (shown, gpu)));
         let entry = Entry::Duplicate { source: named, client, parent, handle, shown };
         case.books().enter(entry);
-        case.parts.stakes.stake_name((client.0, made), stake);
+        stake_name(case.monitor, (client.0, made), stake);
     } else if case.rm()?.is_gpu_memory(object.client, made) {
         unmake(case, lane, object.client, object.parent, made);
         return Err(case.deny(&Denial::PastMonitor("duplicated")));

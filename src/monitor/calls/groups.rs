@@ -1,13 +1,14 @@
 //! Calls that make channel groups and channels: what they make is entered, and its number is limited.
 
-use crate::monitor::calls::case::{Case, EarlyReply};
-use crate::monitor::calls::charge::next_handles;
-use crate::monitor::calls::gpu_lookup::{
-    find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, only_gpu,
+use crate::monitor::calls::charge::{
+    find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, next_handles, only_gpu,
 };
+use crate::monitor::case::{Case, EarlyReply};
+use crate::monitor::compute::forget_gone_groups;
 use crate::monitor::decide::{self, Denial};
+use crate::monitor::shared::OpenBooks;
 use crate::monitor::snapshot::{Reach, Record};
-use crate::monitor::state::{OnLane, OpenBooks, computes};
+use crate::monitor::state::{OnLane, computes};
 use crate::rm::call::{Alloc, Object};
 use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 
@@ -84,7 +85,7 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
 /// Refuses a channel that computes outside groups where the container has too many of these.
 pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
     // Where slices are set, no slice can be set for such a channel.
-    let are_slices_set = case.parts.slices.shares.round(gpu).is_some_and(|round| !round.each);
+    let are_slices_set = case.monitor.shares.round(gpu).is_some_and(|round| !round.each);
     if !are_slices_set {
         return Ok(());
     }
@@ -125,7 +126,7 @@ fn enter_computing_channel(
 pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, made: Object, engine: Option<u32>) {
     let reach = engine.and_then(|engine| reach(case, engine));
     case.books().write(group(gpu, made, true, reach));
-    case.parts.slices.shares.wake();
+    case.monitor.shares.wake();
 }
 
 /// Enters another name of a group: it outlives the first name, and counts as one more group.
@@ -142,7 +143,7 @@ pub(crate) fn enter_unseen_group(
 ) -> Result<(), EarlyReply> {
     let record = group(gpu, object, true, reach(case, ENGINE_GRAPHICS));
     with_room_on(case, gpu, |books| books.write(record))?;
-    case.parts.slices.shares.wake();
+    case.monitor.shares.wake();
     Ok(())
 }
 
@@ -163,7 +164,7 @@ fn with_room_on(
     gpu: usize,
     enter: impl Fn(&mut OpenBooks<'_>),
 ) -> Result<(), EarlyReply> {
-    let most = case.parts.state.settings.channel_groups;
+    let most = case.monitor.settings.channel_groups;
     decide_twice(case, gpu, |books| {
         decide::room_for_group(&books.groups, gpu, most).map(|()| enter(books))
     })
@@ -177,7 +178,7 @@ fn decide_twice(
 ) -> Result<(), EarlyReply> {
     let mut decision = decide(&mut case.books());
     if decision.is_err() {
-        case.parts.slices.forget_gone_groups(gpu);
+        forget_gone_groups(case.monitor, gpu);
         decision = decide(&mut case.books());
     }
     case.or_deny(decision)

@@ -3,13 +3,17 @@
 mod last_turn;
 mod orphan_turns;
 mod orphans;
-mod reach;
 mod shares;
 mod slices;
 mod switch;
 mod turns;
 mod turns_thread;
 
-pub(crate) use shares::set_slice;
-pub(crate) use slices::Slices;
-pub(crate) use turns::Turns;
+pub(crate) use orphans::Orphans;
+pub(crate) use shares::{Shares, set_slice};
+pub(crate) use slices::{
+    follow_shares_forever, forget_freed_groups, forget_gone_groups, note_slice_tried, read_shares,
+    round_of_groups,
+};
+pub(crate) use turns::{end_turns, set_slices_forever};
+pub(crate) use turns_thread::TurnsThread;

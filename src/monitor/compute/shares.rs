@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::ledger::Process;
-use crate::monitor::lock::Lock;
 use crate::monitor::node::{Failure, Rm};
-use crate::monitor::notifier::Notifier;
 use crate::monitor::state::DueSlice;
+use crate::monitor::sync::{Lock, Notifier};
 use crate::registry::share::Turns;
 use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use crate::rm::usage::Sample;

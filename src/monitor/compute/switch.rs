@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::monitor::compute::last_turn::{LastTurn, Numbered};
-use crate::monitor::driver::{DriverAccess, MonitorClient, Presence};
+use crate::monitor::driver::{MonitorClient, Presence, own_client};
 use crate::monitor::node::Failure;
+use crate::monitor::shared::Monitor;
 use crate::monitor::state::ChannelName;
 use crate::rm::channel::MOST_CHANNELS;
 
@@ -23,7 +24,7 @@ pub(crate) struct Switched {
 /// Takes the channels `off` off a GPU, and brings all others of `all` back that exist. `None` where the driver
 /// can't be asked.
 pub(crate) fn switch_channels(
-    driver: &DriverAccess,
+    monitor: &Monitor,
     gpu: usize,
     all: &Numbered,
     off: &BTreeSet<ChannelName>,
@@ -31,17 +32,17 @@ pub(crate) fn switch_channels(
 ) -> Option<Switched> {
     last.forget_others(all);
     let on = last.to_enable(all, off);
-    let enabled = set_channels(driver, gpu, false, &on, last)?;
+    let enabled = set_channels(monitor, gpu, false, &on, last)?;
     last.note_enabled_first();
     let goes = last.to_disable(all, off);
-    let disabled = set_channels(driver, gpu, true, &goes, last)?;
+    let disabled = set_channels(monitor, gpu, true, &goes, last)?;
     let is_asked = !on.is_empty() || !goes.is_empty();
     Some(Switched { is_asked, refused: enabled.and(disabled).err() })
 }
 
 /// Takes channels off a GPU, or brings them back, all that exist. `None` where the driver can't be asked.
 fn set_channels(
-    driver: &DriverAccess,
+    monitor: &Monitor,
     gpu: usize,
     disable: bool,
     channels: &Numbered,
@@ -50,7 +51,7 @@ fn set_channels(
     if channels.is_empty() {
         return Some(Ok(()));
     }
-    let own = driver.own_client()?;
+    let own = own_client(monitor)?;
     let set = |disable: bool, channels: &[ChannelName]| own.set_channels(gpu, disable, channels);
     let asked = Instant::now();
     let mut refused = None;

@@ -19,15 +19,14 @@ use crate::monitor::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us
 use crate::monitor::compute::orphan_turns::{
     end_orphan_turns, take_turns_of_orphans, tell_channels,
 };
-use crate::monitor::compute::orphans::Orphans;
-use crate::monitor::compute::slices::Slices;
+use crate::monitor::compute::slices::{
+    find_resting_processes, note_share_tried, read_shares, round_of_groups, set_slices,
+};
 use crate::monitor::compute::switch::switch_channels;
-use crate::monitor::compute::turns_thread::TurnsThread;
-use crate::monitor::driver::DriverAccess;
-use crate::monitor::lock::Lock;
+use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::Record;
-use crate::monitor::state::{ChannelName, ContainerState};
-use crate::monitor::thread::spawn;
+use crate::monitor::state::ChannelName;
+use crate::monitor::sync::spawn;
 use crate::sched::{Span, cohort_turns, cohorts};
 
 /// How often a monitor that ends tries to end turns, and how long it waits in between.
@@ -85,210 +84,190 @@ fn in_cohorts(
     busy.chunks(busy.len().div_ceil(cohorts).max(1)).enumerate().map(cohort).collect()
 }
 
-/// The container's turns on its GPUs, and those of containers whose monitors are gone.
-#[derive(Debug)]
-pub(crate) struct Turns {
-    state: Arc<ContainerState>,
-    driver: Arc<DriverAccess>,
-    slices: Arc<Slices>,
-    pub(crate) thread: TurnsThread,
-    /// By GPU: the containers whose turns this monitor takes. Locked while it does.
-    orphans: Lock<Vec<Orphans>>,
+/// Sets slices when shares, groups or processes change.
+pub(crate) fn set_slices_forever(monitor: &Arc<Monitor>) {
+    let mut retry_ms = RETRY_MS;
+    let mut is_resumed = false;
+    loop {
+        let at_work = monitor.work.begin();
+        read_shares(monitor);
+        monitor.turns_thread.wake();
+        is_resumed = is_resumed || end_turns_of_before(monitor);
+        let look_ms = find_resting_processes(monitor);
+        let is_whole = set_slices(monitor) && is_resumed;
+        // The number of groups may divide them into cohorts.
+        begin_turns(monitor);
+        let again_ms = (!is_whole).then_some(retry_ms);
+        retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
+        let patience = look_ms.into_iter().chain(again_ms).min();
+        drop(at_work);
+        monitor.shares.changed.wait(patience.map(|ms| Duration::from_millis(ms.into())));
+    }
 }
 
-impl Turns {
-    pub(crate) fn new(slices: Arc<Slices>) -> Self {
-        let (state, driver) = (Arc::clone(&slices.state), Arc::clone(&slices.driver));
-        let gpu_count = state.uuids.len();
-        let orphans = Lock::new((0..gpu_count).map(|_| Orphans::default()).collect());
-        Turns { state, driver, slices, thread: TurnsThread::default(), orphans }
+/// Starts or wakes the thread that takes turns, where there are any.
+fn begin_turns(monitor: &Arc<Monitor>) {
+    let has_turns =
+        |gpu| monitor.shares.has_frame(gpu) || !timetable(monitor, gpu).0.parts.is_empty();
+    if monitor.turns_thread.is_started.load(Ordering::Acquire) {
+        return monitor.turns_thread.wake();
     }
+    if !(0..monitor.uuids.len()).any(has_turns)
+        || monitor.turns_thread.is_started.swap(true, Ordering::AcqRel)
+    {
+        return;
+    }
+    let (of, started) = (Arc::clone(monitor), monitor.turns_thread.open_event());
+    let started =
+        started.and_then(|changed| spawn("turns", move || take_turns_forever(&of, &changed)));
+    if let Err(error) = started {
+        monitor.turns_thread.is_started.store(false, Ordering::Release);
+        tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
+    }
+}
 
-    /// Sets slices when shares, groups or processes change.
-    pub(crate) fn set_slices_forever(self: &Arc<Self>) {
-        let mut retry_ms = RETRY_MS;
-        let mut is_resumed = false;
-        loop {
-            let at_work = self.state.work.begin();
-            self.slices.read_shares();
-            self.thread.wake();
-            is_resumed = is_resumed || self.end_turns_of_before();
-            let look_ms = self.slices.find_resting_processes();
-            let is_whole = self.slices.set_slices() && is_resumed;
-            // The number of groups may divide them into cohorts.
-            self.begin_turns();
-            let again_ms = (!is_whole).then_some(retry_ms);
-            retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
-            let patience = look_ms.into_iter().chain(again_ms).min();
-            drop(at_work);
-            self.slices.shares.changed.wait(patience.map(|ms| Duration::from_millis(ms.into())));
+/// Brings back channels that were taken off before an update, on a GPU that has no turns now. `true` where that is done.
+fn end_turns_of_before(monitor: &Monitor) -> bool {
+    let mut is_whole = true;
+    for gpu in 0..monitor.uuids.len() {
+        let (parts, all) = timetable(monitor, gpu);
+        if parts.parts.is_empty() {
+            is_whole &=
+                switch_own_channels(monitor, gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
         }
     }
+    is_whole
+}
 
-    /// Starts or wakes the thread that takes turns, where there are any.
-    fn begin_turns(self: &Arc<Self>) {
-        let has_turns =
-            |gpu| self.slices.shares.has_frame(gpu) || !self.timetable(gpu).0.parts.is_empty();
-        if self.thread.is_started.load(Ordering::Acquire) {
-            return self.thread.wake();
-        }
-        if !(0..self.state.uuids.len()).any(has_turns)
-            || self.thread.is_started.swap(true, Ordering::AcqRel)
-        {
+/// Brings all channels back before the monitor ends. Does nothing where the thread that takes turns hangs in the driver.
+pub(crate) fn end_turns(monitor: &Monitor) {
+    if !monitor.turns_thread.is_started.load(Ordering::Acquire) {
+        return;
+    }
+    let wait = || {
+        std::thread::sleep(ENDING_WAIT);
+        None
+    };
+    let over = (0..ENDING_TRIES).find_map(|_| monitor.turns_thread.over.try_lock().or_else(wait));
+    let Some(mut over) = over else { return };
+    *over = true;
+    for gpu in 0..monitor.uuids.len() {
+        let (_, all) = timetable(monitor, gpu);
+        switch_own_channels(monitor, gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
+    }
+    let mut orphans = monitor.orphans.lock();
+    for (gpu, orphans) in orphans.iter_mut().enumerate() {
+        end_orphan_turns(monitor, gpu, orphans);
+    }
+}
+
+fn take_turns_forever(monitor: &Monitor, changed: &EventFd) {
+    let mut all: Vec<LastTurn> = monitor.uuids.iter().map(|_| LastTurn::default()).collect();
+    loop {
+        let at_work = monitor.work.begin();
+        let over = monitor.turns_thread.over.lock();
+        if *over {
             return;
         }
-        let (turns, started) = (Arc::clone(self), self.thread.open_event());
-        let started =
-            started.and_then(|changed| spawn("turns", move || turns.take_turns_forever(&changed)));
-        if let Err(error) = started {
-            self.thread.is_started.store(false, Ordering::Release);
-            tracing::warn!(%error, "turns on GPUs can't be taken: no thread");
-        }
+        let mut orphans = monitor.orphans.lock();
+        let each = all.iter_mut().zip(orphans.iter_mut()).enumerate();
+        let wakes = each.flat_map(|(gpu, (last, orphans))| {
+            [take_turn(monitor, gpu, last), take_turns_of_orphans(monitor, gpu, orphans)]
+        });
+        let wake_us = wakes.flatten().min();
+        let watched: Vec<_> = orphans.iter().map(|of| of.watched.clone()).collect();
+        drop((orphans, over, at_work));
+        wait_for_next_turn(monitor, wake_us, changed, &watched);
     }
+}
 
-    /// Brings back channels that were taken off before an update, on a GPU that has no turns now. `true` where that is done.
-    fn end_turns_of_before(&self) -> bool {
-        let mut is_whole = true;
-        for gpu in 0..self.state.uuids.len() {
-            let (parts, all) = self.timetable(gpu);
-            if parts.parts.is_empty() {
-                is_whole &=
-                    self.switch_own_channels(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
-            }
-        }
-        is_whole
+/// Waits until something changes, a watched monitor ends, or the time `wake_us` comes.
+fn wait_for_next_turn(
+    monitor: &Monitor,
+    wake_us: Option<u64>,
+    changed: &EventFd,
+    watched: &[Option<Arc<OwnedFd>>],
+) {
+    let wait = wake_us
+        .map(|wake_us| TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us()))));
+    let watched = || (0..).zip(watched).filter_map(|(gpu, pidfd)| Some((gpu, pidfd.as_ref()?)));
+    let mut asked = vec![PollFd::new(changed.as_fd(), PollFlags::POLLIN)];
+    asked.extend(watched().map(|(_, pidfd)| PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)));
+    if !ppoll(&mut asked, wait, None).is_ok_and(|ready| ready > 0) {
+        return;
     }
+    let is_ready = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
+    let mut ready = asked.iter().map(is_ready);
+    if ready.next() == Some(true) {
+        let _ = changed.read();
+    }
+    let mut orphans = monitor.orphans.lock();
+    for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {
+        if let Some(of) = orphans.get_mut::<usize>(gpu) {
+            of.look_now();
+        }
+    }
+}
 
-    /// Brings all channels back before the monitor ends. Does nothing where the thread that takes turns hangs in the driver.
-    pub(crate) fn end_turns(&self) {
-        if !self.thread.is_started.load(Ordering::Acquire) {
-            return;
-        }
-        let wait = || {
-            std::thread::sleep(ENDING_WAIT);
-            None
-        };
-        let over = (0..ENDING_TRIES).find_map(|_| self.thread.over.try_lock().or_else(wait));
-        let Some(mut over) = over else { return };
-        *over = true;
-        for gpu in 0..self.state.uuids.len() {
-            let (_, all) = self.timetable(gpu);
-            self.switch_own_channels(gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
-        }
-        let mut orphans = self.orphans.lock();
-        for (gpu, orphans) in orphans.iter_mut().enumerate() {
-            end_orphan_turns(&self.driver, gpu, orphans);
-        }
+/// The channels of a GPU that run at times only, and all its channels. The container's channels run in its turns;
+/// where it may always run and has more groups than can run at once, each cohort of groups runs in its own turns.
+fn timetable(monitor: &Monitor, gpu: usize) -> (Timetable, Numbered) {
+    let (turns, round) = (monitor.shares.turns(gpu), round_of_groups(monitor, gpu));
+    let resting = monitor.shares.resting(gpu);
+    let (channels, all, busy) = {
+        let books = monitor.books();
+        let living = &books.processes;
+        let channels = &books.channels;
+        let busy = books.groups.busy(gpu, living, &resting);
+        (channels.on(gpu, living), channels.numbered(gpu, living), busy)
+    };
+    let mut parts = match (turns, round) {
+        _ if all.is_empty() => Vec::new(),
+        (Some((frame_us, spans)), _) => vec![(frame_us, spans, all.keys().copied().collect())],
+        (None, Some(round)) => in_cohorts(&channels, &busy, cohorts(round, busy.len())),
+        (None, None) => Vec::new(),
+    };
+    // A group whose share can't be set never runs.
+    let out_of_reach = round.map(|_| monitor.shares.out_of_reach(gpu)).unwrap_or_default();
+    let lost = channels.iter().filter(|(_, group)| out_of_reach.contains(group));
+    let lost: Vec<ChannelName> = lost.map(|(channel, _)| *channel).collect();
+    if !lost.is_empty() {
+        parts.push((1, Vec::new(), lost));
     }
+    (Timetable { parts }, all)
+}
 
-    fn take_turns_forever(&self, changed: &EventFd) {
-        let mut all: Vec<LastTurn> = self.state.uuids.iter().map(|_| LastTurn::default()).collect();
-        loop {
-            let at_work = self.state.work.begin();
-            let over = self.thread.over.lock();
-            if *over {
-                return;
-            }
-            let mut orphans = self.orphans.lock();
-            let each = all.iter_mut().zip(orphans.iter_mut()).enumerate();
-            let wakes = each.flat_map(|(gpu, (last, orphans))| {
-                [self.take_turn(gpu, last), take_turns_of_orphans(&self.slices, gpu, orphans)]
-            });
-            let wake_us = wakes.flatten().min();
-            let watched: Vec<_> = orphans.iter().map(|of| of.watched.clone()).collect();
-            drop((orphans, over, at_work));
-            self.wait_for_turn(wake_us, changed, &watched);
-        }
+/// Takes the container off a GPU or brings it back, as its turn is. Returns when to look again.
+fn take_turn(monitor: &Monitor, gpu: usize, last: &mut LastTurn) -> Option<u64> {
+    let (parts, all) = timetable(monitor, gpu);
+    if monitor.shares.has_frame(gpu) {
+        tell_channels(monitor, gpu, &all.keys().copied().collect::<Vec<_>>(), last);
     }
+    let now = now_us();
+    let (off, next) = parts.off(last.times, now);
+    let is_whole = switch_own_channels(monitor, gpu, &all, &off, last);
+    next.into_iter().chain((!is_whole).then_some(now + RETRY_US)).min()
+}
 
-    /// Waits until something changes, a watched monitor ends, or the time `wake_us` comes.
-    fn wait_for_turn(
-        &self,
-        wake_us: Option<u64>,
-        changed: &EventFd,
-        watched: &[Option<Arc<OwnedFd>>],
-    ) {
-        let wait = wake_us
-            .map(|wake_us| TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us()))));
-        let watched = || (0..).zip(watched).filter_map(|(gpu, pidfd)| Some((gpu, pidfd.as_ref()?)));
-        let mut asked = vec![PollFd::new(changed.as_fd(), PollFlags::POLLIN)];
-        asked.extend(watched().map(|(_, pidfd)| PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)));
-        if !ppoll(&mut asked, wait, None).is_ok_and(|ready| ready > 0) {
-            return;
-        }
-        let is_ready = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
-        let mut ready = asked.iter().map(is_ready);
-        if ready.next() == Some(true) {
-            let _ = changed.read();
-        }
-        let mut orphans = self.orphans.lock();
-        for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {
-            if let Some(of) = orphans.get_mut::<usize>(gpu) {
-                of.look_now();
-            }
-        }
+/// Takes the channels `off` of the container's off a GPU, and brings all others back. `true` where that is done
+/// for all channels that exist.
+fn switch_own_channels(
+    monitor: &Monitor,
+    gpu: usize,
+    all: &Numbered,
+    off: &BTreeSet<ChannelName>,
+    last: &mut LastTurn,
+) -> bool {
+    let done = switch_channels(monitor, gpu, all, off, last);
+    for (client, handle) in std::mem::take(&mut last.gone) {
+        monitor.books().write(Record::Ungroup { client, handle });
     }
-
-    /// The channels of a GPU that run at times only, and all its channels. The container's channels run in its turns;
-    /// where it may always run and has more groups than can run at once, each cohort of groups runs in its own turns.
-    fn timetable(&self, gpu: usize) -> (Timetable, Numbered) {
-        let (turns, round) = (self.slices.shares.turns(gpu), self.slices.round_of_groups(gpu));
-        let resting = self.slices.shares.resting(gpu);
-        let (channels, all, busy) = {
-            let books = self.state.books();
-            let living = &books.processes;
-            let channels = &books.channels;
-            let busy = books.groups.busy(gpu, living, &resting);
-            (channels.on(gpu, living), channels.numbered(gpu, living), busy)
-        };
-        let mut parts = match (turns, round) {
-            _ if all.is_empty() => Vec::new(),
-            (Some((frame_us, spans)), _) => vec![(frame_us, spans, all.keys().copied().collect())],
-            (None, Some(round)) => in_cohorts(&channels, &busy, cohorts(round, busy.len())),
-            (None, None) => Vec::new(),
-        };
-        // A group whose share can't be set never runs.
-        let out_of_reach = round.map(|_| self.slices.shares.out_of_reach(gpu)).unwrap_or_default();
-        let lost = channels.iter().filter(|(_, group)| out_of_reach.contains(group));
-        let lost: Vec<ChannelName> = lost.map(|(channel, _)| *channel).collect();
-        if !lost.is_empty() {
-            parts.push((1, Vec::new(), lost));
-        }
-        (Timetable { parts }, all)
+    let Some(done) = done else { return false };
+    if done.is_asked {
+        let done = done.refused.map_or(Ok(()), Err);
+        note_share_tried(monitor, gpu, "FIFO_DISABLE_CHANNELS", done);
     }
-
-    /// Takes the container off a GPU or brings it back, as its turn is. Returns when to look again.
-    fn take_turn(&self, gpu: usize, last: &mut LastTurn) -> Option<u64> {
-        let (parts, all) = self.timetable(gpu);
-        if self.slices.shares.has_frame(gpu) {
-            tell_channels(&self.state, gpu, &all.keys().copied().collect::<Vec<_>>(), last);
-        }
-        let now = now_us();
-        let (off, next) = parts.off(last.times, now);
-        let is_whole = self.switch_own_channels(gpu, &all, &off, last);
-        next.into_iter().chain((!is_whole).then_some(now + RETRY_US)).min()
-    }
-
-    /// Takes the channels `off` of the container's off a GPU, and brings all others back. `true` where that is done
-    /// for all channels that exist.
-    fn switch_own_channels(
-        &self,
-        gpu: usize,
-        all: &Numbered,
-        off: &BTreeSet<ChannelName>,
-        last: &mut LastTurn,
-    ) -> bool {
-        let done = switch_channels(&self.driver, gpu, all, off, last);
-        for (client, handle) in std::mem::take(&mut last.gone) {
-            self.state.books().write(Record::Ungroup { client, handle });
-        }
-        let Some(done) = done else { return false };
-        if done.is_asked {
-            let done = done.refused.map_or(Ok(()), Err);
-            self.slices.note_share_tried(gpu, "FIFO_DISABLE_CHANNELS", done);
-        }
-        done.refused.is_none()
-    }
+    done.refused.is_none()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::monitor::lock::Lock;
+use crate::monitor::sync::Lock;
 
 /// The thread that takes turns, which is started once there are turns.
 #[derive(Debug, Default)]

@@ -6,13 +6,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::monitor::audit::{audit, end_escapes, sweep_exports};
 use crate::monitor::caller::{WaitEnd, Watched};
-use crate::monitor::calls::Parts;
+use crate::monitor::case::{has_unclaimed, undo_unclaimed};
 use crate::monitor::daemon::container_end::ContainerEnd;
+use crate::monitor::driver::{close_client_if_unused, free_stakes_soon};
 use crate::monitor::log::When;
 use crate::monitor::resident::{give_back_heap, give_back_startup_code};
+use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Due, Occasion};
-use crate::monitor::thread::spawn;
+use crate::monitor::sync::spawn;
+use crate::monitor::uvm::sweep_files;
 use crate::process::ProcessId;
 
 /// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
@@ -28,63 +32,64 @@ const GIVE_BACK: Duration = Duration::from_secs(10);
 /// The audit's thread.
 #[derive(Debug)]
 pub(crate) struct AuditThread {
-    parts: Arc<Parts>,
+    monitor: Arc<Monitor>,
     container_end: Arc<ContainerEnd>,
 }
 
 impl AuditThread {
     /// Starts the thread.
-    pub(crate) fn start(parts: Arc<Parts>, container_end: Arc<ContainerEnd>) -> io::Result<()> {
-        let thread = AuditThread { parts, container_end };
+    pub(crate) fn start(monitor: Arc<Monitor>, container_end: Arc<ContainerEnd>) -> io::Result<()> {
+        let thread = AuditThread { monitor, container_end };
         spawn("audit", move || thread.audit_forever())
     }
 
     fn audit_forever(&self) {
-        let Parts { state, driver, callers, processes, stakes, exports, uvm, audit, .. } =
-            &*self.parts;
+        let monitor = &*self.monitor;
         let mut watched = Watched::new();
         let mut mapped = Instant::now();
         let mut given_back = Instant::now();
         let mut heap_given_after = None;
         // Nothing was looked at during an update.
-        state.books().due.schedule(Instant::now());
+        monitor.books().due.schedule(Instant::now());
         loop {
             self.watch(&mut watched);
-            let woken = audit.audit_wait.wait(&mut watched, self.plan_wait(Instant::now()));
-            let _at_work = state.work.begin();
+            let woken = monitor.audit_wait.wait(&mut watched, self.plan_wait(Instant::now()));
+            let _at_work = monitor.work.begin();
             let now = Instant::now();
-            callers.undo_unclaimed();
+            undo_unclaimed(monitor);
             let occasion =
                 if woken == WaitEnd::ProcessExited { Occasion::Death } else { Occasion::Tick };
-            if state.books().due.take(now) || woken != WaitEnd::Woken {
-                audit.audit(occasion);
+            if monitor.books().due.take(now) || woken != WaitEnd::Woken {
+                audit(monitor, occasion);
                 // Once the container ends, its end searches.
                 if self.container_end.most_wait().is_none() {
-                    audit.escapes.end_escapes();
+                    end_escapes(monitor);
                 }
             }
-            state.log.tell_left_out(When::Due);
+            monitor.log.tell_left_out(When::Due);
             self.container_end.end_what_is_left();
-            exports.sweep_exports();
-            uvm.sweep(occasion);
-            stakes.free_stakes_soon();
-            driver.close_if_unused(processes.origins.is_watched());
+            sweep_exports(monitor);
+            sweep_files(monitor, occasion);
+            free_stakes_soon(monitor);
+            close_client_if_unused(monitor, monitor.origins.is_watched());
             if self.awaits_first_process() {
-                processes.origins.find_first_process();
+                let scan_interval = monitor.pace(false, now).scan_interval;
+                monitor.origins.find_first_process(&monitor.settings, scan_interval);
             }
-            let calls = state.counters.calls().received();
+            let calls = monitor.counters.calls().received();
             if given_back.elapsed() > GIVE_BACK && heap_given_after != Some(calls) {
                 give_back_startup_code();
-                if state.is_idle(now) {
+                if monitor.is_idle(now) {
                     give_back_heap();
                     heap_given_after = Some(calls);
                 }
                 given_back = Instant::now();
             }
-            let are_due =
-                mapped.elapsed() > MAPPINGS || woken == WaitEnd::Timeout || uvm.spaces.has_new();
-            if are_due && (uvm.spaces.has_any() || !uvm.files.all().is_empty()) {
-                uvm.spaces.wake();
+            let are_due = mapped.elapsed() > MAPPINGS
+                || woken == WaitEnd::Timeout
+                || monitor.spaces.has_new();
+            if are_due && (monitor.spaces.has_any() || !monitor.uvm_files.all().is_empty()) {
+                monitor.spaces.wake();
                 mapped = Instant::now();
             }
         }
@@ -92,8 +97,8 @@ impl AuditThread {
 
     /// Has the wait end by the death of each process that called.
     fn watch(&self, watched: &mut Watched) {
-        let Parts { state, processes, .. } = &*self.parts;
-        let callers = state.books().processes.clone();
+        let monitor = &*self.monitor;
+        let callers = monitor.books().processes.clone();
         watched.retain(|process, _| callers.contains(process));
         for process in callers {
             let pid = ProcessId::from(process);
@@ -101,40 +106,41 @@ impl AuditThread {
                 continue;
             }
             let Ok(pidfd) = crate::process::pidfd(pid.pid) else { continue };
-            processes.origins.note_process(pid.pid);
+            monitor.origins.note_process(pid.pid, &monitor.settings);
             watched.insert(process, Some(pidfd));
         }
     }
 
     /// Whether the container's first process is to be found: none has called yet, and its state file is known.
     fn awaits_first_process(&self) -> bool {
-        let Parts { state, processes, .. } = &*self.parts;
-        state.settings.state_file.is_some()
-            && !processes.origins.has_dead_caller()
-            && state.books().processes.is_empty()
+        let monitor = &*self.monitor;
+        monitor.settings.state_file.is_some()
+            && !monitor.origins.has_dead_caller()
+            && monitor.books().processes.is_empty()
     }
 
     /// How long nothing is due; `None` where nothing will be due by itself, and then nothing stays scheduled.
     fn plan_wait(&self, now: Instant) -> Option<Duration> {
-        let Parts { state, callers, processes, exports, uvm, .. } = &*self.parts;
+        let monitor = &*self.monitor;
         let awaits_first = self.awaits_first_process();
-        let has_files = !uvm.files.all().is_empty();
-        let mut interval = state.pace(!awaits_first, now).interval;
+        let has_files = !monitor.uvm_files.all().is_empty();
+        let mut interval = monitor.pace(!awaits_first, now).interval;
         if awaits_first {
-            interval = interval.min(processes.origins.finding_interval());
+            let scan_interval = monitor.pace(false, now).scan_interval;
+            interval = interval.min(monitor.origins.finding_interval(scan_interval));
         }
-        if exports.all.has_any() {
+        if monitor.exports.has_any() {
             interval = interval.min(EXPORTS);
         }
         let last_wait = self.container_end.most_wait();
-        let mut books = state.books();
+        let mut books = monitor.books();
         let watched = awaits_first
             || !books.processes.is_empty()
-            || processes.origins.is_watched()
-            || exports.all.has_any()
-            || state.log.has_left_out()
+            || monitor.origins.is_watched()
+            || monitor.exports.has_any()
+            || monitor.log.has_left_out()
             || has_files;
-        if !watched && last_wait.is_none() && !callers.has_unclaimed() {
+        if !watched && last_wait.is_none() && !has_unclaimed(monitor) {
             // Otherwise the next process would find something scheduled already, and wake no thread.
             books.due = Due::default();
             return None;

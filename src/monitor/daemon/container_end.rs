@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::wire::{End, Holder};
+use crate::monitor::audit::{clear_exports, has_left_clients, search_after_end, since_search};
 use crate::monitor::caller::Listeners;
-use crate::monitor::calls::Parts;
-use crate::monitor::daemon::status_writer::StatusWriter;
-use crate::monitor::lock::Lock;
+use crate::monitor::daemon::status::StatusWriter;
+use crate::monitor::driver::figures_of;
 use crate::monitor::log::When;
-use crate::monitor::processes::Evidence;
-use crate::monitor::state::ChangeFlag;
-use crate::monitor::thread::spawn;
+use crate::monitor::processes::{Evidence, caller_pids};
+use crate::monitor::shared::Monitor;
+use crate::monitor::sync::{ChangeFlag, Lock, spawn};
 
 /// How often descriptors are searched, and how long nothing may be found before the monitor may exit.
 const LAST_SEARCH: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ const MOST_HOLDERS_TOLD: usize = 16;
 /// Notices the end of the container, and ends what is left.
 #[derive(Debug)]
 pub(crate) struct ContainerEnd {
-    parts: Arc<Parts>,
+    monitor: Arc<Monitor>,
     listeners: Arc<Listeners>,
     /// Wakes the first thread, which ends the monitor.
     wake: Arc<ChangeFlag>,
@@ -59,12 +59,12 @@ struct Ending {
 
 impl ContainerEnd {
     pub(crate) fn new(
-        parts: Arc<Parts>,
+        monitor: Arc<Monitor>,
         listeners: Arc<Listeners>,
         wake: Arc<ChangeFlag>,
         status_writer: Arc<StatusWriter>,
     ) -> Self {
-        ContainerEnd { parts, listeners, wake, status_writer, ending: Lock::default() }
+        ContainerEnd { monitor, listeners, wake, status_writer, ending: Lock::default() }
     }
 
     /// Whether the last listener has ended, and it isn't known yet that nothing is left of the container.
@@ -80,17 +80,17 @@ impl ContainerEnd {
 
     /// Whether a program of the host has a way to the container's memory.
     fn is_leaked(&self) -> bool {
-        matches!(self.parts.state.end(), End::Over { holders } if !holders.is_empty())
+        matches!(self.monitor.end(), End::Over { holders } if !holders.is_empty())
     }
 
     /// Removes a listener whose last process has ended. After the container's last listener, the end is underway until
     /// the driver has nothing of the container's any more, and no program has a way to it.
     pub(crate) fn end_listener(self: &Arc<Self>, number: u64) {
-        let (state, origins) = (&self.parts.state, &self.parts.processes.origins);
-        let unseen = self.parts.processes.caller_pids().is_empty()
-            && !origins.is_watched()
-            && !self.parts.exports.all.has_any();
-        let is_over = unseen || origins.is_unknown();
+        let monitor = &*self.monitor;
+        let unseen = caller_pids(monitor).is_empty()
+            && !monitor.origins.is_watched()
+            && !monitor.exports.has_any();
+        let is_over = unseen || monitor.origins.is_unknown();
         // One step for the audit's thread, which may be about to find a new listener.
         let mut ending = self.ending.lock();
         self.listeners.remove(number);
@@ -98,20 +98,20 @@ impl ContainerEnd {
             return;
         }
         if is_over {
-            state.set_end(End::Over { holders: Vec::new() });
+            monitor.set_end(End::Over { holders: Vec::new() });
         } else {
-            state.set_end(End::Searching);
+            monitor.set_end(End::Searching);
             ending.is_in_flight = false;
             ending.limit = Some(Instant::now() + MOST_WAIT);
             ending.is_underway = true;
         }
         drop(ending);
-        state.log.tell_left_out(When::End);
+        monitor.log.tell_left_out(When::End);
         self.status_writer.write_now();
         if is_over {
             return;
         }
-        self.parts.audit.audit_wait.wake();
+        self.monitor.audit_wait.wake();
         // The auditor may hang in the driver for ever.
         let end = Arc::clone(self);
         let limited = spawn("end", move || end.wait_for_limit());
@@ -138,7 +138,7 @@ impl ContainerEnd {
         }
         if self.is_underway() {
             tracing::error!(
-                container = self.parts.state.settings.short_id,
+                container = self.monitor.settings.short_id,
                 limit_s = MOST_WAIT.as_secs(),
                 "the container is gone, and the driver still has memory of it: nobody was found who uses it"
             );
@@ -161,16 +161,16 @@ impl ContainerEnd {
         let mut ending = self.ending.lock();
         if !self.listeners.is_empty() {
             // A new listener came after all.
-            self.parts.state.set_end(End::NotYet);
+            self.monitor.set_end(End::NotYet);
             (ending.limit, ending.is_underway) = (None, false);
             return;
         }
         drop(ending);
-        self.parts.exports.clear_all();
-        let mut pids = self.parts.processes.origins.unused_dead_pids();
-        pids.extend(self.parts.processes.caller_pids());
+        clear_exports(&self.monitor);
+        let mut pids = self.monitor.origins.unused_dead_pids();
+        pids.extend(caller_pids(&self.monitor));
         let pids: Vec<u32> = pids.into_iter().collect();
-        let used = self.parts.driver.figures(&pids).is_none_or(|(figures, _)| !figures.is_empty());
+        let used = figures_of(&self.monitor, &pids).is_none_or(|(figures, _)| !figures.is_empty());
         let has_killed = self.search_where_due(used);
         let is_leaked = self.is_leaked();
         let mut ending = self.ending.lock();
@@ -188,27 +188,27 @@ impl ContainerEnd {
     /// Searches for outside processes with the container's descriptors, where a search is due. `used`: whether the
     /// driver shows memory of the container's. `true` where one was killed.
     fn search_where_due(&self, used: bool) -> bool {
-        let escapes = &self.parts.audit.escapes;
+        let monitor = &*self.monitor;
         let is_in_flight = self.ending.lock().is_in_flight;
-        if is_in_flight && !escapes.has_left_clients() {
+        if is_in_flight && !has_left_clients(monitor) {
             self.set_over(Vec::new());
         }
-        let pause = match self.parts.state.end() {
+        let pause = match self.monitor.end() {
             End::Searching if !is_in_flight => Duration::ZERO,
             End::Searching => LAST_SEARCH,
             End::Over { holders } if !holders.is_empty() => SEARCH_WHILE_LEAKED,
             End::Over { .. } | End::NotYet => LAST_SEARCH,
         };
-        if escapes.since_search() < pause {
+        if since_search(monitor) < pause {
             return false;
         }
         let evidence = if used { Evidence::ContainerMemory } else { Evidence::OwnMemory };
-        let mut search = escapes.search_after_end(evidence);
+        let mut search = search_after_end(monitor, evidence);
         search.holders.truncate(MOST_HOLDERS_TOLD);
-        if search.holders.is_empty() && self.parts.state.end() == End::Searching {
+        if search.holders.is_empty() && self.monitor.end() == End::Searching {
             // The driver closes files a moment after their process has ended, and a descriptor that was sent may not
             // have been received yet.
-            let is_in_flight = escapes.has_left_clients();
+            let is_in_flight = has_left_clients(monitor);
             self.ending.lock().is_in_flight = is_in_flight;
             if is_in_flight {
                 return search.has_killed;
@@ -226,7 +226,7 @@ impl ContainerEnd {
             ending.limit = Some(Instant::now() + MOST_WAIT);
         }
         drop(ending);
-        if self.parts.state.set_end(End::Over { holders }) {
+        if self.monitor.set_end(End::Over { holders }) {
             self.status_writer.write_now();
         }
     }

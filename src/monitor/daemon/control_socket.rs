@@ -9,11 +9,12 @@ use crate::events::{Event, Kind};
 use crate::gate::settings::Settings;
 use crate::gate::wire::{Answer, LastSeen, Question};
 use crate::ledger::{Entry, LedgerError};
-use crate::monitor::calls::Parts;
-use crate::monitor::daemon::status_writer::StatusWriter;
+use crate::monitor::daemon::status::StatusWriter;
 use crate::monitor::daemon::update::Requests;
+use crate::monitor::driver::client_if_open;
 use crate::monitor::log::described;
 use crate::monitor::peer;
+use crate::monitor::shared::Monitor;
 use crate::rm::usage;
 
 /// The longest question, in bytes.
@@ -24,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Answers the questions of a connection until it ends. One that asks for an update is put into `updates`.
 pub(crate) fn answer_questions(
-    parts: &Parts,
+    monitor: &Monitor,
     writer: &StatusWriter,
     updates: &Requests,
     connection: OwnedFd,
@@ -40,25 +41,25 @@ pub(crate) fn answer_questions(
     let Ok(reader) = stream.try_clone() else { return };
     let mut reader = BufReader::with_capacity(512, reader);
     let mut line = Vec::new();
-    let Settings { state_dir, started_in, .. } = &*parts.state.settings;
+    let Settings { state_dir, started_in, .. } = &*monitor.settings;
     loop {
         line.clear();
         match reader.by_ref().take(MOST_BYTES).read_until(b'\n', &mut line) {
             Ok(read) if read > 0 => {}
             Ok(_) | Err(_) => return,
         }
-        let _at_work = parts.state.work.begin();
+        let _at_work = monitor.work.begin();
         let answer = match serde_json::from_slice(&line) {
             Ok(Question::Update) => match peer::may_change(&stream, (state_dir, started_in)) {
                 Ok(_) => return updates.put(stream),
                 Err(reason) => Answer::Refused { reason },
             },
             Ok(Question::Status) => Answer::Status(Box::new(writer.status())),
-            Ok(Question::LastSeen { uuid }) => last_seen(parts, &uuid),
+            Ok(Question::LastSeen { uuid }) => last_seen(monitor, &uuid),
             Ok(Question::Limit { uuid, limit_bytes }) => {
                 match peer::may_change(&stream, (state_dir, started_in)) {
                     Ok(pid) => {
-                        let answer = change_limit(parts, &uuid, limit_bytes, pid);
+                        let answer = change_limit(monitor, &uuid, limit_bytes, pid);
                         // The sender reads the status next.
                         writer.write_now();
                         answer
@@ -77,9 +78,9 @@ pub(crate) fn answer_questions(
 }
 
 /// The processes that used a GPU lately, where the monitor's client of the driver is open: a question opens none.
-fn last_seen(parts: &Parts, uuid: &str) -> Answer {
-    let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
-    let samples = gpu.zip(parts.driver.client_if_open());
+fn last_seen(monitor: &Monitor, uuid: &str) -> Answer {
+    let gpu = monitor.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+    let samples = gpu.zip(client_if_open(monitor));
     let samples = samples.map(|(gpu, own)| own.samples(gpu));
     match samples.filter(|samples| !samples.is_empty()) {
         Some(samples) => Answer::LastSeen(LastSeen { of_processes: usage::parts(&samples) }),
@@ -88,12 +89,12 @@ fn last_seen(parts: &Parts, uuid: &str) -> Answer {
 }
 
 /// Changes a quota for the process `pid`, but never to less than what is in use, and tells of it.
-fn change_limit(parts: &Parts, uuid: &str, limit_bytes: u64, pid: i32) -> Answer {
-    let gpu = parts.state.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
+fn change_limit(monitor: &Monitor, uuid: &str, limit_bytes: u64, pid: i32) -> Answer {
+    let gpu = monitor.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
     let Some(gpu) = gpu else {
         return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
     };
-    let mut books = parts.state.books();
+    let mut books = monitor.books();
     let Some(usage) = books.ledger.usage(gpu) else {
         return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
     };
@@ -104,12 +105,12 @@ fn change_limit(parts: &Parts, uuid: &str, limit_bytes: u64, pid: i32) -> Answer
     books.enter(Entry::Limit { gpu, limit_bytes });
     drop(books);
     let event = Event {
-        gpu: parts.state.settings.gpus.get(gpu).map(|gpu| gpu.index),
+        gpu: monitor.settings.gpus.get(gpu).map(|gpu| gpu.index),
         gpu_uuid: Some(uuid.to_owned()),
         former_quota_bytes: Some(usage.limit_bytes),
         quota_bytes: Some(limit_bytes),
         ..Event::new(Kind::Resized)
     };
-    parts.state.log.tell_changed(described(event, pid));
+    monitor.log.tell_changed(described(event, pid));
     Answer::Done
 }

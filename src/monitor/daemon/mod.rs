@@ -12,9 +12,9 @@
 //!
 //! | name | does |
 //! |---|---|
-//! | `calls`, several | each has a queue of listeners and serves their calls, others wait ([`workers`](crate::monitor::caller::Workers)) |
-//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::audit::Mappings)) |
-//! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute::Slices)) |
+//! | `calls`, several | each has a queue of listeners and serves their calls, others wait ([`threads`](crate::monitor::calls)) |
+//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::uvm)) |
+//! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 //!
 //! If the process ends before its container, the container's driver calls fail from then on: its listeners are closed.
@@ -23,12 +23,10 @@ mod audit_thread;
 mod container_end;
 mod control_socket;
 mod deny_list;
-mod privilege;
 mod runtimes;
 mod service;
 mod startup;
 mod status;
-mod status_writer;
 mod update;
 
 pub use crate::monitor::caller::check_sizes;
@@ -52,25 +50,25 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use runtimes::Runtimes;
+use startup::Confinement;
 use tracing::warn;
+use update::Requests;
 
 use crate::events::Event;
-use crate::gate::inherited;
 use crate::gate::launch::{self, MonitorDir};
-use crate::gate::own_cgroup;
 use crate::gate::settings::Settings;
 use crate::gate::wire::Answer;
+use crate::gate::{inherited, own_cgroup};
 use crate::monitor::caller::{Interrupted, Listener, Listeners};
 use crate::monitor::calls::CallThreads;
+use crate::monitor::compute::end_turns;
 use crate::monitor::peer;
 use crate::monitor::snapshot::{CounterValues, FileNumbers, Snapshot};
-use crate::monitor::state::ChangeFlag;
+use crate::monitor::sync::ChangeFlag;
 use crate::process::ProcessId;
-use privilege::Confinement;
-use runtimes::Runtimes;
 #[cfg(not(test))]
 use service::{KeptFiles, Service};
-use update::Requests;
 
 /// How long the start of the service is delayed while nobody needs it: the container is being made meanwhile, and there
 /// may be few processors for both.
@@ -265,7 +263,7 @@ impl Daemon {
         let runtimes = Runtimes::new(snapshot.launcher, runtimes, snapshot.had_listener);
         let mut daemon = Daemon::new(settings.clone(), sockets, runtimes)?;
         daemon.next_listener = snapshot.next_listener;
-        privilege::drop_privileges(Confinement::Lasts)?;
+        startup::drop_privileges(Confinement::Lasts)?;
         for (number, listener) in listeners {
             daemon.listeners.add(Listener::new(number, listener));
         }
@@ -291,7 +289,7 @@ impl Daemon {
             Some(service) => service,
             None => {
                 check_sizes()?;
-                privilege::drop_privileges(Confinement::Begins)?;
+                startup::drop_privileges(Confinement::Begins)?;
                 let known = (Vec::new(), CounterValues::default(), 0);
                 let service = self.new_service(self.settings.clone(), known)?;
                 service.start()?;
@@ -343,7 +341,7 @@ impl Daemon {
         let Daemon { settings, entry, control, service, end_requested, .. } = self;
         drop((entry, control));
         if let Some(service) = service {
-            service.parts.turns.end_turns();
+            end_turns(&service.monitor);
         }
         let is_late = end_requested.is_some_and(|since| since.elapsed() >= DEREGISTER_TIMEOUT);
         // Those of monitors that have ended. This one's own goes with the next one, or by `cgpu gc`.
@@ -463,7 +461,7 @@ impl Daemon {
     /// Has another program go on with this process. Returns if this program goes on.
     fn update(&self, asker: &UnixStream) {
         let Some(service) = &self.service else { return };
-        let work = &service.parts.state.work;
+        let work = &service.monitor.work;
         let refused = if self.end_requested.is_some() || service.container_end.is_underway() {
             io::Error::other("the container is ending")
         } else if !work.pause(update::PAUSE, || self.listeners.wake()) {
@@ -481,8 +479,8 @@ impl Daemon {
     }
 
     fn snapshot(&self, service: &Service, asker: &UnixStream) -> Snapshot {
-        let state = &service.parts.state;
-        let interrupted = service.parts.callers.interrupted.as_ref();
+        let state = &service.monitor;
+        let interrupted = service.monitor.interrupted.as_ref();
         let (replies, answered) = interrupted.map(Interrupted::records).unwrap_or_default();
         let listeners = self.listeners.all();
         let listener = |of: &Arc<Listener>| (of.number(), of.descriptor().as_raw_fd());
@@ -502,7 +500,7 @@ impl Daemon {
             counters: state.counters.values(),
             replies,
             answered,
-            descriptors: update::kept_descriptors(&service.parts, descriptors),
+            descriptors: update::kept_descriptors(&service.monitor, descriptors),
             launcher: self.runtimes.launcher_process(),
             had_listener: self.runtimes.had_listener(),
             next_listener: self.next_listener,

@@ -1,4 +1,4 @@
-//! What serves a container: its parts, the threads that answer calls, the audit, and the status.
+//! What serves a container: its monitor, the threads that answer calls, the audit, and the status.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,21 +6,23 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use crate::gate::settings::Settings;
+use crate::monitor::audit::resume_export;
 use crate::monitor::caller::Listeners;
-use crate::monitor::calls::{CallService, Parts};
+use crate::monitor::calls::CallService;
 use crate::monitor::daemon::audit_thread::AuditThread;
 use crate::monitor::daemon::container_end::ContainerEnd;
 use crate::monitor::daemon::control_socket;
-use crate::monitor::daemon::status_writer::StatusWriter;
+use crate::monitor::daemon::status::StatusWriter;
 use crate::monitor::daemon::update::Requests;
-use crate::monitor::driver::MonitorClient;
+use crate::monitor::driver::{MonitorClient, resume_client};
 use crate::monitor::node::Device;
 use crate::monitor::resident;
+use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::{
     ClientDescriptors, CounterValues, FileNumbers, KeptReply, Record, Snapshot,
 };
-use crate::monitor::state::{ChangeFlag, ContainerState};
-use crate::monitor::thread::spawn;
+use crate::monitor::sync::{ChangeFlag, spawn};
+use crate::monitor::uvm::resume_file;
 use crate::process::ProcessId;
 
 /// Connections that are answered at the same time.
@@ -29,7 +31,7 @@ const CONNECTIONS: usize = 8;
 /// What serves a container.
 #[derive(Debug)]
 pub(crate) struct Service {
-    pub(crate) parts: Arc<Parts>,
+    pub(crate) monitor: Arc<Monitor>,
     pub(crate) calls: Arc<CallService>,
     pub(crate) container_end: Arc<ContainerEnd>,
     pub(crate) status_writer: Arc<StatusWriter>,
@@ -93,7 +95,7 @@ impl KeptFiles {
 pub(super) fn check(snapshot: Snapshot) -> io::Result<()> {
     let Snapshot { settings, records, counters, updates, .. } = snapshot;
     let wake = Arc::new(ChangeFlag::new()?);
-    ContainerState::open(settings, records, &counters, updates, wake).map(drop)
+    Monitor::open(settings, records, &counters, updates, wake).map(drop)
 }
 
 impl Service {
@@ -105,33 +107,33 @@ impl Service {
         listeners: &Arc<Listeners>,
         wake: &Arc<ChangeFlag>,
     ) -> io::Result<Self> {
-        let state = ContainerState::open(settings, records, &counters, updates, Arc::clone(wake))?;
-        let parts = Arc::new(Parts::new(state)?);
-        let calls = Arc::new(CallService::new(Arc::clone(&parts), Arc::clone(listeners)));
-        let status_writer = Arc::new(StatusWriter::new(Arc::clone(&parts), Arc::clone(&calls)));
+        let monitor = Monitor::open(settings, records, &counters, updates, Arc::clone(wake))?;
+        let monitor = Arc::new(monitor);
+        let calls = Arc::new(CallService::new(Arc::clone(&monitor), Arc::clone(listeners)));
+        let status_writer = Arc::new(StatusWriter::new(Arc::clone(&monitor), Arc::clone(&calls)));
         let container_end = Arc::new(ContainerEnd::new(
-            Arc::clone(&parts),
+            Arc::clone(&monitor),
             Arc::clone(listeners),
             Arc::clone(wake),
             Arc::clone(&status_writer),
         ));
-        Ok(Service { parts, calls, container_end, status_writer, connections: Arc::new(()) })
+        Ok(Service { monitor, calls, container_end, status_writer, connections: Arc::new(()) })
     }
 
     /// Goes on with files from before an update. Fails if the driver no longer answers the monitor's client.
     pub(crate) fn resume(&self, files: KeptFiles) -> io::Result<()> {
-        let Parts { state, driver, callers, exports, uvm, .. } = &*self.parts;
-        let device = |file| Device::of(&state.settings.nodes, file);
+        let monitor = &*self.monitor;
+        let device = |file| Device::of(&monitor.settings.nodes, file);
         if let Some(KeptClient { client, control, gpu_files, gpus }) = files.client {
             let control = device(control);
             let control =
                 control.ok_or_else(|| io::Error::other("the monitor's client has no file"))?;
-            let client = MonitorClient::of((control, client), (gpus, gpu_files), &state.release);
-            driver.resume(client)?;
+            let client = MonitorClient::of((control, client), (gpus, gpu_files), &monitor.release);
+            resume_client(monitor, client)?;
         }
-        files.exports.into_iter().for_each(|(number, file)| exports.resume_export(number, file));
-        files.uvm_files.into_iter().for_each(|(number, file)| uvm.resume_file(number, file));
-        if let Some(calls) = &callers.interrupted {
+        files.exports.into_iter().for_each(|(number, file)| resume_export(monitor, number, file));
+        files.uvm_files.into_iter().for_each(|(number, file)| resume_file(monitor, number, file));
+        if let Some(calls) = &monitor.interrupted {
             for (reply, file) in files.replies {
                 calls.resume(reply, file.and_then(device));
             }
@@ -142,7 +144,7 @@ impl Service {
 
     /// Starts the threads that the container needs by now, and writes the status.
     pub(crate) fn start(&self) -> io::Result<()> {
-        AuditThread::start(Arc::clone(&self.parts), Arc::clone(&self.container_end))?;
+        AuditThread::start(Arc::clone(&self.monitor), Arc::clone(&self.container_end))?;
         self.status_writer.write_now();
         resident::give_back_startup_code();
         resident::give_back_heap();
@@ -158,10 +160,10 @@ impl Service {
         if Arc::strong_count(&open) > CONNECTIONS {
             return;
         }
-        let (parts, writer) = (Arc::clone(&self.parts), Arc::clone(&self.status_writer));
+        let (monitor, writer) = (Arc::clone(&self.monitor), Arc::clone(&self.status_writer));
         let updates = Arc::clone(updates);
         let _ = spawn("control", move || {
-            control_socket::answer_questions(&parts, &writer, &updates, connection.into());
+            control_socket::answer_questions(&monitor, &writer, &updates, connection.into());
             drop(open);
         });
     }

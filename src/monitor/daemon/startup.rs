@@ -1,10 +1,19 @@
-//! What a monitor does for its process before it serves: limits, and a heap that all threads share.
+//! What a monitor does for its process before it serves: limits, a heap that all threads share, and fewer privileges.
+//!
+//! The driver judges privilege by the thread that calls it, and the monitor calls it for a container. So before its
+//! first call the monitor gives up every privilege that the driver or the kernel asks for, except those with which it
+//! reaches into the container's processes. It also gives up the system calls of [`deny_list`].
 #![allow(unsafe_code, reason = "mallopt has no safe interface in our crates")]
 
-use std::fs;
+use std::{fs, io};
 
+use caps::{CapSet, Capability, CapsHashSet};
+use nix::sys::prctl::{set_dumpable, set_no_new_privs};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
+
+use crate::gate::enter::confine;
+use crate::monitor::daemon::deny_list;
 
 /// Takes the monitor out of the OOM killer's choice.
 pub(super) fn avoid_oom_killer() {
@@ -57,5 +66,40 @@ pub(super) fn tell(
             "few descriptors: few processes and exports can be kept account of; raise the engine's \
              limit of open files (LimitNOFILE)"
         );
+    }
+}
+
+/// To read the memory and descriptors of other processes, to end them, and to look at what they have mapped.
+const KEPT: [Capability; 4] = [
+    Capability::CAP_SYS_PTRACE,
+    Capability::CAP_KILL,
+    Capability::CAP_DAC_READ_SEARCH,
+    Capability::CAP_CHECKPOINT_RESTORE,
+];
+
+/// Whether the process is behind the filter of [`deny_list`] already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Confinement {
+    /// It isn't.
+    Begins,
+    /// It is: an update executes the new program behind it.
+    Lasts,
+}
+
+/// Gives up all privileges that answering doesn't need, for this thread and all that it starts. Fails where a privilege
+/// can't be given up; then no call may be executed.
+pub(crate) fn drop_privileges(confinement: Confinement) -> io::Result<()> {
+    let may = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
+    let kept: CapsHashSet = KEPT.into_iter().filter(|cap| may.contains(cap)).collect();
+    caps::clear(None, CapSet::Ambient).map_err(io::Error::other)?;
+    for set in [CapSet::Effective, CapSet::Permitted] {
+        caps::set(None, set, &kept).map_err(io::Error::other)?;
+    }
+    caps::clear(None, CapSet::Inheritable).map_err(io::Error::other)?;
+    set_no_new_privs()?;
+    set_dumpable(false)?;
+    match confinement {
+        Confinement::Begins => confine(deny_list::program()),
+        Confinement::Lasts => Ok(()),
     }
 }

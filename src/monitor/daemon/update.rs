@@ -21,10 +21,11 @@ use rustix::io::Errno;
 use crate::gate::inherited::{PROGRAM, occupy_program, put_program, set_close_on_exec};
 use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Answer, PROGRAM_SENT};
-use crate::monitor::calls::Parts;
-use crate::monitor::lock::Lock;
+use crate::monitor::driver::client_if_open;
+use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::{ClientDescriptors, FileNumbers, Snapshot};
-use crate::monitor::state::ChangeFlag;
+use crate::monitor::sync::ChangeFlag;
+use crate::monitor::sync::Lock;
 
 /// How long calls, and what else asks the driver, may take to finish. What takes longer hangs in the driver.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);
@@ -68,12 +69,12 @@ pub(super) fn answer(stream: &UnixStream, answer: &Answer) {
 }
 
 /// The descriptors of what the monitor keeps.
-pub(crate) fn kept_descriptors(parts: &Parts, into: FileNumbers) -> FileNumbers {
-    let exports = parts.exports.all.files.lock();
+pub(crate) fn kept_descriptors(monitor: &Monitor, into: FileNumbers) -> FileNumbers {
+    let exports = monitor.exports.files.lock();
     let exports = exports.iter().map(|(number, export)| (*number, export.file.descriptor()));
-    let files = parts.uvm.files.all();
+    let files = monitor.uvm_files.all();
     let uvm_files = files.iter().map(|file| (file.number, file.device.descriptor()));
-    let client = parts.driver.client_if_open().map(|own| ClientDescriptors {
+    let client = client_if_open(monitor).map(|own| ClientDescriptors {
         client: own.client,
         control: own.control.descriptor(),
         gpu_files: own.gpu_files().map(|file| file.as_raw_fd()).collect(),

@@ -1,13 +1,13 @@
 //! The files that memory was exported to, each kept open by the monitor.
-//! [`kept_exports`](crate::monitor::audit::KeptExports) says how their memory is freed.
+//! [`kept_exports`](crate::monitor::audit) says how their memory is freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crate::monitor::caller::has_file;
-use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
+use crate::monitor::sync::Lock;
 
 /// The most files that are kept. Each takes a descriptor.
 pub(crate) const MOST_EXPORTS: usize = 4096;

@@ -7,9 +7,16 @@ mod probe;
 mod stakes;
 mod unanswered;
 
-pub(crate) use access::DriverAccess;
+pub(crate) use access::{
+    answered, client_if_open, close_client_if_unused, figures_of, own_client, presence,
+    resume_client,
+};
 pub(crate) use export_files::{Denied, Exported, Exports};
 pub(crate) use monitor_client::{MonitorClient, Presence};
 pub use probe::{examine, try_slice};
-pub(crate) use stakes::Stakes;
+pub(crate) use stakes::{
+    free_stakes, free_stakes_soon, stake_behind, stake_behind_export, stake_export, stake_mappings,
+    stake_name,
+};
+pub(crate) use unanswered::WarningTimes;
 pub use unanswered::{Amount, Unanswered};

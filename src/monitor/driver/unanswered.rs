@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::monitor::lock::Lock;
 use crate::monitor::node::Failure;
+use crate::monitor::sync::Lock;
 
 /// The shortest time between two lines of the log about one thing.
 const REPEAT_PAUSE: Duration = Duration::from_secs(60);

@@ -24,7 +24,8 @@ pub(crate) use self::program::Program;
 pub(crate) use self::world::World;
 use crate::monitor::caller::Listeners;
 use crate::monitor::caller::Scratch;
-use crate::monitor::calls::{Case, serve};
+use crate::monitor::calls::serve;
+use crate::monitor::case::Case;
 use crate::monitor::daemon::Service;
 
 /// Bytes of the GPU, and bytes of the container's quota.
@@ -65,7 +66,7 @@ pub(crate) enum CallerGets {
 fn serve_by(service: &Service, listeners: &Listeners, notice: seccomp_notif) {
     let all = listeners.all();
     let listener = all.first().expect("it was added");
-    serve(&mut Case::new(&service.parts, &mut Scratch::default(), listener, notice));
+    serve(&mut Case::new(&service.monitor, &mut Scratch::default(), listener, notice));
 }
 
 /// A call as a program makes it.

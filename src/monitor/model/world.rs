@@ -16,12 +16,16 @@ use super::{
     Call, CallerGets, Fate, LISTENER, ModelDriver, ModelFile, Program, QUOTA, TOTAL, serve_by,
 };
 use crate::gate::settings::Settings;
+use crate::monitor::audit::{audit, sweep_exports};
 use crate::monitor::caller::{Caller, Interrupted, Listener, Listeners, TestCallers};
-use crate::monitor::calls::Parts;
+use crate::monitor::case::undo_unclaimed;
 use crate::monitor::daemon::{KeptFiles, Service, kept_descriptors};
+use crate::monitor::driver::free_stakes_soon;
+use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::{CounterValues, FileNumbers, Record, Snapshot};
-use crate::monitor::state::{ChangeFlag, Occasion};
-use crate::monitor::uvm::SweepTimes;
+use crate::monitor::state::Occasion;
+use crate::monitor::sync::ChangeFlag;
+use crate::monitor::uvm::{SweepTimes, sweep_files};
 
 /// How many files there are to export memory to.
 const BOXES: usize = 3;
@@ -89,6 +93,11 @@ impl World {
         Arc::clone(self.service.borrow().as_ref().expect("it is there"))
     }
 
+    /// The container's monitor.
+    pub(crate) fn monitor(&self) -> Arc<Monitor> {
+        Arc::clone(&self.service().monitor)
+    }
+
     /// Starts a program of the container, with a client and a device of each GPU.
     pub(crate) fn program(&self) -> Program<'_> {
         Program::start(self)
@@ -97,10 +106,10 @@ impl World {
     /// Updates the monitor: another service goes on with what a snapshot has.
     pub(crate) fn update(&self) {
         let service = self.service();
-        let Parts { state, callers, .. } = &*service.parts;
-        let interrupted = callers.interrupted.as_ref();
+        let monitor = &*service.monitor;
+        let interrupted = monitor.interrupted.as_ref();
         let (replies, answered) = interrupted.map(Interrupted::records).unwrap_or_default();
-        let known = (state.books().records(), state.counters.values(), state.updates + 1);
+        let known = (monitor.books().records(), monitor.counters.values(), monitor.updates + 1);
         let snapshot = Snapshot {
             version: String::new(),
             settings: self.settings.clone(),
@@ -109,7 +118,7 @@ impl World {
             counters: known.1,
             replies,
             answered,
-            descriptors: kept_descriptors(&service.parts, FileNumbers::default()),
+            descriptors: kept_descriptors(&service.monitor, FileNumbers::default()),
             launcher: None,
             had_listener: true,
             next_listener: LISTENER + 1,
@@ -165,21 +174,21 @@ impl World {
     /// Lets the monitor ask the driver and the kernel what there really is.
     pub(crate) fn audit(&self) {
         self.driver.close_unused();
-        self.service().parts.audit.audit(Occasion::Death);
+        audit(&self.monitor(), Occasion::Death);
     }
 
     /// Lets the monitor do what it does while time passes: undo calls whose answers nobody took, and audit.
     pub(crate) fn rest(&self) {
-        self.service().parts.callers.undo_unclaimed();
+        undo_unclaimed(&self.monitor());
         self.audit();
         self.driver.close_unused();
     }
 
     /// Lets time pass: the monitor may look for files again at once.
     fn time_passes(&self) {
-        let parts = &self.service().parts;
-        *parts.exports.all.swept.lock() = None;
-        *parts.uvm.files.sweep_times.lock() = SweepTimes::default();
+        let monitor = &self.service().monitor;
+        *monitor.exports.swept.lock() = None;
+        *monitor.uvm_files.sweep_times.lock() = SweepTimes::default();
     }
 
     /// Lets time pass until the monitor has found all files that no program has any more.
@@ -188,17 +197,17 @@ impl World {
         while self.kept_files() > 0 && begun.elapsed() < PATIENCE {
             self.rest();
             self.time_passes();
-            self.service().parts.exports.sweep_exports();
-            self.service().parts.uvm.sweep(Occasion::Refusal);
-            self.service().parts.stakes.free_stakes_soon();
+            sweep_exports(&self.monitor());
+            sweep_files(&self.monitor(), Occasion::Refusal);
+            free_stakes_soon(&self.monitor());
             self.driver.close_unused();
         }
     }
 
     /// How many files with memory the monitor keeps.
     pub(crate) fn kept_files(&self) -> usize {
-        let Parts { exports, uvm, .. } = &*self.service().parts;
-        exports.all.files.lock().len() + uvm.files.all().len()
+        let monitor = self.monitor();
+        monitor.exports.files.lock().len() + monitor.uvm_files.all().len()
     }
 
     /// The bytes of a GPU that are in use.
@@ -208,7 +217,7 @@ impl World {
 
     /// The bytes that count against the quota on a GPU.
     pub(crate) fn charged_of(&self, gpu: usize) -> u64 {
-        self.service().parts.state.books().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
+        self.monitor().books().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
     }
 
     /// The bytes of the first GPU that are in use.
@@ -229,6 +238,6 @@ impl World {
     }
 
     pub(crate) fn uuid_of(&self, gpu: usize) -> [u8; 16] {
-        self.service().parts.state.uuids[gpu]
+        self.monitor().uuids[gpu]
     }
 }

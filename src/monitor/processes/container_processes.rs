@@ -1,7 +1,6 @@
 //! The container's processes: which they are, what they have open, and how they are ended.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::{fs, io};
 
 use nix::libc;
@@ -11,127 +10,114 @@ use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::ledger::Process;
 use crate::monitor::caller::threads_by_fd_table;
-use crate::monitor::lock::Lock;
 use crate::monitor::log::described;
 use crate::monitor::node::kind_at;
-use crate::monitor::processes::origins::{Origins, mount_namespace};
-use crate::monitor::state::ContainerState;
+use crate::monitor::processes::origins::mount_namespace;
+use crate::monitor::shared::Monitor;
 use crate::process::{self, ProcessId, told};
 
-/// The container's processes.
-#[derive(Debug)]
-pub(crate) struct Processes {
-    pub(crate) state: Arc<ContainerState>,
-    pub(crate) origins: Origins,
-    /// Processes that the monitor has ended and that may still be there.
-    killed: Lock<BTreeSet<Process>>,
+/// The pids of the processes that called and are still known.
+pub(crate) fn caller_pids(monitor: &Monitor) -> BTreeSet<u32> {
+    let books = monitor.books();
+    books.processes.iter().map(|process| process.pid()).collect()
 }
 
-impl Processes {
-    pub(crate) fn new(state: Arc<ContainerState>) -> Self {
-        let origins = Origins::new(Arc::clone(&state));
-        Processes { state, origins, killed: Lock::default() }
-    }
+/// The pids of all processes of the container, also of those that never called.
+pub(crate) fn container_pids(monitor: &Monitor) -> BTreeSet<u32> {
+    let is_inside = |pid: &u32| {
+        let namespace = mount_namespace(pid.cast_signed());
+        namespace.is_some_and(|(_, inode)| is_in_container(monitor, *pid, inode))
+    };
+    let mut pids = caller_pids(monitor);
+    pids.extend(all_pids().filter(is_inside));
+    pids
+}
 
-    /// The pids of the processes that called and are still known.
-    pub(crate) fn caller_pids(&self) -> BTreeSet<u32> {
-        let books = self.state.books();
-        books.processes.iter().map(|process| process.pid()).collect()
-    }
+/// Whether a process is the container's, or a monitor.
+pub(crate) fn is_container_or_monitor(monitor: &Monitor, pid: u32) -> bool {
+    // Where the mount namespace can't be read, too little is known to end the process.
+    let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
+    is_monitor(pid) || is_in_container(monitor, pid, namespace.1)
+}
 
-    /// The pids of all processes of the container, also of those that never called.
-    pub(crate) fn container_pids(&self) -> BTreeSet<u32> {
-        let is_inside = |pid: &u32| {
-            let namespace = mount_namespace(pid.cast_signed());
-            namespace.is_some_and(|(_, inode)| self.is_in_container(*pid, inode))
+fn is_in_container(monitor: &Monitor, pid: u32, namespace: u64) -> bool {
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    monitor.origins.has_process(namespace, &cgroup)
+}
+
+/// The descriptors of nodes of that kind that the container's processes have, each with its thread. `None` where
+/// not all could be looked at, because the monitor has no descriptors left, say.
+pub(crate) fn open_files(monitor: &Monitor, kind: NodeKind) -> Option<Vec<(u32, i32)>> {
+    let mut open = Vec::new();
+    for pid in container_pids(monitor) {
+        open.extend(open_files_of(monitor, pid, kind)?);
+    }
+    Some(open)
+}
+
+/// Like [`open_files`], for the descriptors that the one process `pid` has.
+pub(crate) fn open_files_of(
+    monitor: &Monitor,
+    pid: u32,
+    kind: NodeKind,
+) -> Option<Vec<(u32, i32)>> {
+    let mut open = Vec::new();
+    for tid in threads_by_fd_table(pid) {
+        let entries = match fs::read_dir(format!("/proc/{tid}/fd")) {
+            Ok(entries) => entries,
+            Err(error) if is_gone(&error) => continue,
+            Err(_) => return None,
         };
-        let mut pids = self.caller_pids();
-        pids.extend(all_pids().filter(is_inside));
-        pids
-    }
-
-    /// Whether a process is the container's, or a monitor.
-    pub(crate) fn is_container_or_monitor(&self, pid: u32) -> bool {
-        // Where the mount namespace can't be read, too little is known to end the process.
-        let Some(namespace) = mount_namespace(pid.cast_signed()) else { return true };
-        is_monitor(pid) || self.is_in_container(pid, namespace.1)
-    }
-
-    fn is_in_container(&self, pid: u32, namespace: u64) -> bool {
-        let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        self.origins.has_process(namespace, &cgroup)
-    }
-
-    /// The descriptors of nodes of that kind that the container's processes have, each with its thread. `None` where
-    /// not all could be looked at, because the monitor has no descriptors left, say.
-    pub(crate) fn open_files(&self, kind: NodeKind) -> Option<Vec<(u32, i32)>> {
-        let mut open = Vec::new();
-        for pid in self.container_pids() {
-            open.extend(self.open_files_of(pid, kind)?);
-        }
-        Some(open)
-    }
-
-    /// Like [`Self::open_files`], for the descriptors that the one process `pid` has.
-    pub(crate) fn open_files_of(&self, pid: u32, kind: NodeKind) -> Option<Vec<(u32, i32)>> {
-        let mut open = Vec::new();
-        for tid in threads_by_fd_table(pid) {
-            let entries = match fs::read_dir(format!("/proc/{tid}/fd")) {
-                Ok(entries) => entries,
-                Err(error) if is_gone(&error) => continue,
-                Err(_) => return None,
-            };
-            for entry in entries.flatten() {
-                let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
-                if let Some(number) = number
-                    && kind_at(&self.state.settings.nodes, &entry.path()) == Some(kind)
-                {
-                    open.push((tid, number));
-                }
+        for entry in entries.flatten() {
+            let number = entry.file_name().to_str().and_then(|number| number.parse().ok());
+            if let Some(number) = number
+                && kind_at(&monitor.settings.nodes, &entry.path()) == Some(kind)
+            {
+                open.push((tid, number));
             }
         }
-        Some(open)
     }
+    Some(open)
+}
 
-    /// Ends a process that took memory past the monitor, or keeps memory of a dead process. The event says why.
-    pub(crate) fn kill(&self, process: Process, event: Event) {
-        let pid = ProcessId::from(process);
-        // The pidfd names the process that has the pid when it is opened, so the pid is compared after that.
-        let Ok(pidfd) = process::pidfd(pid.pid) else { return };
-        if ProcessId::of(pid.pid) != Some(pid) {
-            return;
-        }
-        let first = {
-            let mut killed = self.killed.lock();
-            killed.retain(|killed| ProcessId::from(*killed).alive());
-            killed.insert(process)
-        };
-        let event = first.then(|| described(event, pid.pid));
-        // Counted before the signal: who sees that the process is gone finds it counted.
-        if first {
-            self.state.count_killed();
-        }
-        let _ = pidfd_send_signal(pidfd, Signal::KILL);
-        if let Some(event) = event {
-            self.state.log.tell_killed(event);
-        }
+/// Ends a process that took memory past the monitor, or keeps memory of a dead process. The event says why.
+pub(crate) fn kill_process(monitor: &Monitor, process: Process, event: Event) {
+    let pid = ProcessId::from(process);
+    // The pidfd names the process that has the pid when it is opened, so the pid is compared after that.
+    let Ok(pidfd) = process::pidfd(pid.pid) else { return };
+    if ProcessId::of(pid.pid) != Some(pid) {
+        return;
     }
+    let first = {
+        let mut killed = monitor.killed.lock();
+        killed.retain(|killed| ProcessId::from(*killed).alive());
+        killed.insert(process)
+    };
+    let event = first.then(|| described(event, pid.pid));
+    // Counted before the signal: who sees that the process is gone finds it counted.
+    if first {
+        monitor.count_killed();
+    }
+    let _ = pidfd_send_signal(pidfd, Signal::KILL);
+    if let Some(event) = event {
+        monitor.log.tell_killed(event);
+    }
+}
 
-    /// Ends all processes of the container.
-    pub(crate) fn kill_all(&self) {
-        let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
-        let callers = self.state.books().processes.clone();
-        for pid in self.container_pids().into_iter().filter(|pid| !kept.contains(pid)) {
-            // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
-            let Ok(pidfd) = process::pidfd(pid.cast_signed()) else { continue };
-            let namespace = mount_namespace(pid.cast_signed());
-            let is_inside = namespace.is_some_and(|(_, inode)| self.is_in_container(pid, inode));
-            // A caller's pid may be another process's by now.
-            let now = ProcessId::of(pid.cast_signed()).map(Process::from);
-            if is_inside || now.is_some_and(|now| callers.contains(&now)) {
-                self.state.count_killed();
-                let _ = pidfd_send_signal(pidfd, Signal::KILL);
-            }
+/// Ends all processes of the container.
+pub(crate) fn kill_all_processes(monitor: &Monitor) {
+    let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
+    let callers = monitor.books().processes.clone();
+    for pid in container_pids(monitor).into_iter().filter(|pid| !kept.contains(pid)) {
+        // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
+        let Ok(pidfd) = process::pidfd(pid.cast_signed()) else { continue };
+        let namespace = mount_namespace(pid.cast_signed());
+        let is_inside = namespace.is_some_and(|(_, inode)| is_in_container(monitor, pid, inode));
+        // A caller's pid may be another process's by now.
+        let now = ProcessId::of(pid.cast_signed()).map(Process::from);
+        if is_inside || now.is_some_and(|now| callers.contains(&now)) {
+            monitor.count_killed();
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
         }
     }
 }

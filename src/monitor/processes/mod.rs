@@ -6,8 +6,11 @@ mod lost_container;
 mod origin;
 mod origins;
 
-pub(crate) use container_processes::{Processes, all_pids, is_of_host};
+pub(crate) use container_processes::{
+    all_pids, caller_pids, container_pids, is_container_or_monitor, is_of_host, kill_all_processes,
+    kill_process, open_files, open_files_of,
+};
 pub(crate) use holder::{Consequence, Evidence, HolderFacts};
 pub use lost_container::end_if_taken;
 pub(crate) use origin::Origin;
-pub(crate) use origins::{descriptors_of, home_of, mount_namespace, mounts_of};
+pub(crate) use origins::{Origins, descriptors_of, home_of, mount_namespace, mounts_of};

@@ -4,21 +4,18 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::libc;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
-use crate::gate::settings::Node;
+use crate::gate::settings::{Node, Settings};
 use crate::ledger::Process;
 use crate::monitor::caller::threads_by_fd_table;
-use crate::monitor::lock::Lock;
-use crate::monitor::node::{Device, mount_at, place_at};
+use crate::monitor::node::{mount_at, place_at};
 use crate::monitor::processes::origin::{Origin, mounts};
-use crate::monitor::state::ContainerState;
+use crate::monitor::sync::Lock;
 use crate::process::{ProcessId, first_of, told};
 
 /// How long after it was found the mounts of a container's first process may still be changing.
@@ -34,11 +31,8 @@ const MOST_REMEMBERED: usize = 4096;
 const MOST_MOUNTS: usize = 1024;
 
 /// What is known of the container's files and processes, whether or not any of the container's processes has called.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Origins {
-    state: Arc<ContainerState>,
-    /// The mount on which the file of the last call was opened.
-    last_mount: AtomicU64,
     known: Lock<KnownOrigins>,
     first_process: Lock<Option<FirstProcess>>,
     /// Pids of the container's processes that called, have ended, and are forgotten in the books.
@@ -60,26 +54,16 @@ struct FirstProcess {
     read: Instant,
 }
 
+impl FirstProcess {
+    /// How often its mounts are read.
+    fn reading_interval(self, now: Instant, scan_interval: Duration) -> Duration {
+        if now - self.found < MOUNTING { MOUNTING_INTERVAL } else { scan_interval }
+    }
+}
+
 impl Origins {
-    pub(crate) fn new(state: Arc<ContainerState>) -> Self {
-        Origins {
-            state,
-            last_mount: AtomicU64::new(0),
-            known: Lock::default(),
-            first_process: Lock::default(),
-            dead_pids: Lock::default(),
-        }
-    }
-
-    /// Notes that a process of the container has that file open.
-    pub(crate) fn note_opened(&self, device: &Device) {
-        let Some(mount) = device.mount else { return };
-        if self.last_mount.swap(mount, Ordering::Relaxed) != mount {
-            self.note_mount(mount, device.place.0);
-        }
-    }
-
-    fn note_mount(&self, mount: u64, filesystem: u64) {
+    /// Notes that a process of the container has a file open on that mount of that file system.
+    pub(crate) fn note_mount(&self, mount: u64, filesystem: u64, settings: &Settings) {
         let mut origins = self.known.lock();
         if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
             return;
@@ -88,21 +72,22 @@ impl Origins {
         if mounts_of(own_pid()).is_none_or(|own| own.contains(&mount)) {
             return;
         }
-        let nodes = &self.state.settings.nodes;
-        let mut of_host = nodes.iter().filter_map(|node| place_at(&node.path));
+        let mut of_host = settings.nodes.iter().filter_map(|node| place_at(&node.path));
         let private = !of_host.any(|place| place.0 == filesystem);
         origins.origin.add_mount(mount, private.then_some(filesystem));
     }
 
     /// Reads the mounts of the container's first process, before any process has called: a descriptor can be sent away
-    /// unused.
-    pub(crate) fn find_first_process(&self) {
+    /// unused. `scan_interval`: how often they are read once they should be complete.
+    pub(crate) fn find_first_process(&self, settings: &Settings, scan_interval: Duration) {
         let now = Instant::now();
         let mut first_process = self.first_process.lock();
-        if first_process.is_some_and(|first| now - first.read < self.reading_interval(first, now)) {
+        if first_process
+            .is_some_and(|first| now - first.read < first.reading_interval(now, scan_interval))
+        {
             return;
         }
-        let Some(state_file) = &self.state.settings.state_file else { return };
+        let Some(state_file) = &settings.state_file else { return };
         let Ok(Some(first)) = first_of(state_file) else { return };
         let (Some(own), Some(mut found)) = (mounts_of(own_pid()), mounts_of(first.pid)) else {
             return;
@@ -115,31 +100,23 @@ impl Origins {
         let found = first_process.map_or(now, |first| first.found);
         *first_process = Some(FirstProcess { found, read: now });
         drop(first_process);
-        self.note_process(first.pid);
-    }
-
-    /// How often the mounts of the first process are read.
-    fn reading_interval(&self, first: FirstProcess, now: Instant) -> Duration {
-        match now - first.found < MOUNTING {
-            true => MOUNTING_INTERVAL,
-            false => self.state.pace(false, now).scan_interval,
-        }
+        self.note_process(first.pid, settings);
     }
 
     /// How soon [`Self::find_first_process`] is to be called again.
-    pub(crate) fn finding_interval(&self) -> Duration {
+    pub(crate) fn finding_interval(&self, scan_interval: Duration) -> Duration {
         let now = Instant::now();
         let first = *self.first_process.lock();
-        first.map_or(MOUNTING_INTERVAL, |first| self.reading_interval(first, now))
+        first.map_or(MOUNTING_INTERVAL, |first| first.reading_interval(now, scan_interval))
     }
 
     /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
-    pub(crate) fn note_process(&self, pid: i32) {
-        let (namespace, cgroup) = home_of(pid, &self.state.settings.started_in);
+    pub(crate) fn note_process(&self, pid: i32, settings: &Settings) {
+        let (namespace, cgroup) = home_of(pid, &settings.started_in);
         self.known.lock().origin.add_process(namespace, cgroup.as_deref());
         for tid in threads_by_fd_table(pid.cast_unsigned()) {
-            for (mount, filesystem) in open_nodes(&self.state.settings.nodes, tid) {
-                self.note_mount(mount, filesystem);
+            for (mount, filesystem) in open_nodes(&settings.nodes, tid) {
+                self.note_mount(mount, filesystem, settings);
             }
         }
     }

@@ -1,9 +1,10 @@
 //! The changes of what a monitor knows of its container. The records that make the same books from nothing are in the
-//! [`Snapshot`](super::Snapshot). Pure.
+//! [`Snapshot`](super::Snapshot). A process has a number in them ([`Process`]). Pure.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::{Entry, Process};
+use crate::process::ProcessId;
 
 /// A change of the books: [`Books::write`](crate::monitor::state::Books::write) applies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,4 +108,29 @@ pub(crate) struct Maker {
     pub process: Process,
     /// A number that tells the program that the process executes from a later program of the same process.
     pub image: u64,
+}
+
+/// The bits of a pid: `PID_MAX_LIMIT` is 2²².
+const PID_BITS: u32 = 22;
+
+/// A process's number has its start time and its pid.
+impl From<ProcessId> for Process {
+    fn from(process: ProcessId) -> Self {
+        let pid = u64::from(process.pid.cast_unsigned()) & ((1 << PID_BITS) - 1);
+        Process(process.start_ticks << PID_BITS | pid)
+    }
+}
+
+impl Process {
+    /// The pid in the process's number.
+    pub(crate) fn pid(self) -> u32 {
+        u32::try_from(self.0 & ((1 << PID_BITS) - 1)).unwrap_or(0)
+    }
+}
+
+/// The process with this number.
+impl From<Process> for ProcessId {
+    fn from(process: Process) -> Self {
+        ProcessId { pid: process.pid().cast_signed(), start_ticks: process.0 >> PID_BITS }
+    }
 }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use crate::monitor::lock::Lock;
+use crate::monitor::sync::Lock;
 
 /// How long the monitor's own work waits for the call on the lane.
 const MONITOR_WAIT: Duration = Duration::from_secs(1);

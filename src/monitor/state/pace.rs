@@ -1,4 +1,5 @@
-//! Whether a container is idle, and how often it is audited then. Pure.
+//! When the container is audited: whether it is idle, how often it is audited then, when the driver is to be asked next,
+//! and for which reason. This file knows no clock: the caller gives the time.
 
 use std::time::{Duration, Instant};
 
@@ -68,6 +69,65 @@ impl Idleness {
     }
 }
 
+/// The next two times: one soon, and one later.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Due([Option<Instant>; 2]);
+
+impl Due {
+    /// The earlier of the two times.
+    pub(crate) fn next(self) -> Option<Instant> {
+        self.0.into_iter().flatten().min()
+    }
+
+    /// Whether the driver is to be asked at `now`. Forgets the times that have come.
+    pub(crate) fn take(&mut self, now: Instant) -> bool {
+        let mut is_due = false;
+        for at in &mut self.0 {
+            is_due |= at.take_if(|at| *at <= now).is_some();
+        }
+        is_due
+    }
+
+    /// Schedules a question 5 ms from now, unless one is scheduled, and one 200 ms from now. Returns whether the first
+    /// one is new.
+    pub(crate) fn schedule(&mut self, now: Instant) -> bool {
+        let [soon, later] = self.0;
+        let first = soon.is_none();
+        self.0 = [
+            soon.or(Some(now + Duration::from_millis(5))),
+            later.max(Some(now + Duration::from_millis(200))),
+        ];
+        first
+    }
+
+    /// Schedules a question at `at` or earlier.
+    pub(crate) fn schedule_by(&mut self, at: Instant) {
+        let [soon, _] = &mut self.0;
+        *soon = Some(soon.map_or(at, |soon| soon.min(at)));
+    }
+}
+
+/// The reason for an audit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Occasion {
+    /// No process died and no call waits: it is time for the regular audit, or an audit was scheduled.
+    Tick,
+    /// A process died.
+    Death,
+    /// A call is about to be refused: what is gone would make room.
+    Refusal,
+}
+
+/// What the driver is asked for one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Depth {
+    /// Each client. Figures can't show that a client is gone: memory with two names is shown twice, and memory that a
+    /// call has got before its return is both shown and reserved.
+    Clients,
+    /// Each object.
+    Objects,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,5 +152,22 @@ mod tests {
         let after = |after: Duration| [true, false].map(|has| idleness.pace(has, start + after));
         assert_eq!(after(Duration::ZERO), [BUSY, UNCALLED]);
         assert_eq!(after(IDLE_AFTER), [IDLE, UNCALLED]);
+    }
+
+    #[test]
+    fn what_is_due_is_due_once_and_once_more_later() {
+        let (mut due, now) = (Due::default(), Instant::now());
+        assert!(due.next().is_none() && !due.take(now));
+        assert!(due.schedule(now) && !due.schedule(now), "the first one tells it");
+        let soon = due.next().unwrap();
+        assert!(soon > now && !due.take(now));
+        assert!(due.take(soon) && !due.take(soon));
+        let later = due.next().unwrap();
+        assert!(later > soon);
+        due.schedule_by(soon);
+        assert_eq!(due.next(), Some(soon));
+        due.schedule_by(later);
+        assert_eq!(due.next(), Some(soon), "never later than it was");
+        assert!(due.take(later) && due.next().is_none());
     }
 }

@@ -15,9 +15,8 @@ use std::time::{Duration, Instant};
 use nix::libc;
 
 use crate::ledger::Process;
-use crate::monitor::lock::Lock;
-use crate::monitor::notifier::Notifier;
 use crate::monitor::state::Mapped;
+use crate::monitor::sync::{Lock, Notifier};
 use crate::process::{ProcessId, told};
 
 /// How long a mapping that was asked for may still not be made.

@@ -2,118 +2,102 @@
 //!
 //! Managed memory is freed with the address space in which it is mapped. That address space lives as long as a file
 //! that `UVM_MM_INITIALIZE` made, and that file may have been given to other processes. Then no process lists the
-//! mappings. So a file is ended with its maker, whichever process has it open. [`Uvm`](crate::monitor::uvm::Uvm) ends
-//! it.
+//! mappings. So a file is ended with its maker, whichever process has it open. [`end_orphaned_files`](crate::monitor::uvm::kept_files::end_orphaned_files) ends it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use nix::errno::Errno;
 
 use crate::ledger::Process;
-use crate::monitor::lock::Lock;
+use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::{Maker, Record};
-use crate::monitor::state::{ContainerState, Initialization};
+use crate::monitor::state::Initialization;
 use crate::monitor::uvm::address_spaces::image_hash;
-use crate::monitor::uvm::file_calls::was_initialized;
-use crate::monitor::uvm::files::{UvmFile, UvmFiles};
+use crate::monitor::uvm::files::UvmFile;
+use crate::monitor::uvm::queries::was_initialized;
 use crate::process::ProcessId;
 use crate::rm::low_word;
 use crate::rm::number::UVM_INITIALIZE;
 
-/// The makers of files, and calls that may initialize a file.
-#[derive(Debug)]
-pub(crate) struct FileMakers {
-    state: Arc<ContainerState>,
-    files: Arc<UvmFiles>,
-    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
-    pub(crate) init_turn: Lock<()>,
-    /// Whether the books may have an initialization that is underway.
-    may_be_underway: AtomicBool,
+/// The initialization that is underway. Opens the books only where there may be one: every call asks this.
+pub(crate) fn underway(monitor: &Monitor) -> Option<Initialization> {
+    let may_be = monitor.uvm_files.may_be_underway.load(Ordering::SeqCst);
+    may_be.then(|| monitor.books().makers.underway()).flatten()
 }
 
-impl FileMakers {
-    pub(crate) fn new(state: Arc<ContainerState>, files: Arc<UvmFiles>) -> Self {
-        let may_be_underway = AtomicBool::new(state.books().makers.underway().is_some());
-        FileMakers { state, files, init_turn: Lock::default(), may_be_underway }
-    }
+/// Enters that a call which may initialize a file is about to continue.
+pub(crate) fn begin_initialization(monitor: &Monitor, underway: Initialization) {
+    let mut books = monitor.books();
+    monitor.uvm_files.may_be_underway.store(true, Ordering::SeqCst);
+    let Initialization { file, tid, maker, id } = underway;
+    books.write(Record::Initialize { file, tid, maker });
+    books.makers.set_notification(id);
+}
 
-    /// The initialization that is underway. Opens the books only where there may be one: every call asks this.
-    pub(crate) fn underway(&self) -> Option<Initialization> {
-        let may_be = self.may_be_underway.load(Ordering::SeqCst);
-        may_be.then(|| self.state.books().makers.underway()).flatten()
+/// Ends the initialization `underway` where it has made its file or its call is over: the caller knows that
+/// (`is_over`), or it is looked for. `true` where the initialization is not underway any more.
+pub(crate) fn try_end_initialization(
+    monitor: &Monitor,
+    underway: Initialization,
+    is_over: bool,
+) -> bool {
+    // This is looked at first: where the call is over now, it has initialized the file already or never will.
+    let is_over = is_over || self::is_over(&underway);
+    let files = monitor.uvm_files.all();
+    let file = files.iter().find(|file| file.number == underway.file);
+    let is_done = match file.map(|file| was_initialized(&monitor.release, &file.device)) {
+        Some(Some(done)) => done,
+        // The file is not kept any more: no process has it open, and it gets no GPU.
+        None => false,
+        Some(None) => return false,
+    };
+    if is_done || is_over {
+        end_initialization(monitor, underway, is_done);
     }
+    is_done || is_over
+}
 
-    /// Enters that a call which may initialize a file is about to continue.
-    pub(crate) fn begin_initialization(&self, underway: Initialization) {
-        let mut books = self.state.books();
-        self.may_be_underway.store(true, Ordering::SeqCst);
-        let Initialization { file, tid, maker, id } = underway;
-        books.write(Record::Initialize { file, tid, maker });
-        books.makers.set_notification(id);
+/// Enters that the initialization `underway` is over, and whether it made the file (`done`).
+pub(crate) fn end_initialization(monitor: &Monitor, underway: Initialization, done: bool) {
+    let mut books = monitor.books();
+    // Another thread may have entered this already.
+    if books.makers.underway() == Some(underway) {
+        books.write(Record::Initialized { done });
+        monitor.uvm_files.may_be_underway.store(false, Ordering::SeqCst);
     }
+}
 
-    /// Ends the initialization `underway` where it has made its file or its call is over: the caller knows that
-    /// (`is_over`), or it is looked for. `true` where the initialization is not underway any more.
-    pub(crate) fn try_end_initialization(&self, underway: Initialization, is_over: bool) -> bool {
-        // This is looked at first: where the call is over now, it has initialized the file already or never will.
-        let is_over = is_over || self::is_over(&underway);
-        let files = self.files.all();
-        let file = files.iter().find(|file| file.number == underway.file);
-        let is_done = match file.map(|file| was_initialized(&self.state.release, &file.device)) {
-            Some(Some(done)) => done,
-            // The file is not kept any more: no process has it open, and it gets no GPU.
-            None => false,
-            Some(None) => return false,
-        };
-        if is_done || is_over {
-            self.end_initialization(underway, is_done);
-        }
-        is_done || is_over
+/// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
+pub(crate) fn bind_to_maker(monitor: &Monitor, file: &UvmFile) -> bool {
+    let underway = underway(monitor);
+    if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
+        try_end_initialization(monitor, underway, false);
     }
+    let is_bound = monitor.books().makers.is_bound(file.number);
+    if !is_bound {
+        monitor.books().write(Record::Bound { file: file.number });
+    }
+    !is_orphaned(monitor, file)
+}
 
-    /// Enters that the initialization `underway` is over, and whether it made the file (`done`).
-    pub(crate) fn end_initialization(&self, underway: Initialization, done: bool) {
-        let mut books = self.state.books();
-        // Another thread may have entered this already.
-        if books.makers.underway() == Some(underway) {
-            books.write(Record::Initialized { done });
-            self.may_be_underway.store(false, Ordering::SeqCst);
-        }
-    }
+/// Whether the file's maker isn't known, is over, or has executed another program.
+pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
+    let maker = monitor.books().makers.of(file.number);
+    maker.is_none_or(|Maker { process, image: then }| {
+        let has_executed = || image_hash(process).is_some_and(|now| now != then);
+        !ProcessId::from(process).alive() || has_executed()
+    })
+}
 
-    /// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
-    pub(crate) fn bind_to_maker(&self, file: &UvmFile) -> bool {
-        let underway = self.underway();
-        if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
-            self.try_end_initialization(underway, false);
-        }
-        let is_bound = self.state.books().makers.is_bound(file.number);
-        if !is_bound {
-            self.state.books().write(Record::Bound { file: file.number });
-        }
-        !self.is_orphaned(file)
-    }
-
-    /// Whether the file's maker isn't known, is over, or has executed another program.
-    pub(crate) fn is_orphaned(&self, file: &UvmFile) -> bool {
-        let maker = self.state.books().makers.of(file.number);
-        maker.is_none_or(|Maker { process, image: then }| {
-            let has_executed = || image_hash(process).is_some_and(|now| now != then);
-            !ProcessId::from(process).alive() || has_executed()
-        })
-    }
-
-    /// Whether a process is the maker of files that are orphaned and not ended yet.
-    pub(crate) fn has_orphaned_files(&self, process: Process) -> bool {
-        let files = self.files.all();
-        let is_made_by_process = |file: &&Arc<UvmFile>| {
-            let bound =
-                self.state.books().makers.bound_to(process).any(|number| number == file.number);
-            bound && !file.is_ended()
-        };
-        files.iter().filter(is_made_by_process).any(|file| self.is_orphaned(file))
-    }
+/// Whether a process is the maker of files that are orphaned and not ended yet.
+pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
+    let files = monitor.uvm_files.all();
+    let is_made_by_process = |file: &&Arc<UvmFile>| {
+        let bound = monitor.books().makers.bound_to(process).any(|number| number == file.number);
+        bound && !file.is_ended()
+    };
+    files.iter().filter(is_made_by_process).any(|file| is_orphaned(monitor, file))
 }
 
 /// Whether the call of an initialization is neither in the driver any more nor on its way to the driver.

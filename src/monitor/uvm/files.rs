@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
 use std::time::Instant;
 
 use crate::monitor::caller::{compare_files, has_file};
-use crate::monitor::lock::Lock;
 use crate::monitor::node::Device;
+use crate::monitor::sync::Lock;
 
 /// The most files times ranges of files: for each range that is mapped, all other files are asked whether it is
 /// theirs.
@@ -20,6 +20,10 @@ pub(crate) struct UvmFiles {
     /// In the kernel's order of files.
     pub(crate) files: Lock<Vec<Arc<UvmFile>>>,
     pub(crate) sweep_times: Lock<SweepTimes>,
+    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
+    pub(crate) init_turn: Lock<()>,
+    /// Whether the books may have an initialization that is underway.
+    pub(crate) may_be_underway: AtomicBool,
 }
 
 /// When the container's processes are searched for files.
@@ -83,6 +87,11 @@ impl UvmFile {
 }
 
 impl UvmFiles {
+    /// No files. `is_underway`: whether the books have an initialization that is underway.
+    pub(crate) fn new(is_underway: bool) -> Self {
+        UvmFiles { may_be_underway: AtomicBool::new(is_underway), ..UvmFiles::default() }
+    }
+
     /// The kept file that `device` is; `None` where it isn't kept, or that can't be told.
     pub(crate) fn find(&self, device: &Device) -> Option<Arc<UvmFile>> {
         let files = self.files.lock();

@@ -1,20 +1,24 @@
-//! The files of `nvidia-uvm`: their makers, what they map, and in which address spaces.
+//! `nvidia-uvm`: its calls, its files and their makers, what the files map, and in which address spaces.
 
 mod address_spaces;
-mod file_calls;
+mod callers_file;
+mod calls;
 mod file_makers;
 mod files;
+mod initialize;
 mod kept_files;
-mod ranges;
+mod mappings;
+mod mmap;
+mod queries;
+mod range_calls;
 mod vma_list;
 
-pub(crate) use address_spaces::{
-    AddressSpace, MAPPING_DELAY, current_maps, image_hash, is_randomized,
-};
-pub(crate) use file_calls::{has_flags, was_initialized};
+pub(crate) use address_spaces::AddressSpaces;
+pub(crate) use calls::serve_uvm;
 #[cfg(test)]
 pub(crate) use files::SweepTimes;
-pub(crate) use files::{MOST_QUESTIONS, UvmFile};
-pub(crate) use kept_files::Uvm;
-pub(crate) use ranges::{PAGE_BYTES, Ranges};
-pub(crate) use vma_list::{Listed, possibly_managed};
+pub(crate) use files::{UvmFile, UvmFiles};
+pub(crate) use initialize::{cancel_initialization, end_earlier_initialization};
+pub(crate) use kept_files::{end_files, resume_file, sweep_files};
+pub(crate) use mappings::{audit_mappings_forever, dead_with_mapped_memory};
+pub(crate) use mmap::serve_map;

@@ -11,6 +11,7 @@ mod uvm;
 
 use super::program::Why;
 use super::{Fate, Program, QUOTA, World};
+use crate::monitor::case::{has_unclaimed, undo_unclaimed};
 use crate::monitor::counted::{self, Counted};
 
 const MIB: u64 = 1 << 20;
@@ -144,7 +145,7 @@ fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() 
     let [own, below_nothing] = [program.handle(), program.handle()];
     let counts = |world: &World| {
         let service = world.service();
-        let books = service.parts.state.books();
+        let books = service.monitor.books();
         (books.groups.count(0), books.outside_groups(0))
     };
     assert!(program.channel(program.client(), 0x77, below_nothing).is_err());
@@ -204,12 +205,12 @@ fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
     let handle = program.handle();
     let lose = || program.fated(Fate::ReplyIsLost).take(handle, 60 * MIB);
     assert_eq!(lose(), Err(Why::NoAnswer));
-    world.service().parts.callers.undo_unclaimed();
+    undo_unclaimed(&world.monitor());
     assert_eq!((world.used(), world.charged()), (60 * MIB, 60 * MIB));
     assert_eq!(lose(), Err(Why::NoAnswer));
     program.die();
-    world.service().parts.callers.undo_unclaimed();
-    assert!(!world.service().parts.callers.has_unclaimed());
+    undo_unclaimed(&world.monitor());
+    assert!(!has_unclaimed(&world.monitor()));
     world.ends(&[program]);
 }
 
