@@ -8,7 +8,7 @@
 
 mod retry;
 
-pub(crate) use retry::{end, has_unclaimed, remember_answer, undo_unclaimed};
+pub(crate) use retry::{has_unclaimed, keep_if_unclaimed, remember_answer, undo_unclaimed};
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,6 +45,8 @@ pub(crate) struct Case<'a> {
     pub(crate) came: Instant,
     pub(crate) target: Option<Arc<Target>>,
     pub(crate) device: Option<Device>,
+    /// Whether the call is made whether or not its caller still waits: it must not be done twice.
+    pub(crate) is_begun: bool,
     pub(crate) retry: Retry,
     pub(crate) effects: Effects,
 }
@@ -83,6 +85,7 @@ impl<'a> Case<'a> {
             came: Instant::now(),
             target: None,
             device: None,
+            is_begun: false,
             retry: Retry::default(),
             effects: Effects {
                 writes: WriteBack::default(),
@@ -196,7 +199,7 @@ impl<'a> Case<'a> {
     /// Ends the call as the driver refuses one: by a status in the struct, which alone goes back, or by an error.
     pub(crate) fn answer(&mut self, answer: Answer) -> EarlyReply {
         self.effects.counted = Count::Refused;
-        self.retry.is_begun = false;
+        self.is_begun = false;
         let errno = match answer {
             Answer::Errno(errno) => errno,
             Answer::Status(status) => {
@@ -261,49 +264,49 @@ impl<'a> Case<'a> {
 /// Begins a call that is read completely, after the earlier calls of its thread. The call ends here where its caller
 /// doesn't wait any more, or where a reply is kept that the caller didn't take.
 pub(crate) fn begin(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    wait_for_turn(case)?;
-    begin_in_turn(case, None)
+    wait_for_earlier_call(case)?;
+    note_begun(case, None)
 }
 
 /// Begins a call that makes, names or frees objects, as [`begin`] does, and enters the lane for it.
 pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
-    wait_for_turn(case)?;
-    begin_on_lane_in_turn(case)
+    wait_for_earlier_call(case)?;
+    enter_lane(case)
 }
 
-/// Waits for the earlier call of the same thread, where signals interrupt calls: otherwise a thread that has left a
-/// call to the monitor is dead, and makes no other call.
-pub(crate) fn wait_for_turn(case: &mut Case<'_>) -> Result<(), EarlyReply> {
+/// Waits for the earlier call of the same thread, where signals interrupt calls. Otherwise a thread that has left a
+/// call to the monitor is dead, and makes no other call: all that is left to do is to see that the caller still waits.
+pub(crate) fn wait_for_earlier_call(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     if let Some(calls) = &case.monitor.interrupted {
-        retry::wait_for_turn(case, calls)?;
+        retry::wait_for_earlier_call(case, calls)?;
     }
     case.still_waits()
 }
 
-/// Begins a call after [`wait_for_turn`], as soon as the call is alone on the lane.
-pub(crate) fn begin_on_lane_in_turn<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
+/// Begins a call after [`wait_for_earlier_call`], as soon as it is alone on the lane.
+pub(crate) fn enter_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
     let lane = match case.monitor.lane.try_enter() {
         Some(lane) => lane,
         // It is made though its caller may be gone, and undone then.
-        None if case.retry.is_begun => case.monitor.lane.enter(),
+        None if case.is_begun => case.monitor.lane.enter(),
         None => {
             let lane = case.monitor.lane.enter_while(|| case.is_valid()).ok_or(INTERRUPTED)?;
             case.still_waits()?;
             lane
         }
     };
-    if !case.retry.is_begun {
-        begin_in_turn(case, Some(&lane))?;
+    if !case.is_begun {
+        note_begun(case, Some(&lane))?;
     }
     Ok(lane)
 }
 
 /// Notes that the call is begun: from here on it is made, whether or not its caller still waits.
-fn begin_in_turn(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), EarlyReply> {
-    case.retry.is_begun = true;
+fn note_begun(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), EarlyReply> {
+    case.is_begun = true;
     case.scratch.remember();
     match &case.monitor.interrupted {
-        Some(calls) => retry::begin_in_turn(case, calls, lane),
+        Some(calls) => retry::take_kept_reply(case, calls, lane),
         None => Ok(()),
     }
 }
@@ -399,7 +402,7 @@ pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
         if !case.books().note_process(target.process) {
             return Err(case.deny(&Denial::ProcessesFull));
         }
-        // The auditor is to wait for the process's death, whatever the process calls.
+        // The audit's thread is to wait for the process's death, whatever the process calls.
         case.monitor.audit_wait.wake();
     }
     target.is_noted.store(true, Ordering::Relaxed);

@@ -22,6 +22,12 @@ const REFUSALS: (u32, u64) = (10, 10_000_000);
 /// How many killed processes are told at once, and the time in microseconds until one more is.
 const KILLS: (u32, u64) = (20, 10_000_000);
 
+/// How many lines may be written at once, and the time in microseconds until one more may be.
+const LINES: (u32, u64) = (20, 1_000_000);
+
+/// The most topics that are remembered.
+const MOST_TOLD: usize = 256;
+
 /// Who refused an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refuser {
@@ -178,12 +184,6 @@ pub(crate) fn described(event: Event, pid: i32) -> Event {
     let Ok(status) = ProcStatus::read(pid) else { return event.by(pid, None, None) };
     event.by(pid, status.innermost_pid(), status.field("Name").filter(|name| !name.is_empty()))
 }
-
-/// How many lines may be written at once, and the time in microseconds until one more may be.
-const LINES: (u32, u64) = (20, 1_000_000);
-
-/// The most topics that are remembered.
-const MOST_TOLD: usize = 256;
 
 /// What is logged once, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

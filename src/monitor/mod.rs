@@ -16,9 +16,8 @@ mod log;
 #[cfg(test)]
 mod model;
 mod node;
-mod peer;
+mod own_ranges;
 mod processes;
-mod resident;
 mod shared;
 mod snapshot;
 mod state;

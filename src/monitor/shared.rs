@@ -15,41 +15,49 @@ use crate::monitor::caller::{AuditWait, Interrupted, PidMaps, Targets};
 use crate::monitor::compute::{Orphans, Shares, TurnsThread};
 use crate::monitor::driver::{Exports, MonitorClient, WarningTimes};
 use crate::monitor::log::ContainerLog;
+use crate::monitor::own_ranges::own_ranges;
 use crate::monitor::processes::Origins;
 use crate::monitor::snapshot::{Count, CounterValues, Counters, Record};
-use crate::monitor::state::{Books, Idleness, Lane, Pace, self_ranges};
+use crate::monitor::state::{Books, Idleness, Lane, Pace};
 use crate::monitor::sync::{ChangeFlag, Lock, Work};
 use crate::monitor::uvm::{AddressSpaces, UvmFiles};
 use crate::rm::release::Standing;
 use crate::rm::{Release, about};
 
-/// The monitor of a container. The modules have functions that take it; a module uses the functions and the fields of
-/// those below it alone.
+/// The monitor of a container. The rooms have functions that take it; a room uses the functions and the fields of those
+/// below it alone. The fields stand in the order of the rooms that their types are of, the lowest first.
 #[derive(Debug)]
 pub(crate) struct Monitor {
+    // What is the same as long as the program runs.
     pub(crate) settings: Arc<Settings>,
     pub(crate) release: Release,
     /// UUIDs of the container's GPUs, in the container's order.
     pub(crate) uuids: Vec<about::Uuid>,
     /// The monitor's own memory and its surroundings, as first and last addresses.
     pub(crate) own_ranges: Vec<(u64, u64)>,
-    pub(crate) counters: Arc<Counters>,
     /// How often the monitor's program was replaced.
     pub(crate) updates: u64,
+
+    // `snapshot`, `log`, `sync`
+    pub(crate) counters: Arc<Counters>,
     pub(crate) log: ContainerLog,
     /// Which threads are at work.
     pub(crate) work: Work,
+
+    // `state`
     books: Lock<Books>,
+    /// The ledger's mark when the books were last closed.
+    mark: AtomicU64,
     /// Whether the status has changed: the books, or the counted calls.
     is_status_changed: AtomicBool,
     /// Wakes the first thread.
     wake: Arc<ChangeFlag>,
-    /// The ledger's mark when the books were last closed.
-    mark: AtomicU64,
     idleness: Lock<Idleness>,
     end: Lock<End>,
     /// Orders the calls that make, name or free objects one after another.
     pub(crate) lane: Lane,
+
+    // `caller`
     /// Wakes the audit's thread.
     pub(crate) audit_wait: AuditWait,
     /// The threads that called.
@@ -57,27 +65,39 @@ pub(crate) struct Monitor {
     pub(crate) pid_maps: PidMaps,
     /// Replies that callers didn't take. `None` where no signal interrupts a caller.
     pub(crate) interrupted: Option<Interrupted>,
+
+    // `driver`
     /// The monitor's own client of the driver, while it is open.
     pub(crate) client: Lock<Option<Arc<MonitorClient>>>,
     /// When the log was last told what the driver does not answer.
     pub(crate) warned: WarningTimes,
     /// The files that memory was exported to, which the monitor has open.
     pub(crate) exports: Exports,
-    /// The mount on which the file of the last call was opened.
-    pub(crate) last_mount: AtomicU64,
+
+    // `processes`
     /// What tells the container's files and processes from others.
     pub(crate) origins: Origins,
     /// Processes that the monitor has ended and that may still be there.
     pub(crate) killed: Lock<BTreeSet<Process>>,
-    /// The files of `nvidia-uvm`, which the monitor has open.
-    pub(crate) uvm_files: UvmFiles,
-    /// The address spaces with mappings of these files.
-    pub(crate) spaces: AddressSpaces,
+
+    // `compute`
     /// Shares of the GPUs' computing time.
     pub(crate) shares: Shares,
     pub(crate) turns_thread: TurnsThread,
     /// By GPU: the containers whose turns this monitor takes. Locked while it does.
     pub(crate) orphans: Lock<Vec<Orphans>>,
+
+    // `case`
+    /// The mount on which the file of the last call was opened.
+    pub(crate) last_mount: AtomicU64,
+
+    // `uvm`
+    /// The files of `nvidia-uvm`, which the monitor has open.
+    pub(crate) uvm_files: UvmFiles,
+    /// The address spaces with mappings of these files.
+    pub(crate) spaces: AddressSpaces,
+
+    // `audit`
     pub(crate) history: AuditHistory,
     /// What the looks at outside processes found.
     pub(crate) escapes: Lock<EscapeFindings>,
@@ -151,14 +171,14 @@ impl Monitor {
             settings,
             release,
             uuids,
-            own_ranges: self_ranges(&std::fs::read_to_string("/proc/self/maps")?),
-            counters,
+            own_ranges: own_ranges(&std::fs::read_to_string("/proc/self/maps")?),
             updates,
-            books: Lock::new(books),
+            counters,
             work: Work::default(),
+            books: Lock::new(books),
+            mark: AtomicU64::new(0),
             is_status_changed: AtomicBool::new(false),
             wake,
-            mark: AtomicU64::new(0),
             idleness: Lock::new(Idleness::new(0, Instant::now())),
             end: Lock::default(),
             lane: Lane::default(),
@@ -169,14 +189,14 @@ impl Monitor {
             client: Lock::default(),
             warned: WarningTimes::default(),
             exports: Exports::default(),
-            last_mount: AtomicU64::new(0),
             origins: Origins::default(),
             killed: Lock::default(),
-            uvm_files,
-            spaces: AddressSpaces::default(),
             shares,
             turns_thread: TurnsThread::default(),
             orphans: Lock::new(orphans),
+            last_mount: AtomicU64::new(0),
+            uvm_files,
+            spaces: AddressSpaces::default(),
             history: AuditHistory::default(),
             escapes: Lock::default(),
         })

@@ -1,4 +1,5 @@
-//! Locks, wake-ups and threads of the monitor.
+//! Locks, wake-ups and threads of the monitor: [`Lock`], [`Notifier`] for one thread without a descriptor, [`ChangeFlag`] with
+//! one, and [`spawn`].
 //!
 //! [`Work`] lets all threads stop between two pieces of work, so that another program can go on with the process. A thread
 //! that serves calls, asks the driver or changes the books holds an [`AtWork`] meanwhile, from before it waits for a call:
@@ -11,6 +12,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
+
+/// How often a thread looks whether a pause is over, and a pause whether all threads have stopped.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// Bytes of a thread's stack.
+const STACK_BYTES: usize = 128 << 10;
 
 /// A value that one thread at a time has.
 #[derive(Debug, Default)]
@@ -102,9 +109,6 @@ impl ChangeFlag {
     }
 }
 
-/// How often a thread looks whether a pause is over, and a pause whether all threads have stopped.
-const LOOK: Duration = Duration::from_millis(1);
-
 /// Which threads are at work.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
@@ -159,9 +163,6 @@ impl Work {
         self.is_paused.store(false, Ordering::SeqCst);
     }
 }
-
-/// Bytes of a thread's stack.
-const STACK_BYTES: usize = 128 << 10;
 
 /// Starts a thread that nobody waits for: it may hang in the driver. Fails where the kernel starts no thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {

@@ -36,12 +36,12 @@ use crate::process::ProcessId;
 use crate::rm::about::Held;
 
 /// The clients and the processes that were seen with them. A process is in several pairs where it used several clients.
-pub(crate) fn client_users(books: &Books) -> impl Iterator<Item = (Client, Process)> {
+fn client_users(books: &Books) -> impl Iterator<Item = (Client, Process)> {
     books.ledger.holders().filter(|(client, _)| *client != NO_CLIENT)
 }
 
 /// The living processes that were seen with a client which the process with that pid, dead or alive, was seen with.
-pub(crate) fn users_of_clients_by(books: &Books, pid: u32) -> BTreeSet<Process> {
+fn users_of_clients_by(books: &Books, pid: u32) -> BTreeSet<Process> {
     let has_pid = |process: Process| process.pid() == pid;
     let clients = client_users(books).filter(|(_, process)| has_pid(*process));
     let clients: BTreeSet<Client> = clients.map(|(client, _)| client).collect();
@@ -50,7 +50,7 @@ pub(crate) fn users_of_clients_by(books: &Books, pid: u32) -> BTreeSet<Process> 
 }
 
 /// The living processes that called.
-pub(crate) fn living_callers(books: &Books) -> BTreeSet<Process> {
+fn living_callers(books: &Books) -> BTreeSet<Process> {
     let processes = books.processes.iter().copied();
     processes.filter(|process| ProcessId::from(*process).alive()).collect()
 }

@@ -26,6 +26,9 @@ const CLIENT_CHECK_PAUSE: Duration = Duration::from_secs(2);
 /// The most objects of a GPU that the driver is asked for one by one in an audit.
 pub(crate) const MOST_ASKED: usize = 2048;
 
+/// How long a GPU may show more memory than was asked for while a call hangs.
+const DOUBT: Duration = Duration::from_millis(400);
+
 /// When and why an audit was made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Audited {
@@ -69,26 +72,6 @@ pub(crate) struct AuditHistory {
     pub(crate) lingering: LingeringPids,
 }
 
-/// What the looks at outside processes found.
-#[derive(Debug, Default)]
-pub(crate) struct EscapeFindings {
-    /// Bytes of outside processes and of the container's dead ones, at the last look.
-    pub(crate) figures: BTreeMap<u32, u64>,
-    /// Bytes in use less those of all processes, up to a constant: the least since the last search that their growth
-    /// caused. Smaller growth is not stored, so that it adds up.
-    pub(crate) unexplained: Option<i128>,
-    /// Looks in a row during which the bytes in use changed, so that they could not be compared.
-    pub(crate) changed_looks: u32,
-    /// Bytes in use less those of the container's processes, up to a constant: at the last full look, and its time.
-    pub(crate) other_bytes: Option<(i128, Instant)>,
-    pub(crate) looked: Option<Instant>,
-    pub(crate) searched: Option<Instant>,
-    /// Until when descriptors are searched for, because memory in use is not explained.
-    pub(crate) suspicion: Option<Instant>,
-    /// Pids of the host's programs of which the log was told.
-    pub(crate) told_holders: BTreeSet<i32>,
-}
-
 impl AuditHistory {
     /// Whether the driver is to be asked for each client now. Notes that it was asked, then.
     pub(crate) fn take_client_check_due(&self) -> bool {
@@ -112,9 +95,6 @@ impl AuditHistory {
         objects
     }
 }
-
-/// How long a GPU may show more memory than was asked for while a call hangs.
-const DOUBT: Duration = Duration::from_millis(400);
 
 /// The pids of dead processes.
 #[derive(Debug, Default)]
@@ -159,6 +139,26 @@ impl Doubts {
     pub(crate) fn clear(&self, gpu: usize) {
         self.0.lock().remove(&gpu);
     }
+}
+
+/// What the looks at outside processes found.
+#[derive(Debug, Default)]
+pub(crate) struct EscapeFindings {
+    /// Bytes of outside processes and of the container's dead ones, at the last look.
+    pub(crate) figures: BTreeMap<u32, u64>,
+    /// Bytes in use less those of all processes, up to a constant: the least since the last search that their growth
+    /// caused. Smaller growth is not stored, so that it adds up.
+    pub(crate) unexplained: Option<i128>,
+    /// Looks in a row during which the bytes in use changed, so that they could not be compared.
+    pub(crate) changed_looks: u32,
+    /// Bytes in use less those of the container's processes, up to a constant: at the last full look, and its time.
+    pub(crate) other_bytes: Option<(i128, Instant)>,
+    pub(crate) looked: Option<Instant>,
+    pub(crate) searched: Option<Instant>,
+    /// Until when descriptors are searched for, because memory in use is not explained.
+    pub(crate) suspicion: Option<Instant>,
+    /// Pids of the host's programs of which the log was told.
+    pub(crate) told_holders: BTreeSet<i32>,
 }
 
 #[cfg(test)]

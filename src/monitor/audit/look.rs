@@ -1,7 +1,7 @@
 //! Asks the driver what the container's processes have, and acts on the answers.
 //!
 //! [`judge`](crate::monitor::audit::judge) decides what the answers mean. An audit never reads a process's memory:
-//! the process could make the audit wait. The auditor's thread audits ([`audit_thread`](crate::monitor::daemon)),
+//! the process could make the audit wait. The audit's thread audits ([`audit_thread`](crate::monitor::daemon)),
 //! and so does a call that would be refused for the quota.
 //!
 //! The driver's figures tell how much memory there is, and not whose. So the driver is asked for clients and objects by
@@ -26,7 +26,7 @@ use crate::monitor::driver::{
 };
 use crate::monitor::processes::kill_process;
 use crate::monitor::shared::Monitor;
-use crate::monitor::state::{Depth, Occasion, OnLane, Space};
+use crate::monitor::state::{Occasion, OnLane, Space};
 use crate::monitor::uvm::{UvmFile, dead_with_mapped_memory, end_files, sweep_files};
 use crate::process::ProcessId;
 use crate::rm::about::Held;
@@ -37,6 +37,16 @@ const MOST_WAIT: Duration = Duration::from_secs(1);
 
 /// How often a call that waits looks whether another thread's audit is over.
 const POLL_PAUSE: Duration = Duration::from_micros(200);
+
+/// What the driver is asked for one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// Each client. Figures can't show that a client is gone: memory with two names is shown twice, and memory that a
+    /// call has got before its return is both shown and reserved.
+    Clients,
+    /// Each object.
+    Objects,
+}
 
 /// What an audit saw.
 #[derive(Debug)]
@@ -287,7 +297,7 @@ fn past_the_monitor(settings: &Settings, gpu: usize, excess_bytes: u64) -> Event
 /// The driver's figures alone don't tell which: the driver shows the memory of a client under the process that made
 /// the client, which may be a dead process that was never seen. So the driver is asked for each client and for its
 /// objects. An object that is there counts, whichever process has it.
-pub(crate) fn remove_gone_objects(
+fn remove_gone_objects(
     monitor: &Monitor,
     _: &OnLane<'_>,
     own: &MonitorClient,
@@ -310,7 +320,7 @@ pub(crate) fn remove_gone_objects(
 /// Enters as freed the objects of `names` that are gone. `false` where the driver can't tell.
 ///
 /// Calls may be underway, so an object is removed only while its serial number is the one in `names`.
-pub(crate) fn remove_gone_names(
+fn remove_gone_names(
     monitor: &Monitor,
     own: &MonitorClient,
     names: &[(Client, Handle, u32)],

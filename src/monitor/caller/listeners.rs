@@ -40,15 +40,12 @@ const SYNC_WAKE_UP: u64 = 1;
 /// `SECCOMP_USER_NOTIF_FLAG_CONTINUE`.
 const CONTINUE: u32 = 1;
 
-/// A listener, with its number.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    number: u64,
-    descriptor: OwnedFd,
-    /// The callers that wait, in a test without a kernel.
-    #[cfg(test)]
-    callers: Option<Arc<TestCallers>>,
-}
+/// The most threads that wait for calls at once.
+pub(crate) const QUEUES: usize = 16;
+
+/// The signal is sent again after this time: one that comes between the waiting thread's check and its wait is lost.
+const RESEND: Duration = Duration::from_micros(200);
+const SIGNAL: Signal = Signal::SIGUSR1;
 
 /// The answer to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,9 +67,7 @@ impl Reply {
             Self::Done => (0, 0),
         }
     }
-}
 
-impl Reply {
     /// The reply with this error and these flags.
     pub(crate) fn of(parts: (i32, u32)) -> Self {
         match parts {
@@ -87,6 +82,16 @@ impl From<Errno> for Reply {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno as i32)
     }
+}
+
+/// A listener, with its number.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    number: u64,
+    descriptor: OwnedFd,
+    /// The callers that wait, in a test without a kernel.
+    #[cfg(test)]
+    callers: Option<Arc<TestCallers>>,
 }
 
 impl Listener {
@@ -176,9 +181,6 @@ pub fn check_sizes() -> io::Result<()> {
     Ok(())
 }
 
-/// The most threads that wait for calls at once.
-pub(crate) const QUEUES: usize = 16;
-
 /// All listeners.
 #[derive(Debug)]
 pub(crate) struct Listeners {
@@ -232,7 +234,7 @@ impl Listeners {
         self.queues.iter().for_each(|queue| queue.waiting.note_change());
     }
 
-    /// The queues, each with its number.
+    /// The queues.
     pub(crate) fn queues(&self) -> &[Queue; QUEUES] {
         &self.queues
     }
@@ -276,11 +278,6 @@ impl Queue {
     }
 }
 
-/// The signal is sent again after this time: one that comes between the waiting thread's check and its wait is lost.
-const RESEND: Duration = Duration::from_micros(200);
-
-const SIGNAL: Signal = Signal::SIGUSR1;
-
 /// The thread that waits, and the number of changes.
 #[derive(Debug, Default)]
 pub(crate) struct RecvWait {
@@ -292,7 +289,7 @@ pub(crate) struct RecvWait {
 extern "C" fn nothing(_: libc::c_int) {}
 
 /// Has the signal interrupt a system call that waits, and do nothing else.
-pub(crate) fn handle_signal() -> io::Result<()> {
+fn handle_signal() -> io::Result<()> {
     let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler does nothing, and nothing else in this program handles this signal.
     unsafe { sigaction(SIGNAL, &action) }?;

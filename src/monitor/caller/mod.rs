@@ -4,6 +4,7 @@ mod audit_wait;
 mod interrupted;
 mod listeners;
 mod pid_ns;
+mod scratch;
 mod target;
 #[cfg(test)]
 mod test_callers;
@@ -13,9 +14,9 @@ pub(crate) use interrupted::{Fingerprint, Interrupted, Match, Registers, Unclaim
 pub use listeners::check_sizes;
 pub(crate) use listeners::{Listener, Listeners, QUEUES, Queue, Reply};
 pub(crate) use pid_ns::PidMaps;
+pub(crate) use scratch::{Copy, Scratch, WriteBack};
 pub(crate) use target::{
-    Copy, PIDFD_THREAD, Scratch, Target, Targets, WriteBack, compare_files, has_file,
-    threads_by_fd_table,
+    PIDFD_THREAD, Target, Targets, compare_files, has_file, threads_by_fd_table,
 };
 #[cfg(test)]
 pub(crate) use test_callers::{Caller, TestCallers};

@@ -13,7 +13,6 @@ use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::charge::{
     NewObject, find_gpu, find_gpu_on_lane, gpu_of_new_subdevice, make_charged,
 };
-use crate::monitor::calls::control::show_usage;
 use crate::monitor::calls::groups::{enter_group, make_room_for_group};
 use crate::monitor::case::{Case, EarlyReply, begin_on_lane, note_user};
 use crate::monitor::compute::forget_freed_groups;
@@ -25,10 +24,6 @@ use crate::rm::call::{Alloc, Object, VidHeap};
 use crate::rm::class::Use;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::rm::number::*;
-use crate::rm::number::{
-    NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND, NV_OK,
-    NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED,
-};
 use crate::rm::{Layout, Meaning, memory};
 
 /// The size of a mask of access rights, in bytes (`RS_ACCESS_MASK`, rs_access.h).
@@ -192,4 +187,17 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     }
     drop(lane);
     Ok(case.executed(None))
+}
+
+/// Puts the quota, and the free bytes of it, into the totals of an `NVOS32` and of `part`.
+fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu: Option<usize>) {
+    let shown = shown_memory(gpu.and_then(|gpu| case.books().ledger.usage(gpu)));
+    let (total, free) = (shown.total_bytes, shown.free_bytes);
+    // The GPU's own figures don't go to the caller, whatever the driver left in these fields.
+    for part in [Some(case.head()), part].into_iter().flatten() {
+        let largest = case.scratch.field(part, Meaning::LargestFree).unwrap_or(0).min(free);
+        case.scratch.patch(part, Meaning::TotalMemory, total);
+        case.scratch.patch(part, Meaning::FreeMemory, free);
+        case.scratch.patch(part, Meaning::LargestFree, largest);
+    }
 }

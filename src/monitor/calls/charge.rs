@@ -211,9 +211,8 @@ pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<
     known_gpu(case, client, handle).or_else(|| find_gpu_of_caller(case, client, handle))
 }
 
-/// Like [`find_gpu`], but whichever node the call is made on. An answer of the driver's proves that the client is the
-/// caller's: the driver answers through the client's own file alone. A GPU that the books know proves nothing: any
-/// process of the container can name the object.
+/// Like [`find_gpu`], but whichever node the call is made on. Where a GPU is found, the client is the
+/// container's: the books know devices of such clients alone, and the driver answers through a client's own file alone.
 pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.books().devices.gpu(client, handle);
     if known.is_some() {
@@ -241,7 +240,7 @@ fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
 }
 
 /// The GPU whose node the call is made on; `None` for another node.
-pub(crate) fn gpu_of_file(case: &Case<'_>) -> Option<usize> {
+fn gpu_of_file(case: &Case<'_>) -> Option<usize> {
     match case.device.as_ref()?.kind {
         NodeKind::Gpu(gpu) => Some(gpu),
         _ => None,

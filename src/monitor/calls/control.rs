@@ -32,8 +32,15 @@ use crate::rm::number::{
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
     NVA06C_CTRL_CMD_SET_TIMESLICE, NVA06F_CTRL_CMD_GPFIFO_SCHEDULE,
 };
-use crate::rm::{Answer, Call, Layout, Meaning, fbinfo};
+use crate::rm::{Answer, Call, Meaning, fbinfo};
 use crate::sched::slice_us;
+
+/// Places in `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): the flags, whose lowest bit sets the
+/// compute mode, and the compute mode. In the mode [`CILP`] no kernel outlasts a slice.
+const MODE_FLAGS: usize = 0;
+const MODE_COMPUTE: usize = 12;
+const SETS_COMPUTE: u32 = 1;
+const CILP: u32 = 2;
 
 pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyReply> {
     let Call::Control { client, object, command: control, params, params_size, flags } = *call
@@ -134,21 +141,8 @@ fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Ea
     Ok(case.executed(None))
 }
 
-/// Puts the quota, and the free bytes of it, into the totals of an `NVOS32` and of `part`.
-pub(crate) fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu: Option<usize>) {
-    let shown = shown_memory(gpu.and_then(|gpu| case.books().ledger.usage(gpu)));
-    let (total, free) = (shown.total_bytes, shown.free_bytes);
-    // The GPU's own figures don't go to the caller, whatever the driver left in these fields.
-    for part in [Some(case.head()), part].into_iter().flatten() {
-        let largest = case.scratch.field(part, Meaning::LargestFree).unwrap_or(0).min(free);
-        case.scratch.patch(part, Meaning::TotalMemory, total);
-        case.scratch.patch(part, Meaning::FreeMemory, free);
-        case.scratch.patch(part, Meaning::LargestFree, largest);
-    }
-}
-
 /// Makes `NV2080_CTRL_CMD_FB_GET_INFO`, in either form: with its list in the parameters, or elsewhere.
-pub(crate) fn show_memory(
+fn show_memory(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
     control: u32,
@@ -199,19 +193,9 @@ fn show_quota(case: &mut Case<'_>, (client, object): (u32, u32), list: fbinfo::L
     }
 }
 
-/// Places in `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): the flags, whose lowest bit sets the
-/// compute mode, and the compute mode. In the mode [`CILP`] no kernel outlasts a slice.
-const MODE_FLAGS: usize = 0;
-
-const MODE_COMPUTE: usize = 12;
-
-const SETS_COMPUTE: u32 = 1;
-
-const CILP: u32 = 2;
-
 /// Prepares a control that matters for shares, before the control is made. `true` where the control is not made and
 /// its program is told that it was.
-pub(crate) fn before_control(
+fn before_control(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
     control: u32,
@@ -276,7 +260,7 @@ fn set_slice_before_schedule(
 
 /// Acts on a control of the object `name` that was made; `done`: whether the driver did it. A channel that is off the
 /// GPU stays off when its program schedules it (H100, `tests/gpu/results`, 2026-11-27).
-pub(crate) fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32, done: bool) {
+fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32, done: bool) {
     if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
         if done && schedules_a_channel(control) && !case.monitor.books().knows_channel(name) {
             enter_unseen_channel(case, name);

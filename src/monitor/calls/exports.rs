@@ -191,7 +191,7 @@ pub(crate) struct FileControl {
     pub(crate) params: u64,
 }
 
-pub(crate) fn refuse_file(case: &mut Case<'_>, why: Denied) -> EarlyReply {
+fn refuse_file(case: &mut Case<'_>, why: Denied) -> EarlyReply {
     case.deny(&match why {
         Denied::Unknown => Denial::ForeignImport,
         Denied::Full => Denial::Full("exports"),

@@ -62,7 +62,7 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
     };
     let group = group(gpu, Object { handle, ..object }, false, None);
     with_room_on(case, gpu, |books| books.write(group))?;
-    // Without `caller_gpu`, client and channel may be another process's, which would lose its channel on the GPU.
+    // Without `caller_gpu`, client and channel may be another container's, which would lose its channel on the GPU.
     if caller_gpu.is_none() || !computes(engine_of_channel(case, alloc)) {
         return Ok(());
     }

@@ -30,7 +30,7 @@ use crate::monitor::calls::control::control;
 use crate::monitor::calls::duplicate::duplicate;
 use crate::monitor::calls::groups::enter_passing_channel;
 use crate::monitor::case::{
-    Case, EarlyReply, caller_error, continue_other_call, end, identify, note_caller,
+    Case, EarlyReply, caller_error, continue_other_call, identify, keep_if_unclaimed, note_caller,
     remember_answer, spare_runtime, write_log,
 };
 use crate::monitor::decide::{self, Continued, Denial, Verdict};
@@ -68,11 +68,11 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     let was_done = reply == Reply::Done && case.retry.repeats && case.was_done_already();
     if was_done {
         case.write_nothing();
-        case.retry.is_begun = true;
+        case.is_begun = true;
         case.effects.counted = Count::Executed;
     }
     let is_ok = match &case.retry.kept {
-        Some(outcome) => outcome.is_ok,
+        Some(kept) => kept.is_ok,
         None => was_done || reply == Reply::Done && has_succeeded(case),
     };
     // Where signals interrupt calls, an earlier call of the thread may have written to that memory since it was read.
@@ -97,7 +97,7 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         cancel_initialization(case);
     }
     if let Some(calls) = &case.monitor.interrupted {
-        end(case, calls, taken, (reply, is_ok));
+        keep_if_unclaimed(case, calls, taken, (reply, is_ok));
     }
     case.scratch.shrink();
 }
@@ -207,11 +207,7 @@ impl ReadEscape {
 const DONE_ALREADY: [u32; 2] = [NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE];
 
 /// Reads an escape and the call that it wraps, and judges the call by its bytes alone.
-pub(crate) fn read_escape(
-    case: &mut Case<'_>,
-    request: u32,
-    argument: u64,
-) -> Result<ReadEscape, Unread> {
+fn read_escape(case: &mut Case<'_>, request: u32, argument: u64) -> Result<ReadEscape, Unread> {
     let release = &case.monitor.release;
     let mut command = Command::of_ioctl(request);
     let mut address = argument;
@@ -228,7 +224,7 @@ pub(crate) fn read_escape(
 }
 
 /// Answers an escape on a file of the driver.
-pub(crate) fn answer_escape(
+fn answer_escape(
     case: &mut Case<'_>,
     escape: Result<ReadEscape, Unread>,
 ) -> Result<Reply, EarlyReply> {

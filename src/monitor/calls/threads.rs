@@ -35,15 +35,21 @@ const FREE: usize = 2;
 /// The most threads that answer calls.
 const MOST: usize = 32;
 
-/// A thread's name, and its function.
-type NamedThread = (&'static str, fn(&Arc<Monitor>));
-
 /// The support threads, which look after what calls make.
 const SUPPORT_THREADS: [NamedThread; 3] = [
     ("mappings", |monitor| audit_mappings_forever(monitor)),
     ("shares", set_slices_forever),
     ("shares heard", |monitor| follow_shares_forever(monitor)),
 ];
+
+/// Time between two looks. Each look costs the threads that take turns on the watcher's processor some 20 µs.
+const LOOK: Duration = Duration::from_micros(400);
+
+/// Looks in a row without a call after which the watcher sleeps.
+const PATIENCE: u32 = 20;
+
+/// A thread's name, and its function.
+type NamedThread = (&'static str, fn(&Arc<Monitor>));
 
 /// Which of the threads that calls need are started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -226,12 +232,6 @@ impl CallService {
         }
     }
 }
-
-/// Time between two looks. Each look costs the threads that take turns on the watcher's processor some 20 µs.
-const LOOK: Duration = Duration::from_micros(400);
-
-/// Looks in a row without a call after which the watcher sleeps.
-const PATIENCE: u32 = 20;
 
 /// Which thread has which queue, and whether one watches.
 #[derive(Debug, Default)]

@@ -15,8 +15,6 @@ use crate::process::ProcessId;
 /// What is known of a call whose caller may be interrupted, and may make the call again.
 #[derive(Debug, Default)]
 pub(crate) struct Retry {
-    /// Whether the call must not be done twice: where nobody takes its reply, the reply is kept.
-    pub(crate) is_begun: bool,
     /// The thread whose later calls wait for this one.
     pub(crate) entered: Option<ProcessId>,
     /// Whether the thread makes its last call again, and the struct that was read has the answer to the last call:
@@ -27,7 +25,10 @@ pub(crate) struct Retry {
 }
 
 /// Waits for the earlier call of the same thread.
-pub(super) fn wait_for_turn(case: &mut Case<'_>, calls: &Interrupted) -> Result<(), EarlyReply> {
+pub(super) fn wait_for_earlier_call(
+    case: &mut Case<'_>,
+    calls: &Interrupted,
+) -> Result<(), EarlyReply> {
     if case.retry.entered.is_none() {
         let thread = case.target()?.thread;
         if !calls.enter(thread, || case.is_valid()) {
@@ -38,9 +39,9 @@ pub(super) fn wait_for_turn(case: &mut Case<'_>, calls: &Interrupted) -> Result<
     Ok(())
 }
 
-/// Begins a call: it is made from here on, unless it was made already. Then its caller is given the kept reply. Undoes
-/// another call of the thread whose reply the thread didn't take.
-pub(super) fn begin_in_turn(
+/// Ends the call with the reply that is kept for it, if it was made already. Undoes another call of the thread whose reply
+/// the thread didn't take.
+pub(super) fn take_kept_reply(
     case: &mut Case<'_>,
     calls: &Interrupted,
     lane: Option<&OnLane<'_>>,
@@ -84,7 +85,7 @@ fn as_answered(case: &Case<'_>) -> Fingerprint {
 
 /// Remembers the fingerprint of a call that the driver has done, just before its caller is told so.
 pub(crate) fn remember_answer(case: &Case<'_>, calls: &Interrupted) {
-    let target = case.target.as_ref().filter(|_| case.retry.is_begun);
+    let target = case.target.as_ref().filter(|_| case.is_begun);
     if let Some(target) = target {
         let kept = case.retry.kept.as_ref().map(|kept| kept.seen[1]);
         calls.set_answered(target.thread, kept.unwrap_or_else(|| as_answered(case)));
@@ -92,7 +93,12 @@ pub(crate) fn remember_answer(case: &Case<'_>, calls: &Interrupted) {
 }
 
 /// Ends a call. Keeps what was done for a caller that didn't take the reply.
-pub(crate) fn end(case: &mut Case<'_>, calls: &Interrupted, taken: bool, outcome: (Reply, bool)) {
+pub(crate) fn keep_if_unclaimed(
+    case: &mut Case<'_>,
+    calls: &Interrupted,
+    taken: bool,
+    outcome: (Reply, bool),
+) {
     if let Some(call) = (!taken).then(|| unclaimed(case, outcome)).flatten() {
         if let Some(oldest) = calls.keep(call) {
             undo(case.monitor, &case.monitor.lane.enter(), &oldest);
@@ -111,7 +117,7 @@ fn unclaimed(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) -> Option<Uncla
         return Some(kept);
     }
     let thread = case.target.as_ref()?.thread;
-    if !case.retry.is_begun || reply == INTERRUPTED {
+    if !case.is_begun || reply == INTERRUPTED {
         return None;
     }
     let seen = [as_read(case), as_answered(case)];

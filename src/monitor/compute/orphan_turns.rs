@@ -8,7 +8,7 @@ use crate::gate::launch::MonitorDir;
 use crate::gate::settings::{Gpu, Settings};
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
 use crate::monitor::compute::orphans::{
-    MonitorState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
+    NeighbourState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
 };
 use crate::monitor::compute::switch::switch_channels;
 use crate::monitor::processes::end_if_taken;
@@ -89,17 +89,17 @@ fn look_for_orphans(monitor: &Monitor, gpu: usize, orphans: &mut Orphans) {
     let Some(of) = monitor.settings.gpus.get(gpu) else { return };
     for (name, spans) in rest_of_ring(&monitor.settings.short_id, spans) {
         let place = MonitorDir::of(&monitor.settings.state_dir, name);
-        match MonitorState::of(&place, &of.uuid) {
-            MonitorState::Alive(monitor) => {
-                let watched = pidfd(monitor.pid).ok();
+        match NeighbourState::of(&place, &of.uuid) {
+            NeighbourState::Alive(process) => {
+                let watched = pidfd(process.pid).ok();
                 // The pid may belong to another process by now.
-                orphans.watched = watched.filter(|_| monitor.alive()).map(Arc::new);
+                orphans.watched = watched.filter(|_| process.alive()).map(Arc::new);
                 if orphans.watched.is_none() {
                     orphans.look_us = Some(now_us() + RETRY_US);
                 }
                 break;
             }
-            MonitorState::Gone => {
+            NeighbourState::Gone => {
                 let known = before.remove(name);
                 let orphan = known.or_else(|| new_orphan(monitor, gpu, name, &place));
                 if let Some(orphan) = orphan {
@@ -107,7 +107,7 @@ fn look_for_orphans(monitor: &Monitor, gpu: usize, orphans: &mut Orphans) {
                     orphans.all.insert(name.to_owned(), orphan);
                 }
             }
-            MonitorState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
+            NeighbourState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
         }
     }
     // These containers have no turns any more, or are gone. Those that are there stay on the GPU.

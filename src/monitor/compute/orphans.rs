@@ -37,27 +37,27 @@ pub(crate) struct Orphans {
     pub(crate) turns: Option<Turns>,
     /// The orphans by short id.
     pub(crate) all: BTreeMap<String, Orphan>,
-    /// A pidfd of the monitor of the watched monitor.
+    /// A pidfd of the watched monitor.
     pub(crate) watched: Option<Arc<OwnedFd>>,
     /// When to look for orphans again, by [`now_us`](crate::monitor::compute::last_turn::now_us).
     pub(crate) look_us: Option<u64>,
 }
 
 /// What is known of a container's monitor.
-pub(crate) enum MonitorState {
+pub(crate) enum NeighbourState {
     Alive(ProcessId),
     Gone,
     /// The monitor's container takes no turns yet, or is about to go.
     Unknown,
 }
 
-impl MonitorState {
+impl NeighbourState {
     /// What is known of the monitor at `place`, whose container may have turns on the GPU with that UUID.
     pub(crate) fn of(place: &MonitorDir, uuid: &str) -> Self {
         match place.process() {
-            Ok(Some(monitor)) if place.channels(uuid).exists() => MonitorState::Alive(monitor),
-            Ok(None) if place.process_file().exists() => MonitorState::Gone,
-            _ => MonitorState::Unknown,
+            Ok(Some(monitor)) if place.channels(uuid).exists() => NeighbourState::Alive(monitor),
+            Ok(None) if place.process_file().exists() => NeighbourState::Gone,
+            _ => NeighbourState::Unknown,
         }
     }
 }

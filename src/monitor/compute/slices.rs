@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::{Node, NodeKind};
-use crate::monitor::caller::{Targets, threads_by_fd_table};
+use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::compute::shares::{set_slice, was_seen};
 use crate::monitor::driver::{Presence, own_client};
 use crate::monitor::node::{Device, Failure, Rm, kind_at};
@@ -39,6 +39,12 @@ const IDLE_LOOK_MS: u16 = 5000;
 
 /// After how long shares are read though nobody told of a change, for whatever reason.
 const UNHEARD: Duration = Duration::from_secs(60);
+
+/// How much of a process is searched whose descriptor names another file by now: a program has one or two files of
+/// `nvidiactl`, and all its threads have the same.
+const MOST_THREADS: usize = 4;
+const MOST_DESCRIPTORS: usize = 4096;
+const MOST_FILES: usize = 16;
 
 /// Wakes the thread that sets slices when a file of shares has changed.
 pub(crate) fn follow_shares_forever(monitor: &Monitor) {
@@ -144,7 +150,7 @@ pub(crate) fn set_slices(monitor: &Monitor) -> bool {
         for due in due {
             let process = due.reach.process;
             let all = !out_of_reach.contains(&process);
-            let done = set_via_program(monitor, &monitor.targets, &due, all);
+            let done = set_via_program(monitor, &due, all);
             let group = (due.client, due.handle);
             match done {
                 // What the driver refuses of a group that exists, it refuses each time.
@@ -230,23 +236,12 @@ fn is_no_such_object(failure: Failure) -> bool {
     matches!(failure, Failure::Status(status) if nothing.contains(&status))
 }
 
-/// How much of a process is searched whose descriptor names another file by now: a program has one or two files of
-/// `nvidiactl`, and all its threads have the same.
-const MOST_THREADS: usize = 4;
-const MOST_DESCRIPTORS: usize = 4096;
-const MOST_FILES: usize = 16;
-
 /// Sets a slice through the descriptor that its group was made by or, where `all` is set, through another one of
 /// the same process. `None` where no descriptor leads to the group's client.
-pub(crate) fn set_via_program(
-    monitor: &Monitor,
-    targets: &Targets,
-    due: &DueSlice,
-    all: bool,
-) -> Option<Result<(), Failure>> {
+fn set_via_program(monitor: &Monitor, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
     let pid = due.reach.process.pid().cast_signed();
     let through = |tid: i32, descriptor: i32| {
-        let (target, file) = targets.duplicate(tid, descriptor, None).ok()?;
+        let (target, file) = monitor.targets.duplicate(tid, descriptor, None).ok()?;
         // The pid may belong to another process by now.
         if target.process != due.reach.process {
             return None;

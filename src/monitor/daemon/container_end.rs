@@ -1,4 +1,4 @@
-//! The end of a container: the last process behind its listeners has ended.
+//! The end of a listener, when the last process behind it has ended; and the end of the container with its last listener.
 //!
 //! Outside processes may have the container's descriptors and memory, so the monitor searches for them once more before
 //! it exits. Where a program of the host has one, which isn't killed for it, the monitor stays until that program has
@@ -112,7 +112,7 @@ impl ContainerEnd {
             return;
         }
         self.monitor.audit_wait.wake();
-        // The auditor may hang in the driver for ever.
+        // The audit's thread may hang in the driver for ever.
         let end = Arc::clone(self);
         let limited = spawn("end", move || end.wait_for_limit());
         if limited.is_err() {

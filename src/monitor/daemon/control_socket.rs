@@ -1,4 +1,4 @@
-//! Answers questions about the container's state, and changes quotas: one line each way.
+//! Answers questions about the container's state, changes quotas, and takes orders to update: one line each way.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::OwnedFd;
@@ -9,11 +9,11 @@ use crate::events::{Event, Kind};
 use crate::gate::settings::Settings;
 use crate::gate::wire::{Answer, LastSeen, Question};
 use crate::ledger::{Entry, LedgerError};
+use crate::monitor::daemon::peer;
 use crate::monitor::daemon::status::StatusWriter;
 use crate::monitor::daemon::update::Requests;
 use crate::monitor::driver::client_if_open;
 use crate::monitor::log::described;
-use crate::monitor::peer;
 use crate::monitor::shared::Monitor;
 use crate::rm::usage;
 

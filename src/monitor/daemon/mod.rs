@@ -8,13 +8,13 @@
 //! | `audit` | asks driver and kernel what the container has ([`audit_thread`]) |
 //! | `end`, `control` | for a while: limit the container's end, answer a question |
 //!
-//! From the container's first call on ([`threads`](crate::monitor::calls::CallService)):
+//! From the container's first call on ([`CallService`](crate::monitor::calls::CallService)):
 //!
 //! | name | does |
 //! |---|---|
-//! | `calls`, several | each has a queue of listeners and serves their calls, others wait ([`threads`](crate::monitor::calls)) |
-//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`mappings`](crate::monitor::uvm)) |
-//! | `shares`, `shares heard` | set slices, and wait for changes ([`slices`](crate::monitor::compute)) |
+//! | `calls`, several | each has a queue of listeners and serves their calls, others wait |
+//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`uvm`](crate::monitor::uvm)) |
+//! | `shares`, `shares heard` | set slices, and wait for changes ([`compute`](crate::monitor::compute)) |
 //! | `turns` | takes the container off its GPUs and back, where it has turns |
 //!
 //! If the process ends before its container, the container's driver calls fail from then on: its listeners are closed.
@@ -23,6 +23,8 @@ mod audit_thread;
 mod container_end;
 mod control_socket;
 mod deny_list;
+mod peer;
+mod resident;
 mod runtimes;
 mod service;
 mod startup;
@@ -63,8 +65,7 @@ use crate::gate::{inherited, own_cgroup};
 use crate::monitor::caller::{Interrupted, Listener, Listeners};
 use crate::monitor::calls::CallThreads;
 use crate::monitor::compute::end_turns;
-use crate::monitor::peer;
-use crate::monitor::snapshot::{CounterValues, FileNumbers, Snapshot};
+use crate::monitor::snapshot::{CounterValues, FileNumbers, Record, Snapshot};
 use crate::monitor::sync::ChangeFlag;
 use crate::process::ProcessId;
 #[cfg(not(test))]
@@ -278,7 +279,7 @@ impl Daemon {
     fn new_service(
         &self,
         settings: Settings,
-        known: (Vec<crate::monitor::snapshot::Record>, CounterValues, u64),
+        known: (Vec<Record>, CounterValues, u64),
     ) -> io::Result<Service> {
         Service::new(settings, known, &self.listeners, &self.wake)
     }
@@ -479,8 +480,8 @@ impl Daemon {
     }
 
     fn snapshot(&self, service: &Service, asker: &UnixStream) -> Snapshot {
-        let state = &service.monitor;
-        let interrupted = service.monitor.interrupted.as_ref();
+        let monitor = &service.monitor;
+        let interrupted = monitor.interrupted.as_ref();
         let (replies, answered) = interrupted.map(Interrupted::records).unwrap_or_default();
         let listeners = self.listeners.all();
         let listener = |of: &Arc<Listener>| (of.number(), of.descriptor().as_raw_fd());
@@ -495,12 +496,12 @@ impl Daemon {
         Snapshot {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             settings: self.settings.clone(),
-            updates: state.updates + 1,
-            records: state.books().records(),
-            counters: state.counters.values(),
+            updates: monitor.updates + 1,
+            records: monitor.books().records(),
+            counters: monitor.counters.values(),
             replies,
             answered,
-            descriptors: update::kept_descriptors(&service.monitor, descriptors),
+            descriptors: update::kept_descriptors(monitor, descriptors),
             launcher: self.runtimes.launcher_process(),
             had_listener: self.runtimes.had_listener(),
             next_listener: self.next_listener,

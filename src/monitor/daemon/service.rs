@@ -12,11 +12,11 @@ use crate::monitor::calls::CallService;
 use crate::monitor::daemon::audit_thread::AuditThread;
 use crate::monitor::daemon::container_end::ContainerEnd;
 use crate::monitor::daemon::control_socket;
+use crate::monitor::daemon::resident;
 use crate::monitor::daemon::status::StatusWriter;
 use crate::monitor::daemon::update::Requests;
 use crate::monitor::driver::{MonitorClient, resume_client};
 use crate::monitor::node::Device;
-use crate::monitor::resident;
 use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::{
     ClientDescriptors, CounterValues, FileNumbers, KeptReply, Record, Snapshot,
@@ -157,7 +157,8 @@ impl Service {
     /// Answers the questions of a connection, in a thread of its own. Closes it if too many are answered already.
     pub(crate) fn answer_questions(&self, connection: UnixStream, updates: &Arc<Requests>) {
         let open = Arc::clone(&self.connections);
-        if Arc::strong_count(&open) > CONNECTIONS {
+        // The service itself has one more.
+        if Arc::strong_count(&open) > CONNECTIONS + 1 {
             return;
         }
         let (monitor, writer) = (Arc::clone(&self.monitor), Arc::clone(&self.status_writer));

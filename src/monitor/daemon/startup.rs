@@ -24,8 +24,8 @@ pub(super) fn avoid_oom_killer() {
 /// threads that called lately, 4096 exports, and 1024 files of UVM.
 const DESCRIPTORS: u64 = 18 << 10;
 
-/// Raises the limit of open files to [`DESCRIPTORS`], or as far as the host permits: engines start programs with a low default limit, or a lower one. Fails where the limit stays below [`DESCRIPTORS`]:
-/// the error, and the limit.
+/// Raises the limit of open files to [`DESCRIPTORS`], or as far as the host permits: engines start programs with a low
+/// default limit, or a lower one. Fails where the limit stays below [`DESCRIPTORS`]: the error, and the limit.
 pub(super) fn raise_descriptor_limit() -> Result<(), (rustix::io::Errno, u64)> {
     let limit = getrlimit(Resource::Nofile);
     // `None` is no limit.

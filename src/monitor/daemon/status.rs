@@ -16,6 +16,9 @@ use crate::monitor::shared::Monitor;
 use crate::monitor::sync::Lock;
 use crate::process::ProcessId;
 
+/// The shortest time between two writes after changes.
+const INTERVAL: Duration = Duration::from_millis(250);
+
 pub(crate) fn status(monitor: &Monitor) -> Status {
     let books = monitor.books();
     let gpus = monitor.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
@@ -59,9 +62,6 @@ fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
     processes.sort_by_key(|process| Reverse(process.used_bytes.iter().sum::<u64>()));
     processes
 }
-
-/// The shortest time between two writes after changes.
-const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Writes the status file.
 #[derive(Debug)]

@@ -2,7 +2,8 @@
 //!
 //! A decision is a function of the decoded call, of what was found out about the call, of the books, and of the
 //! container's rules. It reads no file and no clock. A question to the driver that is needed only sometimes is given to
-//! it as a function. How calls are read, made, entered and answered is in [`calls`](crate::monitor::calls).
+//! it as a function. How calls are read, made, entered and answered is in
+//! [`calls`](crate::monitor::calls) and [`uvm`](crate::monitor::uvm).
 //!
 //! | decides by | what | file |
 //! |---|---|---|
@@ -13,8 +14,7 @@
 //! | | what nvidia-uvm maps, and managed memory | [`mappings`] |
 //!
 //! A [`Denial`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
-//! would refuse a call, too, for its shape, the files of [`calls`](crate::monitor::calls) give the driver's answer
-//! themselves.
+//! would refuse a call, too, for its shape, the files of these rooms give the driver's answer themselves.
 
 mod channels;
 mod denial;

@@ -10,7 +10,7 @@ use crate::monitor::node::Device;
 use crate::monitor::sync::Lock;
 
 /// The most files that are kept. Each takes a descriptor.
-pub(crate) const MOST_EXPORTS: usize = 4096;
+const MOST_EXPORTS: usize = 4096;
 
 /// The kept files, by number, and when they were last swept.
 #[derive(Debug, Default)]

@@ -111,7 +111,7 @@ pub(crate) fn free_stakes(monitor: &Monitor, _: &OnLane<'_>) {
         }
     }
     if has_freed {
-        // The auditor closes the monitor's client where this stake was the last reason to keep it.
+        // The audit closes the monitor's client where this stake was the last reason to keep it.
         monitor.audit_wait.wake();
     }
 }

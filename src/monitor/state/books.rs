@@ -1,4 +1,4 @@
-//! The books: what the monitor knows of the container, such as its ledger, processes, ranges and devices. Pure.
+//! The books: what the monitor knows of the container, such as its ledger, processes, ranges and devices.
 //!
 //! One thread at a time has the books open, and never while it calls the driver, or reads or writes the caller's
 //! memory. What a snapshot has of the books is changed by [`Books::write`] alone.

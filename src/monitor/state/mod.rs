@@ -6,7 +6,6 @@ mod groups;
 mod lane;
 mod makers;
 mod pace;
-mod self_ranges;
 mod space_ranges;
 
 #[cfg(test)]
@@ -18,8 +17,7 @@ pub(crate) use channels::{ChannelName, Channels};
 pub(crate) use groups::{DueSlice, Groups, MOST_GROUPS, computes};
 pub(crate) use lane::{Lane, OnLane};
 pub(crate) use makers::{Initialization, MOST_FILES};
-pub(crate) use pace::{Depth, Due, Idleness, Occasion, Pace};
-pub(crate) use self_ranges::self_ranges;
+pub(crate) use pace::{Due, Idleness, Occasion, Pace};
 #[cfg(test)]
 pub(crate) use space_ranges::MOST_RANGES;
 pub(crate) use space_ranges::{Mapped, Space, SpaceRanges};

@@ -118,16 +118,6 @@ pub(crate) enum Occasion {
     Refusal,
 }
 
-/// What the driver is asked for one by one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Depth {
-    /// Each client. Figures can't show that a client is gone: memory with two names is shown twice, and memory that a
-    /// call has got before its return is both shown and reserved.
-    Clients,
-    /// Each object.
-    Objects,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::gate::settings::NodeKind;
-use crate::monitor::case::{Case, EarlyReply, begin_on_lane_in_turn};
+use crate::monitor::case::{Case, EarlyReply, enter_lane};
 use crate::monitor::decide::Denial;
 use crate::monitor::log::Topic;
 use crate::monitor::node::Device;
@@ -46,7 +46,7 @@ pub(crate) fn change_on_lane<T>(
 ) -> Result<T, EarlyReply> {
     loop {
         let file = keep_file(case)?;
-        let lane = begin_on_lane_in_turn(case)?;
+        let lane = enter_lane(case)?;
         if !file.is_let_go() {
             refuse_denied(case, &file)?;
             return change(case, &lane, &file);

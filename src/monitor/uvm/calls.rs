@@ -15,7 +15,7 @@ use crate::events::Event;
 use crate::gate::settings::Managed;
 use crate::ledger::{Span, Tree};
 use crate::monitor::caller::{Copy, Reply};
-use crate::monitor::case::{Case, EarlyReply, wait_for_turn};
+use crate::monitor::case::{Case, EarlyReply, wait_for_earlier_call};
 use crate::monitor::decide::{self, Denial, NO_GPU, Verdict};
 use crate::monitor::driver::own_client;
 use crate::monitor::node::Device;
@@ -67,7 +67,7 @@ pub(crate) fn serve_uvm(
                 _ => Ok(case.continued(passed)),
             };
         }
-        Verdict::Execute => wait_for_turn(case)?,
+        Verdict::Execute => wait_for_earlier_call(case)?,
     }
     if decoded.layout.is_none() {
         return Err(Errno::EINVAL.into());

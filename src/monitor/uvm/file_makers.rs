@@ -2,7 +2,8 @@
 //!
 //! Managed memory is freed with the address space in which it is mapped. That address space lives as long as a file
 //! that `UVM_MM_INITIALIZE` made, and that file may have been given to other processes. Then no process lists the
-//! mappings. So a file is ended with its maker, whichever process has it open. [`end_orphaned_files`](crate::monitor::uvm::kept_files::end_orphaned_files) ends it.
+//! mappings. So a file is ended with its maker, whichever process has it open
+//! ([`kept_files`](crate::monitor::uvm::kept_files)).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

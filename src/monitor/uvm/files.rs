@@ -30,7 +30,7 @@ pub(crate) struct UvmFiles {
 #[derive(Debug, Default)]
 pub(crate) struct SweepTimes {
     /// No search for a tick or a death begins before this time. A search for a call that would be refused waits for it
-    /// too, but no longer than 200 ms.
+    /// too, but not long.
     pub(crate) soonest: Option<Instant>,
     /// When a tick may search next.
     pub(crate) next: Option<Instant>,

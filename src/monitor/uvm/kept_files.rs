@@ -95,24 +95,24 @@ pub(crate) fn sweep_files(monitor: &Monitor, occasion: Occasion) {
         return;
     }
     // One thread searches at a time. A call that would be refused waits for the search that goes on.
-    let looks = match occasion {
+    let times = match occasion {
         Occasion::Refusal => Some(monitor.uvm_files.sweep_times.lock()),
         Occasion::Tick | Occasion::Death => monitor.uvm_files.sweep_times.try_lock(),
     };
-    let Some(mut looks) = looks else { return };
-    looks.died |= occasion == Occasion::Death;
+    let Some(mut times) = times else { return };
+    times.died |= occasion == Occasion::Death;
     let due = match occasion {
         Occasion::Refusal => None,
-        Occasion::Tick | Occasion::Death if looks.died => looks.soonest,
-        Occasion::Tick | Occasion::Death => looks.next,
+        Occasion::Tick | Occasion::Death if times.died => times.soonest,
+        Occasion::Tick | Occasion::Death => times.next,
     };
     if due.is_some_and(|due| Instant::now() < due) {
         return;
     }
-    looks.died = false;
-    let mut missed: Vec<_> = files.into_iter().filter(|file| needs_search(monitor, file)).collect();
+    times.died = false;
+    let mut missed: Vec<_> = files.into_iter().filter(|file| needs_search(file)).collect();
     if !missed.is_empty() {
-        let wait = looks.soonest.map(|at| at.saturating_duration_since(Instant::now()));
+        let wait = times.soonest.map(|at| at.saturating_duration_since(Instant::now()));
         std::thread::sleep(wait.unwrap_or_default().min(PATIENCE));
     }
     let begun = Instant::now();
@@ -133,14 +133,14 @@ pub(crate) fn sweep_files(monitor: &Monitor, occasion: Occasion) {
         });
     }
     let (now, rest) = (Instant::now(), begun.elapsed() * REST);
-    (looks.soonest, looks.next) = (Some(now + rest), Some(now + SWEEP.max(rest)));
+    (times.soonest, times.next) = (Some(now + rest), Some(now + SWEEP.max(rest)));
     // The lock is held until the files are ended: another call may be about to be refused for what they keep.
     end_files(monitor, &missed);
-    drop(looks);
+    drop(times);
 }
 
 /// Whether processes have to be searched for the file: it isn't known to be where it was last seen.
-fn needs_search(_monitor: &Monitor, file: &UvmFile) -> bool {
+fn needs_search(file: &UvmFile) -> bool {
     let seen = *file.seen.lock();
     file.is_at(seen) != Some(true)
 }

@@ -35,6 +35,9 @@ use crate::rm::uvm::Range;
 /// running may map late, and the charges change.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// The most mappings of an address space that could be UVM's. No program has as many.
+const MOST_MAPPINGS: usize = 4096;
+
 /// Looks at mappings whenever it is woken. This thread alone waits where the driver or the container holds up
 /// the look.
 pub(crate) fn audit_mappings_forever(monitor: &Monitor) {
@@ -212,7 +215,7 @@ fn withdraw_gpus(monitor: &Monitor, file: &UvmFile, at: u64) {
 }
 
 /// Releases the managed ranges that no process has mapped any more.
-pub(crate) fn release_unmapped_ranges(monitor: &Monitor) {
+fn release_unmapped_ranges(monitor: &Monitor) {
     let processes: Vec<Process> = monitor.books().processes.iter().copied().collect();
     for process in processes {
         let ranges = monitor.books().ranges.of(Space::Managed(process));
@@ -313,11 +316,8 @@ pub(crate) fn dead_with_mapped_memory(monitor: &Monitor, dead: &[Process]) -> BT
     with_ranges.into_iter().filter(is_mapped).collect()
 }
 
-/// The most mappings of an address space that could be UVM's. No program has as many.
-pub(crate) const MOST_MAPPINGS: usize = 4096;
-
 /// Watches each process of the container that has mappings which the process isn't charged for.
-pub(crate) fn watch_uncharged_processes(monitor: &Monitor) {
+fn watch_uncharged_processes(monitor: &Monitor) {
     for pid in container_pids(monitor).into_iter().map(u32::cast_signed) {
         let Some(process) = ProcessId::of(pid).map(Process::from) else { continue };
         let since = Instant::now();
@@ -331,7 +331,7 @@ pub(crate) fn watch_uncharged_processes(monitor: &Monitor) {
 
 /// Those of `mappings` that are no charged managed memory of the process, and were none since `since`, when the
 /// kernel's list began to be read.
-pub(crate) fn uncharged(
+fn uncharged(
     monitor: &Monitor,
     process: Process,
     mappings: &[Mapped],
@@ -345,7 +345,7 @@ pub(crate) fn uncharged(
 
 /// Whether a process has a mapping that overlaps `wanted`, in its address space of now, or in one that it had
 /// when it asked for mappings.
-pub(crate) fn has_mapped(monitor: &Monitor, process: Process, wanted: Mapped) -> bool {
+fn has_mapped(monitor: &Monitor, process: Process, wanted: Mapped) -> bool {
     let then =
         monitor.spaces.of_process(process).into_iter().filter_map(|space| space.read_maps().ok());
     then.chain(current_maps(process)).any(|text| {
@@ -354,7 +354,7 @@ pub(crate) fn has_mapped(monitor: &Monitor, process: Process, wanted: Mapped) ->
 }
 
 /// The mappings in the kernel's list that could be managed memory of UVM's nodes.
-pub(crate) fn mapped_in(monitor: &Monitor, process: Process, list: &str) -> Vec<Mapped> {
+fn mapped_in(monitor: &Monitor, process: Process, list: &str) -> Vec<Mapped> {
     // Where a process has so many mappings, the rest count as UVM's unasked.
     let is_uvm = |(number, of): &(usize, Listed<'_>)| {
         *number >= MOST_MAPPINGS || is_uvm(monitor, process, *of)
@@ -380,6 +380,6 @@ fn is_uvm(monitor: &Monitor, process: Process, of: Listed<'_>) -> bool {
 }
 
 /// Whether two mappings have an address in common.
-pub(crate) fn overlap((from, to): Mapped, (first, end): Mapped) -> bool {
+fn overlap((from, to): Mapped, (first, end): Mapped) -> bool {
     from < end && to > first
 }

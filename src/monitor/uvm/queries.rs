@@ -10,6 +10,9 @@ use crate::rm::number::{
 use crate::rm::uvm::{self, Range};
 use crate::rm::{Key, Layout, Meaning, Release};
 
+/// The size of UVM's smallest pages, in bytes.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
 /// The status of unregistering a GPU; `None` where UVM can't be asked.
 pub(crate) fn unregister_gpu(release: &Release, device: &Device, uuid: &[u8; 16]) -> Option<u32> {
     uvm_status(release, device, UVM_UNREGISTER_GPU, |layout, bytes| {
@@ -34,7 +37,7 @@ pub(crate) fn has_flags(release: &Release, device: &Device, flags: u64) -> bool 
 
 /// The status of a UVM call of the monitor's own, whose zeroed struct `fill` fills. `None` where the release has no
 /// such call, `fill` returns `false`, or the system call fails.
-pub(crate) fn uvm_status(
+fn uvm_status(
     release: &Release,
     device: &Device,
     number: u32,
@@ -48,9 +51,6 @@ pub(crate) fn uvm_status(
     device.call_uvm(release, number, &mut bytes).ok()?;
     layout.view(&bytes)?.u32(Meaning::Status)
 }
-
-/// The size of UVM's smallest pages, in bytes.
-pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// The ranges of a file. An answer is `None` where UVM can't be asked.
 #[derive(Debug, Clone, Copy)]

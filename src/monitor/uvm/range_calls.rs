@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::ledger::{ChargeId, Client, Handle, Span, Tree};
 use crate::monitor::caller::Reply;
-use crate::monitor::case::{Case, EarlyReply, begin_on_lane_in_turn, note_user};
+use crate::monitor::case::{Case, EarlyReply, enter_lane, note_user};
 use crate::monitor::decide::{Denial, chargeable_mapping, freed_spans, plan_map};
 use crate::monitor::driver::{free_stakes, own_client, stake_mappings};
 use crate::monitor::node::{Device, Failure, Rm};
@@ -70,7 +70,7 @@ pub(crate) fn end_mappings(
     case: &mut Case<'_>,
     enter: impl FnOnce(&Case<'_>, u32),
 ) -> Result<Reply, EarlyReply> {
-    let lane = begin_on_lane_in_turn(case)?;
+    let lane = enter_lane(case)?;
     let file = case.monitor.uvm_files.find(case.device()?);
     file.iter().try_for_each(|file| refuse_denied(case, file))?;
     call_uvm(case)?;

@@ -10,7 +10,7 @@ const ROOM_BYTES: u64 = 4 << 30;
 const END: u64 = 1 << 56;
 
 /// First and last address of each range, from the lines of `/proc/self/maps`.
-pub(crate) fn self_ranges(maps: &str) -> Vec<(u64, u64)> {
+pub(crate) fn own_ranges(maps: &str) -> Vec<(u64, u64)> {
     let mut ranges: Vec<(u64, u64)> = Vec::new();
     for line in maps.lines() {
         let ends = line.split(' ').next().and_then(|ends| ends.split_once('-'));
@@ -48,13 +48,13 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
             (0x5555_5555_4000 - room, 0x5555_5570_0000 + room),
             (0x7fff_f7c0_0000 - room, 0x7fff_ffff_f000 + room),
         ];
-        assert_eq!(self_ranges(maps), wanted);
-        assert!(self_ranges("").is_empty());
+        assert_eq!(own_ranges(maps), wanted);
+        assert!(own_ranges("").is_empty());
     }
 
     #[test]
     fn our_own_memory_is_in_them() {
-        let ranges = self_ranges(&std::fs::read_to_string("/proc/self/maps").unwrap());
+        let ranges = own_ranges(&std::fs::read_to_string("/proc/self/maps").unwrap());
         let (boxed, local) = (Box::new(0_u64), 0_u64);
         let later = vec![0_u8; 64 << 20];
         for address in
