@@ -43,14 +43,14 @@ sim:
 # Many tests wait, in `test` for containers and engines: with a thread for each processor, these do nothing then.
 unit test: export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 
-unit: ## test the library alone; needs no privilege and no engine
-	$(CARGO) test --locked --lib
+unit: ## test the libraries alone; needs no privilege and no engine
+	$(CARGO) test --locked --lib -p cgpu -p nvrm
 
 test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests --no-fail-fast
-	$(CARGO) test --locked --no-fail-fast -p cgpu-http -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s -p cgpu-record -p cgpu-pages
+	$(CARGO) test --locked --no-fail-fast -p cgpu-http -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s -p cgpu-record -p cgpu-pages -p nvrm
 
 # The programs of the tests, with all their assertions.
 soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)

@@ -19,8 +19,6 @@ pub mod plan;
 
 pub mod sched;
 
-pub mod rm;
-
 pub mod ledger;
 
 pub mod calls;

@@ -13,7 +13,6 @@ const PURE: &[&str] = &[
     "src/processor.rs",
     "src/gpu.rs",
     "src/calls.rs",
-    "src/rm",
     "src/ledger",
     "src/gate/profile.rs",
     "src/gate/traps.rs",

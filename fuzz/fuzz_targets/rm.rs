@@ -1,9 +1,9 @@
 //! Whatever a container calls the driver with is read to the byte or refused.
 #![no_main]
 
-use cgpu::rm::control::{self, MAX_PIECES_BYTES, Pieces, processes};
-use cgpu::rm::fbinfo::{List, Shown, list, patches};
-use cgpu::rm::{Call, Command, Decoded, Release, decode, low_word, memory, refuse, uvm};
+use nvrm::control::{self, MAX_PIECES_BYTES, Pieces, processes};
+use nvrm::fbinfo::{List, Shown, list, patches};
+use nvrm::{Call, Command, Decoded, Release, decode, low_word, memory, refuse, uvm};
 use libfuzzer_sys::fuzz_target;
 
 /// One release before, between and after the rows of the table.

@@ -36,7 +36,7 @@ use crate::inject::host_nodes::device_root;
 use crate::monitor::daemon::{self, Unanswered};
 use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
-use crate::rm::{Release, ReleaseError, Version, about};
+use nvrm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.
 pub(crate) const MONITOR: &str = "cgpu-monitor";

@@ -6,7 +6,7 @@ use super::devices::{LAST_GPU_MINOR, allows_every_device};
 use super::shape::{is_bind, number, plain, text};
 use crate::request::brought::{DriNode, by_cli_hook, device_mount, is_cdi_annotation};
 use crate::request::{Brought, BroughtGpu, BroughtName, Quoted};
-use crate::rm::NVIDIA_MAJOR;
+use nvrm::NVIDIA_MAJOR;
 
 /// The names of NVIDIA's hook that brings GPUs and the driver's files.
 const NVIDIA_HOOKS: [&str; 2] = ["nvidia-container-runtime-hook", "nvidia-container-toolkit"];

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::edits::{DeviceNode, Edits};
 use super::shape::{Misshapen, list, mounts, number, plain, text};
-use crate::rm::NVIDIA_MAJOR;
+use nvrm::NVIDIA_MAJOR;
 
 /// The last minor number of a GPU; 254 and 255 are modeset and control.
 pub(super) const LAST_GPU_MINOR: i64 = 253;

@@ -19,7 +19,7 @@ use crate::inject::device_numbers::{Module, NodeRights, character_majors, identi
 use crate::inject::root::Root;
 use crate::inject::{find, host_nodes};
 use crate::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Settings, Source};
-use crate::rm::Version;
+use nvrm::Version;
 
 /// NVIDIA's kernel modules, as `/sys/module` calls them.
 const MODULES: [&str; 4] = ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"];

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use crate::config::Inject;
 pub use crate::engines::{Flaw, Kind as EngineKind, Seen};
 use crate::plan::Kind;
-use crate::rm::Version;
+use nvrm::Version;
 
 /// A host.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //!
 //! Pure: the input is the architecture, number and arguments that the kernel reports. Other calls are not known here.
 
-use crate::rm::{Command, low_word};
+use nvrm::{Command, low_word};
 
 /// `AUDIT_ARCH_*` of linux/audit.h.
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;

@@ -8,9 +8,9 @@
 use std::sync::LazyLock;
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::release::{Change, RELEASES};
-use crate::rm::{Command, Key, Layout};
+use nvrm::number::*;
+use nvrm::release::{Change, RELEASES};
+use nvrm::{Command, Key, Layout};
 
 /// Calls on `nvidiactl` and `nvidiaN` that are trapped, and why.
 const ESCAPES: &[(u32, &str)] = &[

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::calls::{Calls, Durations};
-use crate::rm::usage::ALL_OF_IT;
 use crate::sched::Round;
+use nvrm::usage::ALL_OF_IT;
 
 /// What a program asks over the control socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,7 +17,7 @@ use thiserror::Error;
 use super::catalogue::{self, Datum};
 use super::driver::{Capability, Driver, DriverFile, Use, Width};
 use super::root::{Found, Root};
-use crate::rm::Version;
+use nvrm::Version;
 
 /// The largest cache of the dynamic linker that is read, in bytes.
 const LINKER_CACHE_BYTES: u64 = 64 << 20;

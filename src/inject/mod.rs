@@ -34,8 +34,8 @@ use crate::config::{Config, Inject};
 use crate::gpu::Inventory;
 use crate::plan::Plan;
 use crate::request::Brought;
-use crate::rm::Version;
 use driver::Capability;
+use nvrm::Version;
 
 use cdi::{CdiError, HostFacts, Specifications, Wanted};
 

@@ -12,7 +12,7 @@ use crate::bundle::{Bundle, Edits};
 use crate::config::Config;
 use crate::gpu::Inventory;
 use crate::plan::Plan;
-use crate::rm::Version;
+use nvrm::Version;
 
 use super::driver::DriverFile;
 use super::find::{self, FindError};

@@ -18,7 +18,7 @@ use super::host_nodes::{HostNodeError, HostNodes, Numbers};
 use crate::bundle::{Bind, DeviceNode, Withheld};
 use crate::gpu::Inventory;
 use crate::plan::Plan;
-use crate::rm::NVIDIA_MAJOR;
+use nvrm::NVIDIA_MAJOR;
 
 /// The edits that give a container the nodes of its GPUs and no other's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -18,7 +18,6 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::request::Quoted;
-use crate::rm;
 
 /// What all variables with demands begin with.
 const PREFIX: &str = "NVIDIA_REQUIRE_";
@@ -91,7 +90,7 @@ pub struct Facts {
     /// The newest CUDA that the driver runs.
     pub cuda: Option<Version>,
     /// The driver.
-    pub driver: Option<rm::Version>,
+    pub driver: Option<nvrm::Version>,
     /// The GPU's compute capability.
     pub arch: Option<Version>,
     /// The GPU's brand as NVML calls it, as `Tesla`; case doesn't matter.
@@ -209,7 +208,7 @@ fn release(legacy: &str) -> Option<Version> {
 /// The CUDA that a driver brings; `None` for branches before the table's first and after its
 /// last, of which it can't be told.
 #[must_use]
-pub fn cuda_of(driver: rm::Version) -> Option<Version> {
+pub fn cuda_of(driver: nvrm::Version) -> Option<Version> {
     let (newest, _) = BRINGS.last()?;
     if driver.branch > *newest {
         return None;
@@ -221,7 +220,7 @@ pub fn cuda_of(driver: rm::Version) -> Option<Version> {
 impl Facts {
     /// What is known of a host by its driver alone.
     #[must_use]
-    pub fn of_driver(driver: rm::Version) -> Self {
+    pub fn of_driver(driver: nvrm::Version) -> Self {
         Facts { cuda: cuda_of(driver), driver: Some(driver), ..Facts::default() }
     }
 }
@@ -249,8 +248,8 @@ impl Version {
     }
 }
 
-impl From<rm::Version> for Version {
-    fn from(driver: rm::Version) -> Self {
+impl From<nvrm::Version> for Version {
+    fn from(driver: nvrm::Version) -> Self {
         let patch = driver.patch.unwrap_or(0);
         Version([driver.branch.into(), driver.minor.into(), patch.into(), 0])
     }
@@ -467,7 +466,7 @@ mod tests {
                          brand=unknown,driver>=470,driver<471 brand=geforce,driver>=470,driver<471 \
                          brand=tesla,driver>=535,driver<536 brand=unknown,driver>=535,driver<536";
 
-    fn driver(text: &str) -> rm::Version {
+    fn driver(text: &str) -> nvrm::Version {
         text.parse().unwrap()
     }
 

@@ -43,5 +43,5 @@ pub use source::{LoadError, Settings, Source, cached};
 #[must_use]
 pub fn driver_version(proc_root: &Path) -> Option<String> {
     let banner = std::fs::read_to_string(proc_root.join("driver/nvidia/version")).ok()?;
-    crate::rm::Version::in_banner(&banner).map(|version| version.to_string())
+    nvrm::Version::in_banner(&banner).map(|version| version.to_string())
 }

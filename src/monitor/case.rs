@@ -27,9 +27,9 @@ use crate::monitor::node::{Device, Failure, Rm};
 use crate::monitor::shared::{Monitor, OpenBooks};
 use crate::monitor::snapshot::Count;
 use crate::monitor::state::OnLane;
-use crate::rm::call::Object;
-use crate::rm::number::{NV_ERR_OBJECT_NOT_FOUND, NV_OK};
-use crate::rm::{self, Answer, Command, Layout, Meaning, refuse};
+use nvrm::call::Object;
+use nvrm::number::{NV_ERR_OBJECT_NOT_FOUND, NV_OK};
+use nvrm::{Answer, Command, Layout, Meaning, refuse};
 
 /// The reply to a caller that doesn't wait any more. Nothing was done.
 const INTERRUPTED: EarlyReply = Reply::Errno(Errno::EINTR as i32);
@@ -115,7 +115,7 @@ impl<'a> Case<'a> {
     /// The descriptor on which the caller made the call.
     pub(crate) fn descriptor(&self) -> i32 {
         let [descriptor, ..] = self.notice.data.args;
-        rm::low_word(descriptor).cast_signed()
+        nvrm::low_word(descriptor).cast_signed()
     }
 
     pub(crate) fn target(&self) -> Result<&Target, EarlyReply> {
@@ -343,7 +343,7 @@ pub(crate) fn continue_other_call(case: &mut Case<'_>) -> Reply {
 
 /// Answers a call as if the driver had made it.
 pub(crate) fn pretended(case: &mut Case<'_>) -> EarlyReply {
-    let answered = case.answer(Answer::Status(rm::number::NV_OK));
+    let answered = case.answer(Answer::Status(nvrm::number::NV_OK));
     case.effects.counted = Count::Executed;
     answered
 }

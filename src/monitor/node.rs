@@ -20,15 +20,15 @@ use rustix::path::Arg;
 
 use crate::gate::settings::{Identity, Node, NodeKind};
 use crate::gate::syscall;
-use crate::rm::channel::ANY_CHANNEL;
-use crate::rm::number::{
+use nvrm::channel::ANY_CHANNEL;
+use nvrm::number::{
     NV_ERR_OBJECT_NOT_FOUND, NV_ERR_OUT_OF_RANGE, NV_ESC_RM_ALLOC, NV_ESC_RM_CONTROL,
     NV_ESC_RM_FREE, NV_OK, NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE,
     NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, NV01_DEVICE_0, NV01_ROOT_CLIENT, NV20_SUBDEVICE_0,
     NV0041_CTRL_CMD_GET_SURFACE_INFO, NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE,
     NV2080_CTRL_CMD_GPU_GET_GID_INFO,
 };
-use crate::rm::{Command, Key, Layout, Meaning, Release, about, export};
+use nvrm::{Command, Key, Layout, Meaning, Release, about, export};
 
 /// Asks a test's driver in memory; `None` where the file does not belong to that driver.
 #[cfg(test)]

@@ -21,8 +21,8 @@ use crate::monitor::snapshot::{Count, CounterValues, Counters, Record};
 use crate::monitor::state::{Books, Idleness, Lane, Pace};
 use crate::monitor::sync::{ChangeFlag, Lock, Work};
 use crate::monitor::uvm::{AddressSpaces, UvmFiles};
-use crate::rm::release::Standing;
-use crate::rm::{Release, about};
+use nvrm::release::Standing;
+use nvrm::{Release, about};
 
 /// The monitor of a container. The rooms have functions that take it; a room uses the functions and the fields of those
 /// below it alone. The fields stand in the order of the rooms that their types are of, the lowest first.

@@ -1,6 +1,6 @@
 use cgpu::gate::wire::{Answer, Question};
-use cgpu::rm::class::Use;
-use cgpu::rm::number::NV01_CONTEXT_DMA;
+use nvrm::class::Use;
+use nvrm::number::NV01_CONTEXT_DMA;
 
 use crate::host::{MIB, Monitor, QUOTA, Said, TOTAL, path, program, script, until, wait};
 
@@ -346,7 +346,7 @@ fn by_the_number_of_old_no_memory_is_had_and_the_quota_is_told() {
 #[test]
 fn what_would_keep_memory_alive_is_refused_and_the_driver_not_asked() {
     let monitor = Monitor::new();
-    let keeping = cgpu::rm::class::CLASSES.iter().filter(|of| of.does == Use::KeepsAlive);
+    let keeping = nvrm::class::CLASSES.iter().filter(|of| of.does == Use::KeepsAlive);
     let classes = keeping.map(|of| of.class);
     // A context DMA ends with its memory.
     let classes: Vec<u32> = classes.filter(|class| *class != NV01_CONTEXT_DMA).collect();

@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use cgpu::gate::is_decided_by_monitor;
 use cgpu::ledger::{Bounds, Client, Entry, Handle, Ledger, LedgerError, Shown, Span, Tree};
 use cgpu::monitor::decide::{Verdict, judge, judge_uvm};
-use cgpu::rm::class::{Use, class_use};
-use cgpu::rm::control::{Known, Pieces, check, known, processes};
-use cgpu::rm::memory;
-#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use cgpu::rm::number::*;
-use cgpu::rm::{self, Command, Meaning, Release, control, fbinfo, uvm};
 use cgpu_record::corpus::{self, Line, MAX_FILE_BYTES, Map};
+use nvrm::class::{Use, class_use};
+use nvrm::control::{Known, Pieces, check, known, processes};
+use nvrm::memory;
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use nvrm::number::*;
+use nvrm::{Command, Meaning, Release, control, fbinfo, uvm};
 
-/// Calls that are not trapped, and why nothing has to be seen of them. Those of `rm::number` that are
+/// Calls that are not trapped, and why nothing has to be seen of them. Those of `nvrm::number` that are
 /// trapped at their known sizes are not among them.
 pub(crate) const UNTRAPPED: &[(u32, &str)] = &[
     (NV_ESC_RM_SHARE, "lends an object, whose memory is charged to its owner"),
@@ -82,7 +82,7 @@ fn decide_control(release: &Release, command: u32, flags: u32, params: &[u8]) ->
         Known::Nested if Pieces::of(command, params).is_err() => return wrong_size(),
         Known::Memory if fbinfo::list(release, command, params).is_err() => return wrong_size(),
         Known::Processes if !processes::is_size(command, params.len()) => return wrong_size(),
-        Known::Exports(does) if rm::export::layout(release, does, params.len()).is_none() => {
+        Known::Exports(does) if nvrm::export::layout(release, does, params.len()).is_none() => {
             return wrong_size();
         }
         _ if params.len() > control::MAX_PARAMS_BYTES => return wrong_size(),
@@ -95,7 +95,7 @@ fn decide_control(release: &Release, command: u32, flags: u32, params: &[u8]) ->
 fn decide(release: &Release, call: &corpus::Call) -> Decision {
     let command = Command::of_ioctl(call.request);
     let named = format!("escape {} of {} bytes", command.number(), command.size());
-    let decoded = rm::decode(release, command, &call.bytes.before.0);
+    let decoded = nvrm::decode(release, command, &call.bytes.before.0);
     let mut decoded = decoded.map_err(|refusal| format!("{named}: {refusal}"))?;
     if !is_decided_by_monitor(call.request) {
         let found = UNTRAPPED.iter().find(|(number, _)| *number == command.number());
@@ -103,19 +103,19 @@ fn decide(release: &Release, call: &corpus::Call) -> Decision {
             found.ok_or_else(|| format!("{named} is not trapped, and nobody says why"))?;
         return Ok(format!("{named}: not trapped, {why}"));
     }
-    if let rm::Call::Wrapped { command, .. } = decoded.call {
+    if let nvrm::Call::Wrapped { command, .. } = decoded.call {
         let inner =
             call.wrapped.as_ref().ok_or_else(|| format!("{named}: what it wraps was not read"))?;
-        decoded = rm::decode(release, command, &inner.before.0)
+        decoded = nvrm::decode(release, command, &inner.before.0)
             .map_err(|refusal| format!("{named}: {refusal}"))?;
     }
     let params = call.params.as_ref().map(|params| params.before.0.as_slice());
     let what = match decoded.call {
-        rm::Call::Control { command, flags, .. } => {
+        nvrm::Call::Control { command, flags, .. } => {
             decide_control(release, command, flags, params.unwrap_or_default())
         }
-        rm::Call::Alloc(alloc) => decide_class(release, alloc.class, params),
-        rm::Call::AllocMemory { class, .. } | rm::Call::AllocObject { class, .. } => {
+        nvrm::Call::Alloc(alloc) => decide_class(release, alloc.class, params),
+        nvrm::Call::AllocMemory { class, .. } | nvrm::Call::AllocObject { class, .. } => {
             match class_use(class).does {
                 Use::Unknown => Err(format!("class {class:#x} is not known")),
                 _ => Ok(format!("class {class:#x}")),
@@ -190,46 +190,48 @@ impl Account {
     fn enter_escape(&mut self, call: &corpus::Call) {
         let mut command = Command::of_ioctl(call.request);
         let mut copies = &call.bytes;
-        let Ok(mut before) = rm::decode(&self.release, command, &copies.before.0) else { return };
-        if let (rm::Call::Wrapped { command: inner, .. }, Some(wrapped)) =
+        let Ok(mut before) = nvrm::decode(&self.release, command, &copies.before.0) else { return };
+        if let (nvrm::Call::Wrapped { command: inner, .. }, Some(wrapped)) =
             (before.call, &call.wrapped)
         {
             (command, copies) = (inner, wrapped);
-            let Ok(decoded) = rm::decode(&self.release, command, &copies.before.0) else { return };
+            let Ok(decoded) = nvrm::decode(&self.release, command, &copies.before.0) else {
+                return;
+            };
             before = decoded;
         }
         let status =
             before.layout.and_then(|layout| layout.view(copies.after())?.u32(Meaning::Status));
-        let Ok(after) = rm::decode(&self.release, command, copies.after()) else { return };
+        let Ok(after) = nvrm::decode(&self.release, command, copies.after()) else { return };
         if status != Some(NV_OK) {
             return;
         }
         match (before.call, after.call) {
-            (rm::Call::Alloc(asked), rm::Call::Alloc(made)) => self.made(&asked, &made, call),
+            (nvrm::Call::Alloc(asked), nvrm::Call::Alloc(made)) => self.made(&asked, &made, call),
             (
-                rm::Call::VidHeap { client, parent, function },
-                rm::Call::VidHeap { function: done, .. },
+                nvrm::Call::VidHeap { client, parent, function },
+                nvrm::Call::VidHeap { function: done, .. },
             ) => {
                 let client = Client(client);
-                if let rm::call::VidHeap::Free { handle } = function {
+                if let nvrm::call::VidHeap::Free { handle } = function {
                     self.ledger.free(client, Handle(handle));
                 }
-                if let rm::call::VidHeap::Alloc { class, size_bytes, layout, .. } = function
-                    && let rm::call::VidHeap::Alloc { handle, .. } = done
+                if let nvrm::call::VidHeap::Alloc { class, size_bytes, layout, .. } = function
+                    && let nvrm::call::VidHeap::Alloc { handle, .. } = done
                     && class_use(class).does == Use::Takes
                 {
                     let given = memory::given_bytes(layout, copies.after());
                     self.take(given.unwrap_or(size_bytes), client, Handle(parent), Handle(handle));
                 }
             }
-            (rm::Call::Free(object), _) if object.handle == object.client => {
+            (nvrm::Call::Free(object), _) if object.handle == object.client => {
                 self.clients.remove(&object.client);
                 self.ledger.close(Client(object.client));
             }
-            (rm::Call::Free(object), _) => {
+            (nvrm::Call::Free(object), _) => {
                 self.ledger.free(Client(object.client), Handle(object.handle))
             }
-            (rm::Call::Dup { source_client, source, .. }, rm::Call::Dup { object, .. }) => {
+            (nvrm::Call::Dup { source_client, source, .. }, nvrm::Call::Dup { object, .. }) => {
                 let source = (Client(source_client), Handle(source));
                 let (client, parent) = (Client(object.client), Handle(object.parent));
                 self.ledger.duplicate(source, client, parent, Handle(object.handle), Shown::Here);
@@ -238,7 +240,7 @@ impl Account {
         }
     }
 
-    fn made(&mut self, asked: &rm::call::Alloc, made: &rm::call::Alloc, call: &corpus::Call) {
+    fn made(&mut self, asked: &nvrm::call::Alloc, made: &nvrm::call::Alloc, call: &corpus::Call) {
         let (client, parent, handle) = (made.object.client, made.object.parent, made.object.handle);
         if [NV01_ROOT, NV01_ROOT_NON_PRIV, NV01_ROOT_CLIENT].contains(&asked.class) {
             self.clients.insert(handle);

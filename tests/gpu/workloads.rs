@@ -1,13 +1,13 @@
-//! What a published list says that workloads call (`fixtures/rm/workloads.tsv`): each is served, or is
+//! What a published list says that workloads call (`workloads.tsv`): each is served, or is
 //! in [`NOT_SERVED`] with the reason, which users are told.
 
 use std::collections::BTreeSet;
 
 use cgpu::monitor::decide::{Verdict, judge};
-use cgpu::rm::call::{Alloc, Object};
-use cgpu::rm::class::class_use;
-use cgpu::rm::control::{Known, check};
-use cgpu::rm::{Call, Key, Release, uvm};
+use nvrm::call::{Alloc, Object};
+use nvrm::class::class_use;
+use nvrm::control::{Known, check};
+use nvrm::{Call, Key, Release, uvm};
 
 use crate::replay::UNTRAPPED;
 
@@ -62,7 +62,7 @@ fn is_served(release: &Release, kind: &str, number: u32) -> bool {
 }
 
 fn workloads() -> Vec<(String, u32, String)> {
-    let text = include_str!("../fixtures/rm/workloads.tsv");
+    let text = include_str!("workloads.tsv");
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines
         .map(|line| {

@@ -15,8 +15,8 @@ use crate::gate::settings::{self, Node};
 use crate::monitor::daemon::{Failure, try_slice};
 use crate::process::boot_id;
 use crate::replace::replace;
-use crate::rm::Release;
-use crate::rm::number::NV_ERR_NOT_SUPPORTED;
+use nvrm::Release;
+use nvrm::number::NV_ERR_NOT_SUPPORTED;
 
 /// The file in the state's directory.
 const TRIED: &str = "slices-tried";

@@ -11,8 +11,8 @@ use crate::gate::settings::Settings;
 use crate::monitor::daemon::examine;
 use crate::process::boot_id;
 use crate::replace::replace;
-use crate::rm::Release;
-use crate::rm::release::Standing;
+use nvrm::Release;
+use nvrm::release::Standing;
 
 /// The file in the state's directory that names the driver that answered, and the boot.
 const ANSWERED: &str = "driver-answered";

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::spec::Node;
 use crate::bundle::plain;
-use crate::rm::NVIDIA_MAJOR;
+use nvrm::NVIDIA_MAJOR;
 
 /// Major number of the kernel's graphics (`Documentation/admin-guide/devices.txt`).
 const DRM_MAJOR: i64 = 226;

@@ -16,7 +16,7 @@ use thiserror::Error;
 use super::merge::{Collected, Seen};
 use super::nature::{Nature, nature};
 use super::spec::Node;
-use crate::rm::{NVIDIA_MAJOR, Version};
+use nvrm::{NVIDIA_MAJOR, Version};
 
 /// Libraries whose names end in the driver's version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];

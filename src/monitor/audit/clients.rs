@@ -33,7 +33,7 @@ use crate::monitor::processes::{
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Books, NO_CLIENT};
 use crate::process::ProcessId;
-use crate::rm::about::Held;
+use nvrm::about::Held;
 
 /// The clients and the processes that were seen with them. A process is in several pairs where it used several clients.
 fn client_users(books: &Books) -> impl Iterator<Item = (Client, Process)> {

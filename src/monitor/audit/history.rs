@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::ledger::Process;
 use crate::monitor::state::{Books, Occasion};
 use crate::monitor::sync::Lock;
-use crate::rm::about::Held;
+use nvrm::about::Held;
 
 /// The shortest pause between two audits for calls that would be refused.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(4);

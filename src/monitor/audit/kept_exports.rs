@@ -19,8 +19,8 @@ use crate::monitor::node::{Device, Failure};
 use crate::monitor::processes::open_files;
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Books, OnLane};
-use crate::rm::export;
-use crate::rm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
+use nvrm::export;
+use nvrm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 
 /// How often the container's processes are searched for the kept files.
 const SWEEP: Duration = Duration::from_secs(1);

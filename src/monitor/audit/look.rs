@@ -29,7 +29,7 @@ use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Occasion, OnLane, Space};
 use crate::monitor::uvm::{UvmFile, dead_with_mapped_memory, end_files, sweep_files};
 use crate::process::ProcessId;
-use crate::rm::about::Held;
+use nvrm::about::Held;
 
 /// The longest wait of a call that would be refused. The driver may hold up an audit for ever, and other calls need the
 /// thread of a call that waits.

@@ -24,7 +24,7 @@ use crate::monitor::node::Device;
 use crate::monitor::snapshot::KeptReply;
 use crate::monitor::sync::Lock;
 use crate::process::ProcessId;
-use crate::rm::call::Object;
+use nvrm::call::Object;
 
 /// How many replies are kept.
 const MOST_KEPT: usize = 32;

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 
 use crate::monitor::caller::target::Target;
 use crate::monitor::node::Buffer;
-use crate::rm::{Layout, Meaning, control};
+use nvrm::{Layout, Meaning, control};
 
 /// Bytes that are copied at once: no machine has smaller pages.
 const PAGE_BYTES: usize = 4096;

@@ -20,11 +20,11 @@ use crate::monitor::decide::{memory_asked, semaphore_surface, shown_memory};
 use crate::monitor::driver::free_stakes;
 use crate::monitor::node::Buffer;
 use crate::monitor::state::OnLane;
-use crate::rm::call::{Alloc, Object, VidHeap};
-use crate::rm::class::Use;
+use nvrm::call::{Alloc, Object, VidHeap};
+use nvrm::class::Use;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::{Layout, Meaning, memory};
+use nvrm::number::*;
+use nvrm::{Layout, Meaning, memory};
 
 /// The size of a mask of access rights, in bytes (`RS_ACCESS_MASK`, rs_access.h).
 const RIGHTS_BYTES: usize = 4;

@@ -18,11 +18,11 @@ use crate::monitor::decide::{self, Denial, nth_handle};
 use crate::monitor::driver::{Presence, presence};
 use crate::monitor::log::Refuser;
 use crate::monitor::state::{Books, OnLane};
-use crate::rm::about::Uuid;
-use crate::rm::call::Object;
+use nvrm::about::Uuid;
+use nvrm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::{Answer, Layout, Meaning};
+use nvrm::number::*;
+use nvrm::{Answer, Layout, Meaning};
 
 /// An object that is to be made, and where the call's struct has its handle.
 #[derive(Debug, Clone, Copy)]

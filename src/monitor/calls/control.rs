@@ -1,6 +1,6 @@
 //! `NV_ESC_RM_CONTROL`: makes a control on copies of its parameters and of what the parameters point at.
 //!
-//! [`control()`] looks the control up in the [table](crate::rm::control), copies the parameters, checks the clients
+//! [`control()`] looks the control up in the [table](nvrm::control), copies the parameters, checks the clients
 //! that they name, and makes the control in the way of its kind. The driver follows addresses in the memory of the
 //! process that asks it, the monitor. So no address that the caller chose is left in what the driver is given. An opaque
 //! control is made as it is, unless its parameters hold an address of the monitor's own.
@@ -23,17 +23,17 @@ use crate::monitor::compute::{note_slice_tried, round_of_groups, set_slice};
 use crate::monitor::decide::{Denial, shown_memory};
 use crate::monitor::snapshot::Reach;
 use crate::monitor::state::{ChannelName, DueSlice};
-use crate::rm::call::Object;
-use crate::rm::control::{
+use crate::sched::slice_us;
+use nvrm::call::Object;
+use nvrm::control::{
     Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
 };
-use crate::rm::number::{
+use nvrm::number::{
     NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT,
     NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, NVA06C_CTRL_CMD_GPFIFO_SCHEDULE,
     NVA06C_CTRL_CMD_SET_TIMESLICE, NVA06F_CTRL_CMD_GPFIFO_SCHEDULE,
 };
-use crate::rm::{Answer, Call, Meaning, fbinfo};
-use crate::sched::slice_us;
+use nvrm::{Answer, Call, Meaning, fbinfo};
 
 /// Places in `NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS` (ctrl2080gr.h): the flags, whose lowest bit sets the
 /// compute mode, and the compute mode. In the mode [`CILP`] no kernel outlasts a slice.

@@ -2,8 +2,8 @@
 
 use crate::monitor::caller::Copy;
 use crate::monitor::case::{Case, EarlyReply, begin};
-use crate::rm::Meaning;
-use crate::rm::number::NV_OK;
+use nvrm::Meaning;
+use nvrm::number::NV_OK;
 
 /// The most bytes of parameters with which an answer is kept for an interrupted caller. A control with more only tells
 /// something, and can be made again.

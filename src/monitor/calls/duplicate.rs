@@ -10,7 +10,7 @@ use crate::monitor::case::{Case, EarlyReply, begin_on_lane, note_user};
 use crate::monitor::decide::{Denial, room_for_name};
 use crate::monitor::driver::{stake_behind, stake_name};
 use crate::monitor::state::OnLane;
-use crate::rm::call::Object;
+use nvrm::call::Object;
 
 pub(crate) fn duplicate(
     case: &mut Case<'_>,

@@ -28,11 +28,11 @@ use crate::monitor::driver::{
 };
 use crate::monitor::node::Device;
 use crate::monitor::state::OnLane;
-use crate::rm::call::Object;
-use crate::rm::export::{self, Does, Places};
+use nvrm::call::Object;
+use nvrm::export::{self, Does, Places};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::{Answer, Layout};
+use nvrm::number::*;
+use nvrm::{Answer, Layout};
 
 /// Makes a control on the file of a descriptor of the caller's, by the monitor's own descriptor of the same file.
 pub(crate) fn export_or_import(

@@ -9,8 +9,8 @@ use crate::monitor::decide::{self, Denial};
 use crate::monitor::shared::OpenBooks;
 use crate::monitor::snapshot::{Reach, Record};
 use crate::monitor::state::{OnLane, computes};
-use crate::rm::call::{Alloc, Object};
-use crate::rm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
+use nvrm::call::{Alloc, Object};
+use nvrm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 
 /// A class above this number that ends in [`ANY_CHANNEL`] is a channel's.
 const HIGHEST_OBJECT: u32 = 0xff;

@@ -39,8 +39,8 @@ use crate::monitor::snapshot::Count;
 use crate::monitor::uvm::{
     cancel_initialization, end_earlier_initialization, serve_map, serve_uvm,
 };
-use crate::rm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE, NV_OK};
-use crate::rm::{self, Answer, Call, Command, Decoded, Refusal, refuse};
+use nvrm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE, NV_OK};
+use nvrm::{Answer, Call, Command, Decoded, Refusal, refuse};
 
 pub(crate) fn serve(case: &mut Case<'_>) {
     if case.monitor.uvm_files.may_be_underway.load(Ordering::SeqCst) {
@@ -166,7 +166,7 @@ fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u32) -> Result<()
         return Ok(());
     }
     let command = Command::of_ioctl(request);
-    match rm::decode(&case.monitor.release, command, &vec![0; command.size()]) {
+    match nvrm::decode(&case.monitor.release, command, &vec![0; command.size()]) {
         Err(refusal) => Err(case.deny(&refusal.into())),
         Ok(_) => Err(case.answer(Answer::Errno(refuse::EINVAL))),
     }
@@ -212,12 +212,13 @@ fn read_escape(case: &mut Case<'_>, request: u32, argument: u64) -> Result<ReadE
     let mut command = Command::of_ioctl(request);
     let mut address = argument;
     case.read_struct(address, command.size()).map_err(Unread::Memory)?;
-    let mut decoded = rm::decode(release, command, &case.scratch.bytes).map_err(Unread::Refused)?;
+    let mut decoded =
+        nvrm::decode(release, command, &case.scratch.bytes).map_err(Unread::Refused)?;
     let mut wrapped = false;
     if let Call::Wrapped { command: inner, address: at } = decoded.call {
         (command, address, wrapped) = (inner, at, true);
         case.read_struct(address, command.size()).map_err(Unread::Memory)?;
-        decoded = rm::decode(release, command, &case.scratch.bytes).map_err(Unread::Refused)?;
+        decoded = nvrm::decode(release, command, &case.scratch.bytes).map_err(Unread::Refused)?;
     }
     let verdict = decide::judge(release, &decoded.call);
     Ok(ReadEscape { command, address, decoded, verdict, wrapped })

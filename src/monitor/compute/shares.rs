@@ -9,9 +9,9 @@ use crate::monitor::node::{Failure, Rm};
 use crate::monitor::state::DueSlice;
 use crate::monitor::sync::{Lock, Notifier};
 use crate::registry::share::Turns;
-use crate::rm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
-use crate::rm::usage::Sample;
 use crate::sched::{Round, Span};
+use nvrm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
+use nvrm::usage::Sample;
 
 /// How far samples reach back: a process that is new isn't in them yet.
 const GRACE: Duration = Duration::from_secs(15);

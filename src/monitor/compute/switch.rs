@@ -8,7 +8,7 @@ use crate::monitor::driver::{MonitorClient, Presence, own_client};
 use crate::monitor::node::Failure;
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::ChannelName;
-use crate::rm::channel::MOST_CHANNELS;
+use nvrm::channel::MOST_CHANNELS;
 
 /// For how long a channel that the driver doesn't have may still be in the making.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);

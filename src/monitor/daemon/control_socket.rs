@@ -15,7 +15,7 @@ use crate::monitor::daemon::update::Requests;
 use crate::monitor::driver::client_if_open;
 use crate::monitor::log::described;
 use crate::monitor::shared::Monitor;
-use crate::rm::usage;
+use nvrm::usage;
 
 /// The longest question, in bytes.
 const MOST_BYTES: u64 = 4096;

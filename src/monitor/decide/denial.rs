@@ -1,7 +1,7 @@
 //! Why a call is refused: the words for the log, and the answer for the caller.
 //!
 //! The driver itself gives this answer for a similar reason, so that programs understand it. Where the tables of
-//! [`rm`](crate::rm) don't know a call, or don't allow it, they give the reason: a [`Refusal`].
+//! [`rm`](nvrm) don't know a call, or don't allow it, they give the reason: a [`Refusal`].
 //!
 //! # To add a reason
 //!
@@ -15,9 +15,9 @@ use thiserror::Error;
 
 use crate::ledger::{LedgerError, Usage};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::refuse::{ENOMEM, EPERM, OVER_QUOTA};
-use crate::rm::{Answer, Refusal};
+use nvrm::number::*;
+use nvrm::refuse::{ENOMEM, EPERM, OVER_QUOTA};
+use nvrm::{Answer, Refusal};
 
 /// Why a call is refused.
 #[derive(Debug, Error, PartialEq, Eq)]

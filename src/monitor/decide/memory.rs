@@ -2,12 +2,12 @@
 
 use crate::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use crate::monitor::decide::denial::Denial;
-use crate::rm::class::Use;
-use crate::rm::fbinfo::Shown;
-use crate::rm::memory::{self, Memory};
+use nvrm::class::Use;
+use nvrm::fbinfo::Shown;
+use nvrm::memory::{self, Memory};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::{Key, Meaning, Release};
+use nvrm::number::*;
+use nvrm::{Key, Meaning, Release};
 
 /// The bytes of a page: memory is charged in whole pages.
 const PAGE_BYTES: u64 = 4096;

@@ -4,9 +4,9 @@
 use crate::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError, Shown};
 use crate::monitor::decide::denial::Denial;
 use crate::monitor::state::BOUNDS;
-use crate::rm::call::Object;
-use crate::rm::export::{Does, Places};
-use crate::rm::number::NV_ERR_STATE_IN_USE;
+use nvrm::call::Object;
+use nvrm::export::{Does, Places};
+use nvrm::number::NV_ERR_STATE_IN_USE;
 
 /// The monitor chooses handles from here on where the caller leaves the choice to the driver. The driver's own begin with
 /// 0xcaf.

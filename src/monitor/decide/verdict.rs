@@ -8,10 +8,10 @@
 //! can't become a control, but it can become an allocation of a class that keeps other memory alive
 //! ([`Use::KeepsAlive`]), which the driver's figures may not show. This file does not know how calls are executed.
 
-use crate::rm::class::{self, Use, class_use};
+use nvrm::class::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
-use crate::rm::{Answer, Call, Key, Refusal, Release, call, control, uvm};
+use nvrm::number::*;
+use nvrm::{Answer, Call, Key, Refusal, Release, call, control, uvm};
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,9 +110,9 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
         // As a dma-buf, memory would outlive its charge in any other driver, and nothing tells when it is freed.
         Call::ExportDmabuf => UNSUPPORTED,
         // These calls are not trapped. They come here only in the wrapper, in which no program needs them.
-        Call::Untrapped => Verdict::Refuse(Answer::Errno(crate::rm::refuse::EINVAL)),
+        Call::Untrapped => Verdict::Refuse(Answer::Errno(nvrm::refuse::EINVAL)),
         Call::Other => Verdict::Execute,
-        Call::Wrapped { .. } => Verdict::Refuse(Answer::Errno(crate::rm::refuse::EINVAL)),
+        Call::Wrapped { .. } => Verdict::Refuse(Answer::Errno(nvrm::refuse::EINVAL)),
     }
 }
 
@@ -178,7 +178,7 @@ pub fn judge_uvm(call: &uvm::Call) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rm::call::{Alloc, Object};
+    use nvrm::call::{Alloc, Object};
 
     fn release() -> Release {
         Release::of("535.161.08".parse().unwrap()).unwrap()

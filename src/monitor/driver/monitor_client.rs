@@ -12,16 +12,16 @@ use std::sync::OnceLock;
 use crate::gate::settings::{Node, NodeKind};
 use crate::monitor::driver::unanswered::Unanswered;
 use crate::monitor::node::{Device, Failure, Rm};
-use crate::rm::about::{self, Held};
-use crate::rm::channel::ask_disable;
-use crate::rm::number::{
+use nvrm::about::{self, Held};
+use nvrm::channel::ask_disable;
+use nvrm::number::{
     NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE,
     NV_ERR_OBJECT_NOT_FOUND, NV_ESC_RM_DUP_OBJECT, NV_ESC_RM_SHARE, NV2080_CTRL_CMD_FB_GET_INFO_V2,
     NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, NV2080_CTRL_CMD_GPU_GET_PID_INFO,
     NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2,
 };
-use crate::rm::usage::{self, Sample};
-use crate::rm::{Meaning, Release, fbinfo};
+use nvrm::usage::{self, Sample};
+use nvrm::{Meaning, Release, fbinfo};
 
 /// Devices that a driver can have: `NV_MAX_DEVICES`.
 const MOST_DEVICES: u32 = 32;
@@ -189,7 +189,7 @@ impl MonitorClient {
     }
 
     /// Disables channels of any clients on a GPU, or enables them: all or none. `channels` are no more than
-    /// [`MOST_CHANNELS`](crate::rm::channel::MOST_CHANNELS).
+    /// [`MOST_CHANNELS`](nvrm::channel::MOST_CHANNELS).
     pub(crate) fn set_channels(
         &self,
         gpu: usize,

@@ -4,10 +4,10 @@ use crate::gate::settings::{Gpu, Node};
 use crate::monitor::driver::monitor_client::MonitorClient;
 use crate::monitor::driver::unanswered::{Amount, Unanswered};
 use crate::monitor::node::Failure;
-use crate::rm::about;
-use crate::rm::channel::ENGINE_GRAPHICS;
-use crate::rm::number::{KEPLER_CHANNEL_GROUP_A, NVA06C_CTRL_CMD_SET_TIMESLICE};
-use crate::rm::{Key, Release};
+use nvrm::about;
+use nvrm::channel::ENGINE_GRAPHICS;
+use nvrm::number::{KEPLER_CHANNEL_GROUP_A, NVA06C_CTRL_CMD_SET_TIMESLICE};
+use nvrm::{Key, Release};
 
 /// The offset of the engine in `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (`nvos.h`), in bytes.
 const GROUP_ENGINE: usize = 12;

@@ -16,7 +16,7 @@ use crate::monitor::processes::origins::{
     cgroups_of, descriptors_of, home_of, mount_namespace, mounts_of,
 };
 use crate::process::{ProcStatus, ProcessId, pidfd};
-use crate::rm::{Release, about};
+use nvrm::{Release, about};
 
 /// Memory beyond the quotas that the driver itself may take for the container's processes, in bytes.
 const SLACK_BYTES: u64 = 16 << 20;

@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ledger::Process;
 use crate::monitor::snapshot::{Reach, Record};
-use crate::rm::channel::ENGINE_GRAPHICS;
 use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
+use nvrm::channel::ENGINE_GRAPHICS;
 
 /// The most groups of a container, on all its GPUs together.
 pub(crate) const MOST_GROUPS: usize = 32768;

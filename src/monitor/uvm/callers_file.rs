@@ -12,7 +12,7 @@ use crate::monitor::node::Device;
 use crate::monitor::state::OnLane;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::keep_uvm_file;
-use crate::rm::low_word;
+use nvrm::low_word;
 
 /// The `nvidiactl` file that a descriptor of the caller's is; `None` for another file. The caller of this function is
 /// not on the lane yet: the duplicate of another file may take long to close.

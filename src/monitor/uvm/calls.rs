@@ -29,13 +29,13 @@ use crate::monitor::uvm::queries::has_flags;
 use crate::monitor::uvm::range_calls::{
     end_mappings, free_range, make_range, map_memory, mapping_gpus, remove_gone_ranges, span, unmap,
 };
-use crate::rm::number::{
+use nvrm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED,
     NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,
     UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE,
 };
-use crate::rm::uvm::{self, Call};
-use crate::rm::{Answer, Meaning};
+use nvrm::uvm::{self, Call};
+use nvrm::{Answer, Meaning};
 
 /// The flags of a file for one process. HMM is off: otherwise the driver would move the host's memory to the GPU by
 /// itself.

@@ -18,8 +18,8 @@ use crate::monitor::uvm::address_spaces::image_hash;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::queries::was_initialized;
 use crate::process::ProcessId;
-use crate::rm::low_word;
-use crate::rm::number::UVM_INITIALIZE;
+use nvrm::low_word;
+use nvrm::number::UVM_INITIALIZE;
 
 /// The initialization that is underway. Opens the books only where there may be one: every call asks this.
 pub(crate) fn underway(monitor: &Monitor) -> Option<Initialization> {

@@ -14,8 +14,8 @@ use crate::monitor::uvm::file_makers::{
     begin_initialization, end_initialization, try_end_initialization, underway,
 };
 use crate::monitor::uvm::queries::was_initialized;
-use crate::rm::number::NV_ERR_BUSY_RETRY;
-use crate::rm::{Answer, uvm};
+use nvrm::number::NV_ERR_BUSY_RETRY;
+use nvrm::{Answer, uvm};
 
 /// How long a call waits while the same other initialization is underway.
 const PATIENCE: Duration = Duration::from_secs(1);

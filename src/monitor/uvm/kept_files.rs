@@ -21,7 +21,7 @@ use crate::monitor::state::{MOST_FILES, Occasion};
 use crate::monitor::uvm::file_makers::is_orphaned;
 use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile, position};
 use crate::monitor::uvm::queries::unregister_gpu;
-use crate::rm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK};
+use nvrm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK};
 
 /// How often the container's processes are searched for files that aren't where they were last seen.
 const SWEEP: Duration = Duration::from_secs(1);

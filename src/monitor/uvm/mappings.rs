@@ -29,7 +29,7 @@ use crate::monitor::uvm::kept_files::{end_orphaned_files, unregister_gpus};
 use crate::monitor::uvm::queries::{PAGE_BYTES, Ranges};
 use crate::monitor::uvm::vma_list::{Listed, possibly_managed};
 use crate::process::{ProcessId, told};
-use crate::rm::uvm::Range;
+use nvrm::uvm::Range;
 
 /// How often the address spaces are looked at whose processes asked for nothing since. A thread that was kept from
 /// running may map late, and the charges change.

@@ -15,7 +15,7 @@ use crate::monitor::decide::{Continued, Denial, managed_records};
 use crate::monitor::state::Space;
 use crate::monitor::uvm::mappings::release_overlapping;
 use crate::monitor::uvm::queries::{PAGE_BYTES, Ranges};
-use crate::rm::uvm::Range;
+use nvrm::uvm::Range;
 
 /// Serves a mapping call: a shared mapping with an offset. Only a mapping of nvidia-uvm can be managed memory.
 pub(crate) fn serve_map(

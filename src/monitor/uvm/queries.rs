@@ -2,13 +2,13 @@
 //! it has; and to take a GPU from it.
 
 use crate::monitor::node::{Buffer, Device};
-use crate::rm::number::{
+use nvrm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_UVM_ADDRESS_IN_USE, NV_OK,
     UVM_CLEAN_UP_ZOMBIE_RESOURCES, UVM_CREATE_EXTERNAL_RANGE, UVM_DISABLE_READ_DUPLICATION,
     UVM_FREE, UVM_INITIALIZE, UVM_UNMAP_EXTERNAL, UVM_UNREGISTER_GPU, UVM_VALIDATE_VA_RANGE,
 };
-use crate::rm::uvm::{self, Range};
-use crate::rm::{Key, Layout, Meaning, Release};
+use nvrm::uvm::{self, Range};
+use nvrm::{Key, Layout, Meaning, Release};
 
 /// The size of UVM's smallest pages, in bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;

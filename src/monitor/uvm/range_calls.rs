@@ -13,11 +13,9 @@ use crate::monitor::uvm::callers_file::{call_uvm, change_on_lane, gpu_of, refuse
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::has_room_for_range;
 use crate::monitor::uvm::queries::{PAGE_BYTES, Ranges};
-use crate::rm::number::{
-    NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK,
-};
-use crate::rm::uvm::{self, Range, Source};
-use crate::rm::{Answer, Meaning};
+use nvrm::number::{NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK};
+use nvrm::uvm::{self, Range, Source};
+use nvrm::{Answer, Meaning};
 
 /// The pages of a range; `None` where they aren't whole, so that the driver refuses the range
 /// (`uvm_api_range_invalid_4k`).

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use cgpu::rm::Release;
 use clap::Parser;
+use nvrm::Release;
 
 /// Records a program's calls to the driver, scrubbed of addresses. Prints what it recorded as JSON;
 /// ends as the program does.

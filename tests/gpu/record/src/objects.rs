@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use cgpu::rm::number::*;
-use cgpu::rm::{self, Call, Command, Meaning, Release};
+use nvrm::number::*;
+use nvrm::{Call, Command, Meaning, Release};
 
 /// Bytes of `NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS` (nvos.h).
 pub const GROUP_PARAMS_BYTES: usize = 20;
@@ -35,9 +35,9 @@ pub struct Origin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Did {
     /// An object was made.
-    Made(rm::call::Alloc),
+    Made(nvrm::call::Alloc),
     /// An object was freed, with all below it.
-    Freed(rm::call::Object),
+    Freed(nvrm::call::Object),
 }
 
 /// A channel group, and what it takes to schedule it.
@@ -81,7 +81,7 @@ fn is_channel(class: u32) -> bool {
 /// What a call did, by its struct as the driver left it; nothing where it failed, or did neither.
 #[must_use]
 pub fn did(release: &Release, command: Command, after: &[u8]) -> Option<Did> {
-    let decoded = rm::decode(release, command, after).ok()?;
+    let decoded = nvrm::decode(release, command, after).ok()?;
     let status = decoded.layout?.view(after)?.u32(Meaning::Status)?;
     match decoded.call {
         Call::Alloc(alloc) if status == NV_OK => Some(Did::Made(alloc)),
@@ -107,7 +107,7 @@ impl Objects {
                     self.clients.insert(alloc.object.handle, client);
                 }
                 class => {
-                    let rm::call::Object { client, parent, handle } = alloc.object;
+                    let nvrm::call::Object { client, parent, handle } = alloc.object;
                     if let Some(client) = self.clients.get_mut(&client) {
                         client.objects.insert(handle, Object { parent, class, engine });
                     }
@@ -214,8 +214,8 @@ pub fn computing(groups: &[Group]) -> Vec<&Group> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cgpu::rm::call::{Alloc, Object as Named};
-    use cgpu::rm::class::class_use;
+    use nvrm::call::{Alloc, Object as Named};
+    use nvrm::class::class_use;
 
     const ORIGIN: Origin = Origin { process: 7, descriptor: 3 };
     const CLIENT: u32 = 0xc1d0_0001;

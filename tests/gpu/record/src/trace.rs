@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
 use anyhow::Context;
-use cgpu::rm::control::{Known, Pieces, known};
-use cgpu::rm::{self, Call, Command, Key, Release, uvm};
 use cgpu_record::corpus::{self, Bytes, Copies, Line, Map, Writer};
 use cgpu_record::follow::{self, Task, Then, Watch, read};
 use cgpu_record::scrub::Scrubber;
 use nix::unistd::Pid;
+use nvrm::control::{Known, Pieces, known};
+use nvrm::{Call, Command, Key, Release, uvm};
 
 /// Most bytes of what a call points at.
 const MAX_PARAMS_BYTES: usize = 128 << 10;
@@ -151,12 +151,13 @@ impl Recorder<'_> {
         }
         let command = Command::of_ioctl(request);
         let bytes = place(address, command.size()).unwrap_or_else(nothing);
-        let mut decoded = rm::decode(release, command, &bytes.before).ok();
+        let mut decoded = nvrm::decode(release, command, &bytes.before).ok();
         let mut wrapped = None;
         if let Some(Call::Wrapped { command, address }) = decoded.map(|decoded| decoded.call) {
             wrapped = place(address, command.size());
-            decoded =
-                wrapped.as_ref().and_then(|place| rm::decode(release, command, &place.before).ok());
+            decoded = wrapped
+                .as_ref()
+                .and_then(|place| nvrm::decode(release, command, &place.before).ok());
         }
         let params = decoded.and_then(|decoded| {
             let (address, size) = pointed_at(release, &decoded.call)?;
@@ -170,8 +171,8 @@ impl Recorder<'_> {
                 let found = Pieces::of(command, &params.before).unwrap_or_default();
                 pieces.extend(found.iter().filter_map(|piece| place(piece.address, piece.bytes)));
             } else if known(command) == Some(Known::Memory)
-                && let Ok(list) = rm::fbinfo::list(release, command, &params.before)
-                && let rm::fbinfo::List::Elsewhere { address, entries } = list
+                && let Ok(list) = nvrm::fbinfo::list(release, command, &params.before)
+                && let nvrm::fbinfo::List::Elsewhere { address, entries } = list
             {
                 pieces.extend(place(address, 8 * entries));
             }
@@ -248,7 +249,7 @@ impl Recorder<'_> {
         // What makes, frees and duplicates is needed in full, by whoever keeps account; what asks the
         // same again isn't.
         if let Line::Call(call) = line
-            && Command::of_ioctl(call.request).number() == rm::number::NV_ESC_RM_CONTROL
+            && Command::of_ioctl(call.request).number() == nvrm::number::NV_ESC_RM_CONTROL
         {
             let before =
                 call.params.as_ref().map(|params| params.before.0.clone()).unwrap_or_default();
@@ -272,7 +273,7 @@ fn pointed_at(release: &Release, call: &Call) -> Option<(u64, usize)> {
     let (address, size) = match *call {
         Call::Control { params, params_size, .. } => (params, usize::try_from(params_size).ok()?),
         Call::Alloc(alloc) => {
-            let known = release.layouts(Key::Class(alloc.class)).first().map(rm::Layout::size);
+            let known = release.layouts(Key::Class(alloc.class)).first().map(nvrm::Layout::size);
             let stated = alloc.params_size.and_then(|size| usize::try_from(size).ok());
             (alloc.params, known.or(stated)?)
         }

@@ -9,10 +9,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use caps::{CapSet, Capability, CapsHashSet};
-use cgpu::rm::channel::{MOST_CHANNELS, ask_disable};
-#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use cgpu::rm::number::*;
 use nix::libc;
+use nvrm::channel::{MOST_CHANNELS, ask_disable};
+#[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
+use nvrm::number::*;
 use serde::Serialize;
 
 /// `NV_ESC_RM_CONTROL` with its `NVOS54_PARAMETERS`.

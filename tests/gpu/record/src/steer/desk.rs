@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::Context;
-use cgpu::rm::channel::MOST_CHANNELS;
 use cgpu_record::objects::{Group, Origin, computing};
+use nvrm::channel::MOST_CHANNELS;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::Serialize;
 

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use cgpu::rm::{self, Call, Command, Release};
 use cgpu_record::follow::{Task, Then, Watch, node, read};
 use cgpu_record::objects::{Did, GROUP_PARAMS_BYTES, Objects, Origin, did, engine_of};
 use nix::libc;
 use nix::unistd::Pid;
+use nvrm::{Call, Command, Release};
 use serde::Serialize;
 
 use crate::control::{Control, Who, ask};
@@ -105,13 +105,13 @@ impl Learner {
     fn ioctl(&mut self, task: Task, arguments: &[u64; 6]) -> Option<Begun> {
         let [descriptor, request, address, ..] = *arguments;
         let descriptor = i32::try_from(descriptor & 0xffff_ffff).ok()?;
-        let mut command = Command::of_ioctl(rm::low_word(request));
+        let mut command = Command::of_ioctl(nvrm::low_word(request));
         let mut address = address;
-        let mut of_interest = vec![rm::number::NV_ESC_RM_ALLOC, rm::number::NV_ESC_RM_FREE];
+        let mut of_interest = vec![nvrm::number::NV_ESC_RM_ALLOC, nvrm::number::NV_ESC_RM_FREE];
         if self.before_schedule_us.is_some() {
-            of_interest.push(rm::number::NV_ESC_RM_CONTROL);
+            of_interest.push(nvrm::number::NV_ESC_RM_CONTROL);
         }
-        let wrapper = rm::number::NV_ESC_IOCTL_XFER_CMD;
+        let wrapper = nvrm::number::NV_ESC_IOCTL_XFER_CMD;
         if !of_interest.contains(&command.number()) && command.number() != wrapper {
             return None;
         }
@@ -120,17 +120,17 @@ impl Learner {
         }
         if command.number() == wrapper {
             let bytes = read(task.id, address, command.size())?;
-            let decoded = rm::decode(&self.release, command, &bytes).ok()?;
+            let decoded = nvrm::decode(&self.release, command, &bytes).ok()?;
             let Call::Wrapped { command: inner, address: inside } = decoded.call else {
                 return None;
             };
             (command, address) = (inner, inside);
         }
-        if command.number() == rm::number::NV_ESC_RM_CONTROL {
+        if command.number() == nvrm::number::NV_ESC_RM_CONTROL {
             let bytes = read(task.id, address, command.size())?;
             if let Call::Control { client, object, command, .. } =
-                rm::decode(&self.release, command, &bytes).ok()?.call
-                && command == rm::number::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE
+                nvrm::decode(&self.release, command, &bytes).ok()?.call
+                && command == nvrm::number::NVA06C_CTRL_CMD_GPFIFO_SCHEDULE
             {
                 self.schedules(task, client, object);
             }

@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use caps::{CapSet, Capability};
-use cgpu::rm::Release;
 use cgpu_record::follow;
 use clap::Parser;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use nvrm::Release;
 
 use desk::{A, B, Desk};
 use learn::Learner;

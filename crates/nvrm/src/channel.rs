@@ -4,6 +4,8 @@
 //! bDisable, numChannels at 4, bOnlyDisableScheduling at 8, bRewindGpPut at 9, pRunlistPreemptEvent at 16,
 //! hClientList at 24, hChannelList at 280. All of a list or none. An H100 was seen to do so within a
 //! millisecond, for channels of any client, and asked by anybody (`tests/gpu/results`, 2026-11-26).
+use alloc::vec;
+use alloc::vec::Vec;
 
 /// What the classes of all channels end in: `GF100_CHANNEL_GPFIFO` 0x906f, and so on.
 pub const ANY_CHANNEL: u32 = 0x6f;

@@ -7,6 +7,9 @@
 //! which lie alike in all releases from 515.43.04 to 595.45.04. Parameters to ask with,
 //! and what the answers say; who asks, and whose the processes are, is not known here.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use super::number::NV_OK;
 
 /// Bytes of `NV2080_CTRL_GPU_GET_GID_INFO_PARAMS`: index, flags, length, 256 of data.
@@ -78,7 +81,7 @@ pub fn answered_uuid(params: &[u8]) -> Option<Uuid> {
     if let Ok(binary) = data.try_into() {
         return Some(binary);
     }
-    let text = std::str::from_utf8(data).ok()?;
+    let text = core::str::from_utf8(data).ok()?;
     uuid(text.trim_end_matches('\0'))
 }
 

@@ -6,6 +6,8 @@
 //! refused. Managed memory is made by mmap, not here; what calls here do is map memory
 //! that the RM gave, and announce ranges that are no managed memory.
 
+use alloc::vec::Vec;
+
 use super::call::Reader;
 use super::layout::{Layout, Meaning, Patch, View};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

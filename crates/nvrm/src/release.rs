@@ -5,9 +5,11 @@
 //! release that made it. Sorted by version. No row without a change that is read or
 //! written here. The recipe to add one is in the module above.
 
-use std::cmp::Ordering;
-use std::fmt;
-use std::str::FromStr;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::cmp::Ordering;
+use core::fmt;
+use core::str::FromStr;
 
 use thiserror::Error;
 

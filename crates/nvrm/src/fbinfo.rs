@@ -4,6 +4,9 @@
 //! has the list elsewhere, by address, the newer has it inline; the entries are alike.
 //! Which amounts are to be shown is not known here.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use super::call::Reader;
 use super::layout::{Layout, Meaning, Patch};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

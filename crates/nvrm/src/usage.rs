@@ -4,7 +4,9 @@
 //! seconds, those of an idle GPU among them; a process that rests is named in them, too, with no
 //! utilisation. Anybody is answered (`tests/gpu/results`, 2026-11-27).
 
-use std::collections::BTreeMap;
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
 
 use super::control::processes::{SAMPLE_PID, SAMPLES};
 

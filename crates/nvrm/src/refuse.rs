@@ -5,7 +5,8 @@
 //! fail the system call it is an error number, else a status in the caller's struct and
 //! a return of 0. Who logs how often, and who writes, is not known here.
 
-use std::fmt;
+use alloc::vec::Vec;
+use core::fmt;
 
 use thiserror::Error;
 

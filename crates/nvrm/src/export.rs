@@ -8,6 +8,9 @@
 //! (`cliresCtrlCmdOsUnixExportObjectsToFd_IMPL` and its neighbours in `os.c`). What
 //! exports and imports is alike from 515.43.04 to 595.45.04.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 use super::layout::{Layout, Meaning};
 use super::number::{
     NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE_SYSMEM,
@@ -64,10 +67,10 @@ impl Places {
 /// Bytes of `NV0000_CTRL_OS_UNIX_EXPORT_OBJECTS_TO_FD_PARAMS`, of which the descriptor comes
 /// first and all but `numObjects` and `index` is 0 here.
 const CLEAR_BYTES: usize = 2128;
-const CLEAR_DESCRIPTOR: std::ops::Range<usize> = 0..4;
-const FIRST_OBJECT: std::ops::Range<usize> = 76..80;
-const CLEAR_COUNT: std::ops::Range<usize> = 2124..2126;
-const CLEAR_INDEX: std::ops::Range<usize> = 2126..2128;
+const CLEAR_DESCRIPTOR: core::ops::Range<usize> = 0..4;
+const FIRST_OBJECT: core::ops::Range<usize> = 76..80;
+const CLEAR_COUNT: core::ops::Range<usize> = 2124..2126;
+const CLEAR_INDEX: core::ops::Range<usize> = 2126..2128;
 
 /// Places that one control clears at most:
 /// `NV0000_CTRL_OS_UNIX_EXPORT_OBJECTS_TO_FD_MAX_OBJECTS`.

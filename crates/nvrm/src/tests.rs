@@ -16,7 +16,7 @@ use super::*;
 
 macro_rules! fixture {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/rm/", $name, ".bin"))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/", $name, ".bin"))
     };
 }
 

@@ -5,7 +5,7 @@
 //! after; what isn't the container's goes. Which is whose isn't known here.
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
-use crate::rm::number::*;
+use crate::number::*;
 
 /// The pid of nobody: beyond `PID_MAX_LIMIT`.
 pub const NOBODY: u32 = 0x7fff_ffff;
@@ -25,7 +25,7 @@ const INFO: (usize, usize, usize) = (0, 8, 72);
 
 /// `NV2080_CTRL_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2_PARAMS`, by its size: bytes of a
 /// sample, and of what it says of an engine, from 8 on. Samples begin at 16.
-pub(in crate::rm) const SAMPLES: &[(usize, usize, usize)] = &[
+pub(crate) const SAMPLES: &[(usize, usize, usize)] = &[
     // 515: 100 samples of 4 engines.
     (47216, 472, 116),
     // 525: 72.
@@ -38,10 +38,10 @@ pub(in crate::rm) const SAMPLES: &[(usize, usize, usize)] = &[
 
 /// Where an engine's part of a sample has pid, pid within that and name, and its kernel's
 /// address, in those that have one.
-pub(in crate::rm) const SAMPLE_PID: usize = 8;
+pub(crate) const SAMPLE_PID: usize = 8;
 const SAMPLE_SUB: usize = 12;
-const SAMPLE_NAME: std::ops::Range<usize> = 16..116;
-const SAMPLE_KERNEL: std::ops::Range<usize> = 120..128;
+const SAMPLE_NAME: core::ops::Range<usize> = 16..116;
+const SAMPLE_KERNEL: core::ops::Range<usize> = 120..128;
 
 /// Whether it is one of these.
 #[must_use]
@@ -59,7 +59,7 @@ pub fn is_one(command: u32) -> bool {
 pub fn is_size(command: u32, size: usize) -> bool {
     match command {
         NV2080_CTRL_CMD_GPU_GET_PIDS => size == PIDS_BYTES,
-        NV2080_CTRL_CMD_GPU_GET_PID_INFO => size == crate::rm::about::PID_INFO_BYTES,
+        NV2080_CTRL_CMD_GPU_GET_PID_INFO => size == crate::about::PID_INFO_BYTES,
         _ => SAMPLES.iter().any(|(of, ..)| *of == size),
     }
 }
@@ -154,7 +154,7 @@ fn set(bytes: &mut [u8], offset: usize, value: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rm::about::PID_INFO_BYTES;
+    use crate::about::PID_INFO_BYTES;
 
     /// Ours are 100 and more, theirs from 1 on; of 105 they know nothing.
     fn to_theirs(pid: u32) -> Option<u32> {

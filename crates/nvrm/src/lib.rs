@@ -1,13 +1,13 @@
 //! The NVIDIA driver's ioctl ABI: numbers, structs, classes, and which release has which.
 //!
-//! Pure: bytes in, meaning or a refusal out. It knows nothing of processes, descriptors,
-//! quotas or policy, and never panics, whatever bytes it is given. Names of upstream
-//! stay in here and are spelt as upstream spells them; ours begin outside.
+//! Bytes in, meaning or a refusal out. It knows nothing of processes, descriptors, quotas or policy, has no standard
+//! library by which to reach them (`no_std`), and never panics, whatever bytes it is given. Names of upstream stay in here
+//! and are spelt as upstream spells them; ours begin outside.
 //!
 //! # To add a release
 //!
 //! 1. Unpack its source (`NVIDIA/open-gpu-kernel-modules`, or the kernel modules' source
-//!    of a distribution) and run `NV_SRC=<dir> cargo test --lib rm::`. The test of the
+//!    of a distribution) and run `NV_SRC=<dir> cargo test -p nvrm`. The test of the
 //!    headers compiles them, reads their version from `version.mk`, and compares every
 //!    number, size and offset of the row that this version gets.
 //! 2. Where all agree, raise the branch's last release in `CHECKED` (`release.rs`), or
@@ -15,7 +15,7 @@
 //! 3. Where a struct changed, add its new layout to `structs.rs`, and to `RELEASES` a row
 //!    at the first release that has it, with a comment that names the header. A change
 //!    belongs to the release that made it: bisect over the releases with step 1.
-//! 4. Make `control/flat.rs` anew (`tests/fixtures/rm/controls.py`), and read the diff of what
+//! 4. Make `control/flat.rs` anew (`fixtures/controls.py`), and read the diff of what
 //!    it lists as odd and of `embedded_param_copy.c` and `rmapi_deprecated_control.c`.
 //! 5. Read the diff of `resource_list.h` for new classes that are memory (`class.rs`),
 //!    of `escape.c`, `nv.c` and `uvm.c` for new calls, and of the constructors that
@@ -35,17 +35,21 @@
 //! 5. Tests: those of the tables run by themselves. The simulated driver answers it (`tests/sim/src/{abi,control}.rs`),
 //!    a program asks it (`rmtool`'s script), and `tests/gate/controls.rs` compares the answer with a bare program's.
 //!
-//! The monitor's code (`monitor/calls/control.rs`) knows none of them by name, but for those that it answers
+//! The monitor's code (`src/monitor/calls/control.rs`) knows none of them by name, but for those that it answers
 //! otherwise.
 //!
 //! # To add an escape
 //!
 //! 1. `number.rs`: its number; `structs.rs` and `release.rs`: the layouts of its struct.
-//! 2. `call.rs`: a kind of [`Call`], and how it is read (`decode`). `gate/traps.rs`: the filter hands it to the
+//! 2. `call.rs`: a kind of [`Call`], and how it is read (`decode`). `src/gate/traps.rs`: the filter hands it to the
 //!    monitor.
-//! 3. `monitor/decide/verdict.rs`: what becomes of it, and why. One that the monitor makes has a function in
-//!    `monitor/calls`, which `execute` of `serve.rs` calls.
-//! 4. Tests: the model (`monitor/model`), the simulated driver, `rmtool`, and a row in `tests/gate`.
+//! 3. `src/monitor/decide/verdict.rs`: what becomes of it, and why. One that the monitor makes has a function in
+//!    `src/monitor/calls`, which `execute` of `serve.rs` calls.
+//! 4. Tests: the model (`src/monitor/model`), the simulated driver, `rmtool`, and a row in `tests/gate`.
+
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
 
 mod layout;
 
