@@ -6,7 +6,7 @@
 #[path = "../tests/compute/world.rs"]
 mod world;
 
-use cgpu::sched::Idle;
+use cgpu_core::sched::Idle;
 use serde_json::{Value, json};
 
 use self::world::{Container, Gpu, Had, Work, share};

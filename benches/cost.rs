@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use cgpu::config::{Backend, Config};
 use cgpu::host::Host;
-use cgpu::plan::{Candidate, Kind, Plan, PlannedGpu, Proposal, WeightAsked};
 use cgpu::process::ProcessId;
 use cgpu::registry::{Holder, Key};
+use cgpu_core::plan::{Candidate, Kind, Plan, PlannedGpu, Proposal, WeightAsked};
 use cgpu_sim::{Program, SimOptions};
 use listener::{Look, least, was_the_caller};
 use measure::{header, in_turn, median, ms, row, timed};
@@ -447,7 +447,7 @@ impl Bench {
                 gpus: Vec::new(),
                 weight: 1,
                 high_priority: false,
-                caveats: cgpu::plan::Caveats::default(),
+                caveats: cgpu_core::plan::Caveats::default(),
             };
             let places = vec![vec![Candidate { gpu, quota_by: None, is_cut: false }]];
             let weight = WeightAsked { number: Some(1), share: None };

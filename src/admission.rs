@@ -30,11 +30,11 @@ use crate::gate::own_cgroup;
 use crate::host::{Host, require_root, tenant};
 use crate::inject::Mode;
 use crate::names;
-use crate::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use crate::report;
-use crate::request::Decision;
+use cgpu_core::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
+use cgpu_core::request::Decision;
 
 /// The most characters of a name in a message.
 const LONGEST_NAME: usize = 60;

@@ -17,10 +17,10 @@ use thiserror::Error;
 
 use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
-use crate::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE, Placement};
-use crate::request::amount::size_mib;
-use crate::request::{DefaultMemory, Profile, Rules, Trust, Ungranted};
-use crate::sched::Idle;
+use cgpu_core::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE, Placement};
+use cgpu_core::request::amount::size_mib;
+use cgpu_core::request::{DefaultMemory, Profile, Rules, Trust, Ungranted};
+use cgpu_core::sched::Idle;
 
 /// Where the configuration is when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/cgpu/config.toml";

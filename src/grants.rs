@@ -15,7 +15,7 @@ use nix::unistd::geteuid;
 use thiserror::Error;
 
 use crate::replace::replace;
-use crate::request::grant::{FORMAT, Grant, PodContainer, TOKEN, is_token};
+use cgpu_core::request::grant::{FORMAT, Grant, PodContainer, TOKEN, is_token};
 
 /// Most bytes of a record that are read: the devices of a large GPU in MiB are a hundred thousand short names.
 const MOST_BYTES: u64 = 4 << 20;
@@ -347,7 +347,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
-    use crate::request::grant::GrantedGpu;
+    use cgpu_core::request::grant::GrantedGpu;
 
     fn container(uid: &str, name: &str) -> PodContainer {
         let text = str::to_owned;

@@ -26,7 +26,7 @@ use crate::host::Host;
 use crate::names;
 use crate::process::{ProcessId, boot_time_s};
 use crate::registry::{Holder, Key};
-use crate::request::{EntryPoint, Request};
+use cgpu_core::request::{EntryPoint, Request};
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;

@@ -19,17 +19,17 @@ use crate::admission::marks;
 use crate::backend::{self, Isolation, Tenant};
 use crate::bundle::{self, Bundle, Edits, HookCall};
 use crate::config::{self, Config, ConfigError, Inject, InventorySource};
-use crate::gpu::Inventory;
 use crate::grants::Grants;
 use crate::inject::host_nodes::{HostNodes, device_root};
 use crate::inject::{self, Injection, Missing, Nodes, Purpose};
 use crate::inventory;
-use crate::plan::{self, Kind, Plan, PlannedGpu, Proposal};
 use crate::process;
 use crate::registry::{Record, Registry, RegistryError};
-use crate::request::brought::DriNode;
-use crate::request::grant::{PodContainer, TOKEN};
-use crate::request::{
+use cgpu_core::gpu::Inventory;
+use cgpu_core::plan::{self, Kind, Plan, PlannedGpu, Proposal};
+use cgpu_core::request::brought::DriNode;
+use cgpu_core::request::grant::{PodContainer, TOKEN};
+use cgpu_core::request::{
     self, Brought, BroughtName, Decision, DefaultMemory, EntryPoint, Quoted, Request, Rules, Said,
     Ungranted,
 };

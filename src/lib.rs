@@ -1,27 +1,10 @@
 //! cgpu: an OCI runtime that lets containers share GPUs, with quotas that hold.
 //!
-//! The modules stand in reading order, which is the way of one container. The first
-//! ones are pure (no files, no clock, no process); the later ones are the edges that
-//! call them. Arrows go downwards only: `cli`, `runtime`, `hook` → `backend` →
-//! `registry`, `bundle`, `inject` → the pure core.
-
-pub mod units;
-
-pub mod processor;
-
-pub mod request;
-
-pub mod gpu;
+//! The modules stand in reading order, which is the way of one container. They are the edges around what
+//! [`cgpu_core`] decides: they read files, clock and processes, and do what was decided. Arrows go downwards only: `cli`,
+//! `runtime`, `hook` → `backend` → `registry`, `bundle`, `inject` → `cgpu_core`.
 
 pub mod inventory;
-
-pub mod plan;
-
-pub mod sched;
-
-pub mod ledger;
-
-pub mod calls;
 
 pub mod config;
 

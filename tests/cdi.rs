@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use cgpu::bundle::DeviceNode;
-use cgpu::gpu::Inventory;
 use cgpu::inject::Nodes;
 use cgpu::inject::cdi::generate::generate;
 use cgpu::inject::cdi::{HostFacts, Specifications, Wanted, yaml};
 use cgpu::inject::driver::{Capability, Driver, DriverFile, Use, Width};
+use cgpu_core::gpu::Inventory;
 use host::{Host, names};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};

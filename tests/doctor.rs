@@ -9,8 +9,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 
-use cgpu::plan::{Kind, Plan};
 use cgpu::registry::{Holder, Key, Record};
+use cgpu_core::plan::{Kind, Plan};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::mkfifo;
 use serde_json::Value;
@@ -371,7 +371,7 @@ fn what_is_cgpus_own_is_looked_at_too() {
             gpus: Vec::new(),
             weight: 1,
             high_priority: false,
-            caveats: cgpu::plan::Caveats::default(),
+            caveats: cgpu_core::plan::Caveats::default(),
         },
     };
     let path = format!("var/cgpu/containers/{}", record.key.file_name());

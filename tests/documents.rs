@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cgpu::cli::Cli;
 use cgpu::config::Config;
-use cgpu::request::name::{NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES};
+use cgpu_core::request::name::{NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES};
 use clap::{Command, CommandFactory};
 
 /// Commands and `make` targets that other branches bring; their command lines are not parsed until
@@ -347,7 +347,7 @@ fn links_lead_somewhere() {
 /// The table of what becomes of bundles is printed from the code that decides.
 #[test]
 fn the_table_of_requests_is_the_codes_own() {
-    let table = cgpu::request::table::markdown();
+    let table = cgpu_core::request::table::markdown();
     let text = page("docs/compatibility.md").text;
     assert!(text.contains(&table), "docs/compatibility.md should have this table:\n{table}");
 }
@@ -419,7 +419,7 @@ fn the_compose_file_asks_by_variables_of_the_readme() {
     }
 }
 
-/// All of `src` without tests, a string's continued lines joined, in one line.
+/// All of the library and of the crates below it without tests, a string's continued lines joined, in one line.
 fn sources() -> String {
     fn files(path: &Path) -> Vec<PathBuf> {
         if path.is_file() {
@@ -431,7 +431,8 @@ fn sources() -> String {
         found.sort();
         found
     }
-    let all = files(&root().join("src")).into_iter();
+    let sources = ["src", "crates/cgpu-core/src", "crates/nvrm/src"];
+    let all = sources.iter().flat_map(|of| files(&root().join(of)));
     let all = all.filter(|file| file.file_name().is_some_and(|name| name != "tests.rs"));
     let texts = all.map(|file| {
         let text = read(&file);

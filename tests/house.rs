@@ -9,11 +9,6 @@ use std::path::{Path, PathBuf};
 
 /// Files and directories that decide and touch nothing.
 const PURE: &[&str] = &[
-    "src/units.rs",
-    "src/processor.rs",
-    "src/gpu.rs",
-    "src/calls.rs",
-    "src/ledger",
     "src/gate/profile.rs",
     "src/gate/traps.rs",
     "src/monitor/snapshot/mod.rs",
@@ -28,8 +23,6 @@ const PURE: &[&str] = &[
     "src/monitor/state/makers.rs",
     "src/monitor/processes/origin.rs",
     "src/monitor/processes/holder.rs",
-    "src/request",
-    "src/plan",
     "src/bundle/edit.rs",
     "src/bundle/edits.rs",
     "src/bundle/devices.rs",

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cgpu::gpu::{GpuState, Inventory, MigDevice};
 use cgpu::inventory::{ChildError, Settings, Source, cached, probe, refresh, refreshed};
+use cgpu_core::gpu::{GpuState, Inventory, MigDevice};
 use nvml_standin::LIBRARY;
 use tempfile::TempDir;
 

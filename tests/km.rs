@@ -17,7 +17,7 @@ use std::sync::{Barrier, Once};
 
 use cgpu::backend::km::{Km, KmError};
 use cgpu::backend::{BackendError, Instance, Isolation, Observed, Tenant};
-use cgpu::plan::{Change, Kind, Plan, PlannedGpu};
+use cgpu_core::plan::{Change, Kind, Plan, PlannedGpu};
 use km_standin::{Fault, StandIn};
 
 const A: &str = "12b2edccd7aa";
@@ -41,7 +41,7 @@ fn plan(gpus: &[(u32, Option<u64>)]) -> Plan {
         gpus,
         weight: 1,
         high_priority: false,
-        caveats: cgpu::plan::Caveats::default(),
+        caveats: cgpu_core::plan::Caveats::default(),
     }
 }
 

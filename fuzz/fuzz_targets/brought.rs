@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use cgpu::bundle::Bundle;
 use cgpu::config::Config;
-use cgpu::request::{EntryPoint, Reaches, Said, Verdict, decide};
+use cgpu_core::request::{EntryPoint, Reaches, Said, Verdict, decide};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

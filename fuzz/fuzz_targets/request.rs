@@ -2,7 +2,7 @@
 #![no_main]
 
 use cgpu::config::Config;
-use cgpu::request::{Brought, EntryPoint, Profile, Reaches, Rules, Said, decide, name};
+use cgpu_core::request::{Brought, EntryPoint, Profile, Reaches, Rules, Said, decide, name};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -11,9 +11,9 @@ use crate::grants::GrantError;
 use crate::inject::capabilities::CapabilityError;
 use crate::inject::{InjectError, NodeError};
 use crate::inventory;
-use crate::plan::{ChangeError, GpuChangeError, Refusal, ResolveError};
 use crate::registry::RegistryError;
-use crate::request::RequestError;
+use cgpu_core::plan::{ChangeError, GpuChangeError, Refusal, ResolveError};
+use cgpu_core::request::RequestError;
 
 /// Why a container doesn't get what it asks for.
 #[derive(Debug, Error)]

@@ -3,14 +3,14 @@
 use super::AdmissionError;
 use crate::backend;
 use crate::events::{Event, Kind as EventKind};
-use crate::gpu::Gpu;
 use crate::host::Host;
 use crate::inventory;
-use crate::plan::{
+use crate::registry::{GpuSettings, HostSettings, Locked, Look, Registry, RegistryError, share};
+use cgpu_core::gpu::Gpu;
+use cgpu_core::plan::{
     GpuChange, GpuRules, Kind, Limits, Occupancy, POLICY_NATIVE, Plan, PlannedGpu, policy_of,
 };
-use crate::registry::{GpuSettings, HostSettings, Locked, Look, Registry, RegistryError, share};
-use crate::sched::Tenant;
+use cgpu_core::sched::Tenant;
 
 impl Host {
     /// How much may be promised on each GPU.

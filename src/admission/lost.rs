@@ -9,9 +9,9 @@ use crate::events::Event;
 use crate::gate::launch::MonitorDir;
 use crate::host::{Host, tenant};
 use crate::names;
-use crate::plan::{Holding, Kind};
 use crate::process::{ProcessId, age_s};
 use crate::registry::{Holder, Key, Locked, Record, RegistryError};
+use cgpu_core::plan::{Holding, Kind};
 
 /// How long after its creation a container that isn't started has been forgotten, in seconds:
 /// engines start it at once.

@@ -3,8 +3,8 @@
 use super::AdmissionError;
 use crate::events::{Event, Follower, Kind, Store};
 use crate::host::Host;
-use crate::plan::ResolveError;
 use crate::registry::Key;
+use cgpu_core::plan::ResolveError;
 
 impl Host {
     /// `error` of the container of `key`, called `name`, which says so if the container had the missing GPU.

@@ -34,8 +34,8 @@ use crate::gate::status_file;
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use crate::inject::host_nodes::device_root;
 use crate::monitor::daemon::{self, Unanswered};
-use crate::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use crate::process::ProcessId;
+use cgpu_core::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use nvrm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.
@@ -325,7 +325,7 @@ impl Gate {
     /// Where it doesn't: what it said.
     pub(super) fn see_that_it_holds(
         &self,
-        gpu: &crate::gpu::Gpu,
+        gpu: &cgpu_core::gpu::Gpu,
         change: GpuChange,
     ) -> Result<(), GateError> {
         if matches!(change, GpuChange::Policy(policy) if policy != POLICY_NATIVE) {

@@ -16,13 +16,13 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::bundle::Edits;
-use crate::calls::{Calls, Durations};
 use crate::config;
 use crate::events::Event;
-use crate::gpu::Gpu;
-use crate::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use crate::process::ProcessId;
-use crate::processor::ProcessorShares;
+use cgpu_core::calls::{Calls, Durations};
+use cgpu_core::gpu::Gpu;
+use cgpu_core::plan::{Change, GpuChange, GpuRules, Kind, Plan};
+use cgpu_core::processor::ProcessorShares;
 
 /// A container as a backend sees it.
 #[derive(Debug, Clone, Copy)]

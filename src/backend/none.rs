@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::{BackendError, Isolation, Observed, Tenant};
 use crate::bundle::Edits;
-use crate::plan::Change;
+use cgpu_core::plan::Change;
 
 /// The backend that enforces nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -65,7 +65,7 @@ impl Isolation for Unisolated {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Kind, Plan};
+    use cgpu_core::plan::{Kind, Plan};
 
     fn plan() -> Plan {
         Plan {
@@ -73,7 +73,7 @@ mod tests {
             gpus: Vec::new(),
             weight: 1,
             high_priority: false,
-            caveats: crate::plan::Caveats::default(),
+            caveats: cgpu_core::plan::Caveats::default(),
         }
     }
 

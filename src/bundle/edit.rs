@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::devices::{allow, declare, withhold};
 use super::edits::{Bind, Edits, HookCall, HookStage, Mount};
 use super::shape::{Misshapen, list, mounts, plain, text};
-use crate::request::brought::{DEVICE_MOUNTS, by_cli_hook, is_cdi_annotation};
+use cgpu_core::request::brought::{DEVICE_MOUNTS, by_cli_hook, is_cdi_annotation};
 
 /// Applies `edits`; what it was before, where that changed anything.
 pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, Misshapen> {

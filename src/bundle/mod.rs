@@ -31,8 +31,8 @@ pub use shape::plain;
 
 use crate::failpoint::failpoint;
 use crate::process::ProcessId;
-use crate::processor::ProcessorShares;
-use crate::request::Brought;
+use cgpu_core::processor::ProcessorShares;
+use cgpu_core::request::Brought;
 
 /// The largest `config.json` we read, in bytes; runc reads its bundles whole, too.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;

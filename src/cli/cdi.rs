@@ -11,7 +11,6 @@ use serde_json::json;
 
 use super::table::{aligned, printable};
 use super::{Format, Output};
-use crate::gpu::Inventory;
 use crate::host::Host;
 use crate::inject::cdi::generate::{Generated, generate, usable};
 use crate::inject::cdi::{DeviceState, HostFacts, Specifications, State, yaml};
@@ -20,8 +19,9 @@ use crate::inject::find::{self, FindError};
 use crate::inject::root::Root;
 use crate::inject::{Missing, native, nodes};
 use crate::inventory::{cached, probe};
-use crate::plan::{Kind, Plan, PlannedGpu};
 use crate::replace::replace;
+use cgpu_core::gpu::Inventory;
+use cgpu_core::plan::{Kind, Plan, PlannedGpu};
 
 /// What to do with specifications.
 #[derive(Debug, Subcommand)]
@@ -158,7 +158,7 @@ fn everything(inventory: &Inventory) -> Plan {
         gpus: gpus.collect(),
         weight: 1,
         high_priority: false,
-        caveats: crate::plan::Caveats::default(),
+        caveats: cgpu_core::plan::Caveats::default(),
     }
 }
 

@@ -8,8 +8,8 @@ use clap::{Args, ValueEnum};
 use super::table::printable;
 use crate::host::Host;
 use crate::names;
-use crate::units::bytes_to_mib;
 use crate::view::{ContainerFigures, GpuFigures, Processes};
+use cgpu_core::units::bytes_to_mib;
 
 /// What to print of which container or GPU, or of the host.
 #[derive(Debug, Args)]

@@ -4,9 +4,9 @@ use std::io::Write;
 
 use anyhow::Result;
 
-use crate::gpu::{Gpu, GpuState, Inventory};
 use crate::inventory::{Settings, cached, probe, refresh};
-use crate::units::bytes_to_mib;
+use cgpu_core::gpu::{Gpu, GpuState, Inventory};
+use cgpu_core::units::bytes_to_mib;
 
 use super::Format;
 use super::table::{aligned, or_dash, printable};

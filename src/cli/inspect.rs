@@ -13,10 +13,10 @@ use crate::host;
 use crate::host::Host;
 use crate::inject::{Injection, Mode, Purpose};
 use crate::inventory;
-use crate::plan::Plan;
-use crate::request::{EntryPoint, Request, Verdict};
 use crate::runtime::{nvidia, real};
-use crate::units::bytes_to_mib;
+use cgpu_core::plan::Plan;
+use cgpu_core::request::{EntryPoint, Request, Verdict};
+use cgpu_core::units::bytes_to_mib;
 
 /// Prints the plan for the bundle in `dir`, or why there is none.
 ///

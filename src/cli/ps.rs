@@ -10,10 +10,10 @@ use super::table::{aligned, or_dash, printable};
 use crate::admission::{UNSTARTED_S, deletion};
 use crate::host::Host;
 use crate::names;
-use crate::plan::{Caveats, Kind, PlannedGpu};
 use crate::registry::Key;
-use crate::units::bytes_to_mib;
 use crate::view::{ContainerFigures, Mode, Processes, Program, ShareFigures, State};
+use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
+use cgpu_core::units::bytes_to_mib;
 
 /// A container as `--format json` prints it.
 #[derive(Debug, Serialize)]

@@ -7,9 +7,9 @@ use clap::Args;
 
 use super::table::printable;
 use crate::host::Host;
-use crate::plan::{Change, GpuChange, Plan};
-use crate::request::amount::size_mib;
-use crate::units::mib_said;
+use cgpu_core::plan::{Change, GpuChange, Plan};
+use cgpu_core::request::amount::size_mib;
+use cgpu_core::units::mib_said;
 
 /// What to change of which container or GPU.
 #[derive(Debug, Args)]
@@ -79,7 +79,7 @@ impl Wish {
         }
     }
 
-    fn change(self, plan: &Plan) -> Result<Change, crate::plan::ChangeError> {
+    fn change(self, plan: &Plan) -> Result<Change, cgpu_core::plan::ChangeError> {
         match self {
             Wish::Memory(gpu, mib) => Change::memory(plan, gpu, mib),
             Wish::Weight(weight) => Ok(Change::Weight(weight)),

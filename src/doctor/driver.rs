@@ -138,7 +138,7 @@ fn listed(path: &Path) -> Result<Vec<Gpu>, String> {
     let source = Source::File(path.to_owned());
     let listed = inventory::cached(&Settings { source, ..Settings::default() });
     let listed = listed.map_err(|error| sentence(&error))?.unwrap_or_default();
-    let gpu = |gpu: &crate::gpu::Gpu| Gpu {
+    let gpu = |gpu: &cgpu_core::gpu::Gpu| Gpu {
         minor: Some(gpu.minor),
         whole: (!gpu.mig_enabled).then(|| Wanted {
             index: gpu.index,

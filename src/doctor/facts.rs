@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::config::Inject;
 pub use crate::engines::{Flaw, Kind as EngineKind, Seen};
-use crate::plan::Kind;
+use cgpu_core::plan::Kind;
 use nvrm::Version;
 
 /// A host.

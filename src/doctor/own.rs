@@ -11,11 +11,11 @@ use super::facts::{Divisible, Own, Records, Seen, Unstarted};
 use super::sentence;
 use crate::admission::{Condition, UNSTARTED_S, deletion};
 use crate::events::{Follower, Kind, Store, plain};
-use crate::gpu::Gpu;
 use crate::host::{Host, require_root};
 use crate::inventory;
 use crate::log::Sink;
-use crate::units::bytes_to_mib;
+use cgpu_core::gpu::Gpu;
+use cgpu_core::units::bytes_to_mib;
 
 /// Our programs.
 const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];

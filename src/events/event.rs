@@ -8,8 +8,8 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use super::Cause;
-use crate::plan::Plan;
-use crate::units::bytes_to_mib;
+use cgpu_core::plan::Plan;
+use cgpu_core::units::bytes_to_mib;
 
 /// Most bytes of an event's line, its end included: less than `PIPE_BUF`.
 pub const MOST_LINE_BYTES: usize = 4000;
@@ -224,7 +224,7 @@ fn mib(bytes: u64) -> String {
 
 /// What is more than whole MiB counts as one.
 fn mib_up(bytes: u64) -> String {
-    format!("{} MiB", bytes.div_ceil(crate::units::MIB))
+    format!("{} MiB", bytes.div_ceil(cgpu_core::units::MIB))
 }
 
 impl Event {
@@ -276,7 +276,7 @@ impl Event {
     /// It has what `plan` gives.
     #[must_use]
     pub fn having(mut self, plan: &Plan) -> Self {
-        let share = |gpu: &crate::plan::PlannedGpu| Share {
+        let share = |gpu: &cgpu_core::plan::PlannedGpu| Share {
             index: gpu.index,
             uuid: text(gpu.given_uuid()),
             quota_bytes: gpu.memory_limit_bytes,

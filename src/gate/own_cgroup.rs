@@ -15,7 +15,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::settings::Settings;
-use crate::processor::ProcessorShares;
+use cgpu_core::processor::ProcessorShares;
 
 /// Where the host has its cgroups.
 const ROOT: &str = "/sys/fs/cgroup";

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::events::Teller;
 use crate::process::ProcessId;
-use crate::processor::ProcessorShares;
+use cgpu_core::processor::ProcessorShares;
 
 /// The default of the most channel groups of a container on a GPU: 64 processes, each with a CUDA context of four.
 pub const MOST_CHANNEL_GROUPS: u32 = 256;

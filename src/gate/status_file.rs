@@ -54,7 +54,7 @@ pub fn read(path: &Path) -> Option<Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::calls::{Calls, Durations};
+    use cgpu_core::calls::{Calls, Durations};
 
     fn status() -> Status {
         Status {

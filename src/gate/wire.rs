@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::{Calls, Durations};
-use crate::sched::Round;
+use cgpu_core::calls::{Calls, Durations};
+use cgpu_core::sched::Round;
 use nvrm::usage::ALL_OF_IT;
 
 /// What a program asks over the control socket.

@@ -18,13 +18,13 @@ use self::container::{Reached, reached};
 use super::Host;
 use crate::bundle::{Bundle, DeviceNode, Withheld};
 use crate::config::{Config, Inject, Privileged, Whole};
-use crate::gpu::{Gpu, GpuState, Inventory};
 use crate::inject::{Nodes, Purpose};
-use crate::plan::{Kind, Limits, Placement, Plan, resolve};
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
-use crate::request::{EntryPoint, Profile, Verdict};
-use crate::units::MIB;
+use cgpu_core::gpu::{Gpu, GpuState, Inventory};
+use cgpu_core::plan::{Kind, Limits, Placement, Plan, resolve};
+use cgpu_core::request::{EntryPoint, Profile, Verdict};
+use cgpu_core::units::MIB;
 
 /// The id of the container that is made.
 const ID: &str = "0000000000000000000000000000000000000000000000000000000000000001";

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use crate::bundle::{Bundle, PidNamespace};
 use crate::config::{Config, DROP_INS};
 use crate::inject::tree;
-use crate::request::reach::{CAPABILITIES, HOST_PID_CAPABILITIES};
-use crate::request::{Reach, Reaches};
+use cgpu_core::request::reach::{CAPABILITIES, HOST_PID_CAPABILITIES};
+use cgpu_core::request::{Reach, Reaches};
 
 /// Sockets of engines: who may speak with one is root of the host.
 const ENGINE_SOCKETS: [&str; 8] = [

@@ -11,10 +11,10 @@ use crate::admission::error::AdmissionError;
 use crate::bundle::{Bind, Bundle, Edits};
 use crate::config::{Inject, Whole};
 use crate::inject::Purpose;
-use crate::plan::{Limits, POLICY_NATIVE};
 use crate::process::{ProcessId, boot_id};
 use crate::registry::{Holder, Key, Record};
-use crate::request::Request;
+use cgpu_core::plan::{Limits, POLICY_NATIVE};
+use cgpu_core::request::Request;
 
 impl Host {
     /// Whether a container of `request` gets its GPUs without being registered: its engine isn't root's, and no

@@ -14,8 +14,8 @@ use thiserror::Error;
 use super::host_nodes::HostNodes;
 use super::nodes::{Found, NodeError, Nodes, look};
 use crate::bundle::{Bind, Bundle, BundleError, DeviceNode};
-use crate::plan::{Plan, PlannedGpu};
-use crate::request::MigInstance;
+use cgpu_core::plan::{Plan, PlannedGpu};
+use cgpu_core::request::MigInstance;
 
 /// What a container may do with MIG.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,9 +31,9 @@ pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, no
 
 use crate::bundle::{Bundle, BundleError, Edits, leads_to_daemon};
 use crate::config::{Config, Inject};
-use crate::gpu::Inventory;
-use crate::plan::Plan;
-use crate::request::Brought;
+use cgpu_core::gpu::Inventory;
+use cgpu_core::plan::Plan;
+use cgpu_core::request::Brought;
 use driver::Capability;
 use nvrm::Version;
 

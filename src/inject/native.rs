@@ -10,8 +10,8 @@ use tracing::warn;
 
 use crate::bundle::{Bundle, Edits};
 use crate::config::Config;
-use crate::gpu::Inventory;
-use crate::plan::Plan;
+use cgpu_core::gpu::Inventory;
+use cgpu_core::plan::Plan;
 use nvrm::Version;
 
 use super::driver::DriverFile;

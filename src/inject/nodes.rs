@@ -16,8 +16,8 @@ use tracing::warn;
 
 use super::host_nodes::{HostNodeError, HostNodes, Numbers};
 use crate::bundle::{Bind, DeviceNode, Withheld};
-use crate::gpu::Inventory;
-use crate::plan::Plan;
+use cgpu_core::gpu::Inventory;
+use cgpu_core::plan::Plan;
 use nvrm::NVIDIA_MAJOR;
 
 /// The edits that give a container the nodes of its GPUs and no other's.
@@ -322,8 +322,8 @@ impl Nodes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{Gpu, GpuState};
-    use crate::plan::{Kind, PlannedGpu};
+    use cgpu_core::gpu::{Gpu, GpuState};
+    use cgpu_core::plan::{Kind, PlannedGpu};
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
     fn gpu(index: u32, minor: u32) -> Gpu {
@@ -360,7 +360,7 @@ mod tests {
             gpus: vec![gpu],
             weight: 1,
             high_priority: false,
-            caveats: crate::plan::Caveats::default(),
+            caveats: cgpu_core::plan::Caveats::default(),
         }
     }
 

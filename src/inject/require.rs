@@ -17,7 +17,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::request::Quoted;
+use cgpu_core::request::Quoted;
 
 /// What all variables with demands begin with.
 const PREFIX: &str = "NVIDIA_REQUIRE_";

@@ -18,8 +18,8 @@ use thiserror::Error;
 
 use super::Fingerprint;
 use super::file::FILE_BYTES_MAX;
-use crate::gpu::{Gpu, Inventory};
 use crate::replace::replace;
+use cgpu_core::gpu::{Gpu, Inventory};
 
 const FILE_NAME: &str = "inventory.json";
 const VERSION: u32 = 2;

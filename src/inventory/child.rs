@@ -22,7 +22,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use thiserror::Error;
 
 use super::{FileError, LoadError, Settings, cached, file};
-use crate::gpu::Inventory;
+use cgpu_core::gpu::Inventory;
 
 /// Most bytes kept of what the child prints on standard error: the last ones.
 const SAID_BYTES_MAX: usize = 4 << 10;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use crate::gpu::{Gpu, GpuState, Inventory, InventoryError};
+use cgpu_core::gpu::{Gpu, GpuState, Inventory, InventoryError};
 
 /// Most bytes read of an inventory file; a GPU takes about 200.
 pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -1,7 +1,7 @@
 //! The GPUs of this host: index, UUID, minor number, bus id, memory, MIG.
 //!
 //! Knows GPUs and where to learn of them (a cache, `/proc/driver/nvidia`, NVML, a
-//! file). Must not know containers. What it learns are the plain values of [`gpu`](crate::gpu).
+//! file). Must not know containers. What it learns are the plain values of [`gpu`](cgpu_core::gpu).
 //!
 //! Three ways lead to one. [`cached`] reads files only and is what runs when a
 //! container is created. [`probe`] and [`refresh()`] load NVML, which takes long and may

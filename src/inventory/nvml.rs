@@ -24,8 +24,8 @@ use nvml_wrapper::{Device, Nvml};
 use thiserror::Error;
 
 use super::{KernelGpu, bus_id};
-use crate::gpu::{Gpu, GpuEntry, GpuState, Inventory, InventoryError, MigDevice};
-use crate::units::{MIB, bytes_to_mib};
+use cgpu_core::gpu::{Gpu, GpuEntry, GpuState, Inventory, InventoryError, MigDevice};
+use cgpu_core::units::{MIB, bytes_to_mib};
 
 /// The name that drivers install for programs; the one without a number is for compilers.
 const LIBRARY: &str = "libnvidia-ml.so.1";

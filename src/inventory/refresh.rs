@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::nvml::{ProbeError, Session};
 use super::{CacheError, Fingerprint, FingerprintError, LoadError, Settings};
 use super::{cache, file};
-use crate::gpu::Inventory;
+use cgpu_core::gpu::Inventory;
 
 /// How often the GPUs may change while they are listed.
 const TRIES: u32 = 3;

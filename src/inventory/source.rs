@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::{FileError, Fingerprint, FingerprintError, cache, file};
-use crate::gpu::Inventory;
+use cgpu_core::gpu::Inventory;
 
 /// Where to learn of the GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]

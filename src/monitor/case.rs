@@ -17,7 +17,6 @@ use std::time::Instant;
 use nix::errno::Errno;
 use nix::libc::seccomp_notif;
 
-use crate::ledger::{Client, Entry, Handle, Usage};
 use crate::monitor::caller::{Copy, Listener, Registers, Reply, Scratch, Target, WriteBack};
 use crate::monitor::case::retry::Retry;
 use crate::monitor::compute::forget_freed_groups;
@@ -27,6 +26,7 @@ use crate::monitor::node::{Device, Failure, Rm};
 use crate::monitor::shared::{Monitor, OpenBooks};
 use crate::monitor::snapshot::Count;
 use crate::monitor::state::OnLane;
+use cgpu_core::ledger::{Client, Entry, Handle, Usage};
 use nvrm::call::Object;
 use nvrm::number::{NV_ERR_OBJECT_NOT_FOUND, NV_OK};
 use nvrm::{Answer, Command, Layout, Meaning, refuse};

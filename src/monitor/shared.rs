@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use crate::gate::settings::Settings;
 use crate::gate::wire::End;
-use crate::ledger::Process;
 use crate::monitor::audit::{AuditHistory, EscapeFindings};
 use crate::monitor::caller::{AuditWait, Interrupted, PidMaps, Targets};
 use crate::monitor::compute::{Orphans, Shares, TurnsThread};
@@ -21,6 +20,7 @@ use crate::monitor::snapshot::{Count, CounterValues, Counters, Record};
 use crate::monitor::state::{Books, Idleness, Lane, Pace};
 use crate::monitor::sync::{ChangeFlag, Lock, Work};
 use crate::monitor::uvm::{AddressSpaces, UvmFiles};
+use cgpu_core::ledger::Process;
 use nvrm::release::Standing;
 use nvrm::{Release, about};
 

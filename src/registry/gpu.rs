@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::failed;
 use super::{Locked, Registry, RegistryError};
-use crate::plan::GpuChange;
 use crate::replace::replace;
+use cgpu_core::plan::GpuChange;
 
 /// The file's name.
 const FILE: &str = "gpus";

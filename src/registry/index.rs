@@ -14,8 +14,8 @@ use std::fmt::Write;
 
 use super::life;
 use super::record::{Holder, Record, decoded, encoded};
-use crate::plan::Holding;
 use crate::process::ProcessId;
+use cgpu_core::plan::Holding;
 
 /// Which state of the world an index describes.
 #[derive(Debug, Clone, PartialEq, Eq)]

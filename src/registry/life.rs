@@ -77,8 +77,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::{Kind, Plan};
     use crate::registry::Key;
+    use cgpu_core::plan::{Kind, Plan};
 
     const BY: ProcessId = ProcessId { pid: 10, start_ticks: 1 };
     const INIT: ProcessId = ProcessId { pid: 11, start_ticks: 2 };
@@ -95,7 +95,7 @@ mod tests {
                 gpus: vec![],
                 weight: 1,
                 high_priority: false,
-                caveats: crate::plan::Caveats::default(),
+                caveats: cgpu_core::plan::Caveats::default(),
             },
         }
     }

@@ -41,8 +41,8 @@ pub use index::Stamp;
 pub use record::{Holder, Key, Record, short_id};
 
 use crate::failpoint::failpoint;
-use crate::plan::Holding;
 use crate::process::{ProcessId, boot_time_s};
+use cgpu_core::plan::Holding;
 use error::failed;
 use index::{Entry, Life};
 use look::World;

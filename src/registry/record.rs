@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Holding, LEAKED_MARK, Plan};
 use crate::process::ProcessId;
+use cgpu_core::plan::{Holding, LEAKED_MARK, Plan};
 
 /// What tells containers apart: an id is unique within its runtime's root only.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]

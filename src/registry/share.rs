@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::error::failed;
 use super::notice::Notice;
 use super::{Locked, RegistryError};
-use crate::plan::GpuRules;
 use crate::replace::replace;
-use crate::sched::{Frame, Idle, Round, Span, Tenant, Turn, frame, part, rounds};
+use cgpu_core::plan::GpuRules;
+use cgpu_core::sched::{Frame, Idle, Round, Span, Tenant, Turn, frame, part, rounds};
 
 /// The directory's name in the state directory.
 pub const DIR: &str = "shares";

@@ -1,6 +1,6 @@
 use super::*;
-use crate::plan::{Kind, Plan, PlannedGpu};
 use crate::process::ProcessId;
+use cgpu_core::plan::{Kind, Plan, PlannedGpu};
 
 const BOOT: &str = "boot-1";
 
@@ -31,7 +31,7 @@ fn record(id: &str, holder: Holder) -> Record {
             gpus: vec![gpu],
             weight: 1,
             high_priority: false,
-            caveats: crate::plan::Caveats::default(),
+            caveats: cgpu_core::plan::Caveats::default(),
         },
     }
 }
@@ -295,8 +295,8 @@ fn a_container_that_its_runtime_is_making_is_kept_and_not_active() {
 
 #[test]
 fn a_container_has_the_same_turns_on_all_its_gpus_where_they_are_free() {
-    use crate::plan::GpuRules;
-    use crate::sched::Idle;
+    use cgpu_core::plan::GpuRules;
+    use cgpu_core::sched::Idle;
 
     let (_dir, registry) = registry();
     let on = |id: &str, uuids: &[&str]| {

@@ -174,9 +174,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::{Kind, Plan};
     use crate::process::ProcessId;
     use crate::registry::{Holder, Key};
+    use cgpu_core::plan::{Kind, Plan};
 
     fn record(bundle: &str) -> Record {
         Record {
@@ -190,7 +190,7 @@ mod tests {
                 gpus: vec![],
                 weight: 1,
                 high_priority: false,
-                caveats: crate::plan::Caveats::default(),
+                caveats: cgpu_core::plan::Caveats::default(),
             },
         }
     }

@@ -29,17 +29,17 @@ use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile
 use crate::config::{self, ConfigError};
 use crate::events::Cause;
 use crate::failpoint::failpoint;
-use crate::gpu::Inventory;
 use crate::hook;
 use crate::host;
 use crate::host::Host;
 use crate::inject::{self, Mode, Nodes};
 use crate::names;
-use crate::plan::Kind;
 use crate::process::ProcessId;
 use crate::registry::{Holder, Key, Record};
 use crate::report::{ErrorLog, report};
-use crate::request::{EntryPoint, Request, Verdict};
+use cgpu_core::gpu::Inventory;
+use cgpu_core::plan::Kind;
+use cgpu_core::request::{EntryPoint, Request, Verdict};
 
 /// Why a call ended here.
 #[derive(Debug, Error)]

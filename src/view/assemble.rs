@@ -8,10 +8,10 @@ use super::{
 };
 use crate::admission::Condition;
 use crate::backend::Observed;
-use crate::gpu::{Gpu, GpuState};
-use crate::plan::{GpuRules, Kind, Plan, PlannedGpu};
 use crate::registry::Record;
 use crate::registry::share::Share;
+use cgpu_core::gpu::{Gpu, GpuState};
+use cgpu_core::plan::{GpuRules, Kind, Plan, PlannedGpu};
 
 /// What was found on a host.
 #[derive(Debug)]
@@ -277,11 +277,11 @@ mod tests {
 
     use super::*;
     use crate::backend::Instance;
-    use crate::calls::Calls;
     use crate::process::ProcessId;
     use crate::registry::{Holder, Key};
-    use crate::units::MIB;
     use crate::view::DriverProcess;
+    use cgpu_core::calls::Calls;
+    use cgpu_core::units::MIB;
 
     fn planned(index: u32, limit_mib: Option<u64>) -> PlannedGpu {
         PlannedGpu {
@@ -301,7 +301,7 @@ mod tests {
             gpus,
             weight: 2,
             high_priority: false,
-            caveats: crate::plan::Caveats::default(),
+            caveats: cgpu_core::plan::Caveats::default(),
         };
         let init = Some(ProcessId { pid: 7, start_ticks: 1 });
         FoundContainer {

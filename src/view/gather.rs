@@ -13,14 +13,14 @@ use super::assemble::{Found, FoundContainer};
 use super::{Driver, DriverFigures, Snapshot};
 use crate::backend::gate::note_held;
 use crate::backend::{BackendError, Observed};
-use crate::gpu::Gpu;
 use crate::host::Host;
 use crate::inventory;
 use crate::names;
-use crate::plan::{GpuRules, Kind};
 use crate::process::age_s;
 use crate::registry::share::{self, Share};
 use crate::registry::{Record, RegistryError};
+use cgpu_core::gpu::Gpu;
+use cgpu_core::plan::{GpuRules, Kind};
 
 /// How long NVIDIA's driver may take. It opens each GPU when it is asked first, which takes a second
 /// or more where nothing keeps them open.

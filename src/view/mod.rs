@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
 pub use gather::Processes;
 
-use crate::calls::{Calls, Durations};
-use crate::plan::{Caveats, Kind, PlannedGpu};
+use cgpu_core::calls::{Calls, Durations};
+use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
 
 #[cfg(doc)]
 use crate::host::Host;

@@ -2,7 +2,7 @@
 
 mod world;
 
-use cgpu::sched::Idle;
+use cgpu_core::sched::Idle;
 
 use self::world::{Container, Gpu, Had, Work, share};
 

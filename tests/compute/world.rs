@@ -1,12 +1,12 @@
 //! Containers that share a GPU, in virtual time: what cgpu decides, on a runlist that divides as an H100
 //! was seen to divide (`cgpu_sim::runlist`).
 //!
-//! Decisions are the product's (`cgpu::sched`); what they lead to is not a monitor's doing here, but this
+//! Decisions are the product's (`cgpu_core::sched`); what they lead to is not a monitor's doing here, but this
 //! module's: slices are set at once, and channels go off and on as late or early as calls were seen to
 //! end. The tests of the monitor show that it asks for these.
 
-use cgpu::plan::GpuRules;
-use cgpu::sched::{Frame, Idle, Span, Tenant, cohort_turns, cohorts, frame, rounds, slice_us};
+use cgpu_core::plan::GpuRules;
+use cgpu_core::sched::{Frame, Idle, Span, Tenant, cohort_turns, cohorts, frame, rounds, slice_us};
 use cgpu_sim::runlist::{Name, Rules, Runlist};
 
 /// What CUDA asks for where nobody else sets slices, in microseconds.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use cgpu::registry::share::Share;
-use cgpu::sched::Round;
+use cgpu_core::sched::Round;
 
 use crate::host::{Monitor, Said, end, program, until, wait};
 

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cgpu::registry::share::{Share, Turns};
-use cgpu::sched::{Round, Span};
+use cgpu_core::sched::{Round, Span};
 
 use crate::host::{Monitor, end, program, script, spawn_with_us, until};
 

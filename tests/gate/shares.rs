@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cgpu::registry::share::{Share, Turns};
-use cgpu::sched::{Round, Span};
+use cgpu_core::sched::{Round, Span};
 
 use nix::sys::signal::Signal;
 

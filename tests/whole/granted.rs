@@ -1,8 +1,8 @@
 //! What Kubernetes has given a container: the record counts, and nothing that a pod or its image says beside it.
 
 use cgpu::grants::Grants;
-use cgpu::request::Grant;
-use cgpu::request::grant::{FORMAT, GrantedGpu, PodContainer};
+use cgpu_core::request::Grant;
+use cgpu_core::request::grant::{FORMAT, GrantedGpu, PodContainer};
 use serde_json::json;
 
 use super::host::Host;

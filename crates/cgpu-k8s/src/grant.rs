@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use cgpu::grants::Grants;
-use cgpu::request::Grant;
-use cgpu::request::grant::{FORMAT, GrantedGpu, PodContainer as Holder, TOKEN};
+use cgpu_core::request::Grant;
+use cgpu_core::request::grant::{FORMAT, GrantedGpu, PodContainer as Holder, TOKEN};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::sleep;
 use tracing::info;
@@ -271,7 +271,7 @@ mod tests {
         assert!(!is_over(&grant(&["a"], Some("b")), &here));
         assert!(!is_over(&grant(&[], None), &here), "whose it is nobody knows");
         let one = grant(&["a"], None);
-        assert!(cgpu::request::grant::is_token(&one.token));
+        assert!(cgpu_core::request::grant::is_token(&one.token));
         assert_ne!(one.token, grant(&["a"], None).token);
     }
 }

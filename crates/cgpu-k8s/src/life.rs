@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use cgpu::events::Store;
 use cgpu::host::{Host, require_root};
 use cgpu::inventory::{Settings, cached, refresh};
-use cgpu::request::Grant;
+use cgpu_core::request::Grant;
 use cgpu_kubelet::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
 use cgpu_kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use cgpu_kubelet::registration_client::RegistrationClient;

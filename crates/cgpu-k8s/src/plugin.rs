@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
 use cgpu::grants::Grants;
-use cgpu::request::grant::GrantedGpu;
+use cgpu_core::request::grant::GrantedGpu;
 use cgpu_kubelet::Kubelet;
 use cgpu_kubelet::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse,

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cgpu::request::grant::{self, Grant};
+use cgpu_core::request::grant::{self, Grant};
 use cgpu_kubelet::api::ListPodResourcesResponse;
 use k8s_openapi::api::core::v1::Pod;
 

@@ -386,17 +386,17 @@ mod tests {
         let main = dir.path().join("etc/cgpu/config.toml");
         fs::write(&main, "").unwrap();
         let config = cgpu::config::load(Some(main.as_os_str()), None).unwrap().config;
-        assert_eq!(config.kubernetes.ungranted, cgpu::request::Ungranted::None);
+        assert_eq!(config.kubernetes.ungranted, cgpu_core::request::Ungranted::None);
         assert_eq!(config.kubernetes.exempt, ["a", "b"]);
-        assert_eq!(config.admission.profile, cgpu::request::Profile::Strict);
+        assert_eq!(config.admission.profile, cgpu_core::request::Profile::Strict);
         let inode = || fs::metadata(&path).unwrap().ino();
         let first = inode();
         write_settings(&path, &settings.text().unwrap()).unwrap();
         assert_eq!(inode(), first, "what is the same is left");
         write_settings(&path, &of(&["--ungranted=whole"]).text().unwrap()).unwrap();
         let config = cgpu::config::load(Some(main.as_os_str()), None).unwrap().config;
-        assert_eq!(config.kubernetes.ungranted, cgpu::request::Ungranted::Whole);
-        assert_eq!(config.admission.profile, cgpu::request::Profile::Open);
+        assert_eq!(config.kubernetes.ungranted, cgpu_core::request::Ungranted::Whole);
+        assert_eq!(config.admission.profile, cgpu_core::request::Profile::Open);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
     }
 

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cgpu::gpu::{Gpu, GpuState};
+use cgpu_core::gpu::{Gpu, GpuState};
 use thiserror::Error;
 
 /// The most bytes of a message that the kubelet takes: what gRPC's Go library takes where nothing

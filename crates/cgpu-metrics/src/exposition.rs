@@ -7,9 +7,9 @@
 use core::time::Duration;
 use std::fmt;
 
-use cgpu::calls::{Calls, DURATIONS_US};
-use cgpu::plan::PlannedMig;
 use cgpu::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
+use cgpu_core::calls::{Calls, DURATIONS_US};
+use cgpu_core::plan::PlannedMig;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
@@ -451,11 +451,11 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
 pub(crate) mod tests {
     use std::collections::BTreeMap;
 
-    use cgpu::calls::Durations;
     use cgpu::events::Cause;
-    use cgpu::plan::{Caveats, Kind, PlannedGpu};
-    use cgpu::units::MIB;
     use cgpu::view::{Mode, State};
+    use cgpu_core::calls::Durations;
+    use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
+    use cgpu_core::units::MIB;
 
     use super::*;
 

@@ -104,7 +104,7 @@ pub(crate) fn bar(part: Option<u64>, whole: u64, width: usize, signs: Signs) -> 
 
 /// Whole MiB of so many bytes.
 pub(crate) fn mib(bytes: Option<u64>) -> Cow<'static, str> {
-    known(bytes.map(cgpu::units::bytes_to_mib))
+    known(bytes.map(cgpu_core::units::bytes_to_mib))
 }
 
 /// A number, or the sign for what isn't known.

@@ -6,8 +6,8 @@
 use std::fmt::Write;
 
 use cgpu::cli::table::printable;
-use cgpu::units::bytes_to_mib;
 use cgpu::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
+use cgpu_core::units::bytes_to_mib;
 use thiserror::Error;
 
 /// What `nvidia-smi` writes for what isn't known.

@@ -7,13 +7,13 @@ use std::os::unix::fs::MetadataExt;
 use cgpu::admission::AdmissionError;
 
 use cgpu::backend::Obstacle;
-use cgpu::gpu::Gpu;
 use cgpu::host::Host;
 use cgpu::inventory;
-use cgpu::plan::{Change, ChangeError, GpuChangeError, GpuRules};
 use cgpu::registry::{Record, RegistryError};
-use cgpu::units::mib_to_bytes;
 use cgpu::view::Processes;
+use cgpu_core::gpu::Gpu;
+use cgpu_core::plan::{Change, ChangeError, GpuChangeError, GpuRules};
+use cgpu_core::units::mib_to_bytes;
 use fuser::Errno;
 use nix::sys::stat::major;
 use tracing::{info, warn};

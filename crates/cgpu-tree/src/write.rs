@@ -1,7 +1,7 @@
 //! What a write means: [`Wish`]. Pure.
 
-use cgpu::plan::{Change, GpuChange};
-use cgpu::units::MIB;
+use cgpu_core::plan::{Change, GpuChange};
+use cgpu_core::units::MIB;
 
 use crate::node::Node;
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::units::{MIB, bytes_to_mib};
+use cgpu_core::units::{MIB, bytes_to_mib};
 
 /// What went wrong with the module.
 #[derive(Debug, Error)]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::super::facts::{
     Engine, EngineFile, EngineKind, Flaw, Handler, HookFile, Own, Toolkit as Tools,
 };
-use crate::plan::Kind;
+use cgpu_core::plan::Kind;
 
 use super::{Engines, Error, Finding, Fine, Note, Toolkit, Warning, listed};
 

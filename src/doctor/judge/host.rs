@@ -5,7 +5,7 @@
 use super::super::facts::{Cgroups, Divisible, Isolation as Facts, Own, Records, Runtime, Seen};
 use super::driver::Standing;
 use super::{Cgpu, Error, Finding, Fine, Isolation, Note, Runtimes, Severity, Warning, listed};
-use crate::plan::Kind;
+use cgpu_core::plan::Kind;
 
 /// The oldest versions that the tests know.
 const OLDEST: [(&str, (u32, u32)); 2] = [("runc", (1, 1)), ("crun", (1, 8))];

@@ -8,7 +8,7 @@ use super::super::facts::{Cdi, Files, Library};
 use super::super::worst;
 use super::*;
 use crate::config::Inject;
-use crate::plan::Kind;
+use cgpu_core::plan::Kind;
 
 fn node(name: &str, major: u64, minor: u64, needed: bool, made_by: &str) -> Node {
     Node {

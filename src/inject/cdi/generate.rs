@@ -15,10 +15,10 @@ use super::dirs::KIND;
 use super::merge::MOUNT_OPTIONS;
 use super::spec::{Device, Edits, Mount, Node, Specification};
 use super::validate::{self, Invalid};
-use crate::gpu::{Gpu, GpuState, Inventory};
 use crate::inject::Nodes;
 use crate::inject::driver::{Capability, Driver, DriverFile, Use, Width};
-use crate::request::name::NVIDIA_VISIBLE_DEVICES;
+use cgpu_core::gpu::{Gpu, GpuState, Inventory};
+use cgpu_core::request::name::NVIDIA_VISIBLE_DEVICES;
 
 /// What a socket of a daemon is mounted with; one that is read-only can be connected to.
 const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];

@@ -28,7 +28,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::bundle::Edits;
-use crate::plan::PlannedGpu;
+use cgpu_core::plan::PlannedGpu;
 use choose::{ChoiceError, Devices, choose, common};
 use dirs::{Content, DIRECTORIES, KIND, Source};
 use merge::{Collected, LeftOut, Unsupported};

@@ -22,7 +22,6 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::events::Event;
 use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Entry, Handle, Process};
 use crate::monitor::audit::history::DeadPids;
 use crate::monitor::caller::{PIDFD_THREAD, compare_files};
 use crate::monitor::driver::{MonitorClient, Presence, presence};
@@ -33,6 +32,7 @@ use crate::monitor::processes::{
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Books, NO_CLIENT};
 use crate::process::ProcessId;
+use cgpu_core::ledger::{Client, Entry, Handle, Process};
 use nvrm::about::Held;
 
 /// The clients and the processes that were seen with them. A process is in several pairs where it used several clients.
@@ -252,9 +252,9 @@ pub(crate) fn processes_to_kill(books: &Books, pid: u32) -> BTreeSet<Process> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{Entry, Handle};
     use crate::monitor::state::books_of;
     use crate::process::ProcessId;
+    use cgpu_core::ledger::{Entry, Handle};
 
     #[test]
     fn owners_of_a_dead_processs_client_are_killed_first() {

@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::ledger::Process;
 use crate::monitor::state::{Books, Occasion};
 use crate::monitor::sync::Lock;
+use cgpu_core::ledger::Process;
 use nvrm::about::Held;
 
 /// The shortest pause between two audits for calls that would be refused.

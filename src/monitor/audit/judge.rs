@@ -3,7 +3,7 @@
 //! Pure: figures go in, a [`Finding`] comes out. The figures and the ledger's expectation are not of the same instant;
 //! [`judge`] says what can be concluded all the same.
 
-use crate::ledger::Expected;
+use cgpu_core::ledger::Expected;
 
 /// What the figures of a GPU mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(crate) enum Finding {
 ///
 /// Memory counts once, as made; duplicates don't count. Memory that an export or a mapping made by a call keeps, and
 /// that no process shows as made any more, shows in the monitor's own figure, `own_bytes`, because a stake stands
-/// before the export or mapping ([`StakePlace`](crate::ledger::StakePlace)). Managed memory has no stake, and shows in
+/// before the export or mapping ([`StakePlace`](cgpu_core::ledger::StakePlace)). Managed memory has no stake, and shows in
 /// no figure. The processes and the monitor together show no more than [`Expected::most_bytes`].
 ///
 /// Memory that nobody asked for is charged. A process is killed for such memory only where it doesn't fit the quota:
@@ -75,7 +75,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ledger::Usage;
+    use cgpu_core::ledger::Usage;
 
     /// An expectation with a quota that is used to the last byte.
     fn expected(peak_bytes: u64, hidden_bytes: u64, used_bytes: u64) -> Expected {

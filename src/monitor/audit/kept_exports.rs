@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::gate::settings::NodeKind;
-use crate::ledger::{Entry, Hold};
 use crate::monitor::caller::has_file;
 use crate::monitor::driver::{Exported, free_stakes, own_client};
 use crate::monitor::node::{Device, Failure};
 use crate::monitor::processes::open_files;
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Books, OnLane};
+use cgpu_core::ledger::{Entry, Hold};
 use nvrm::export;
 use nvrm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use crate::events::Event;
 use crate::gate::settings::Settings;
-use crate::ledger::{Client, Entry, Handle, Process};
 use crate::monitor::audit::clients::{
     end_client_users, least_charged, processes_to_kill, with_clients,
 };
@@ -29,6 +28,7 @@ use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Occasion, OnLane, Space};
 use crate::monitor::uvm::{UvmFile, dead_with_mapped_memory, end_files, sweep_files};
 use crate::process::ProcessId;
+use cgpu_core::ledger::{Client, Entry, Handle, Process};
 use nvrm::about::Held;
 
 /// The longest wait of a call that would be refused. The driver may hold up an audit for ever, and other calls need the

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::ledger::Process;
 use crate::monitor::sync::ChangeFlag;
+use cgpu_core::ledger::Process;
 
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

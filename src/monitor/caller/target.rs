@@ -21,10 +21,10 @@ use nix::sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev};
 use nix::unistd::Pid;
 use rustix::process::{self, PidfdFlags};
 
-use crate::ledger::Process;
 use crate::monitor::node::Device;
 use crate::monitor::sync::Lock;
 use crate::process::{ProcStatus, ProcessId, pidfd, threads};
+use cgpu_core::ledger::Process;
 
 /// `PIDFD_THREAD`, since Linux 6.9.
 pub(crate) const PIDFD_THREAD: PidfdFlags =

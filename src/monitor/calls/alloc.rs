@@ -8,7 +8,6 @@
 //!
 //! [`free`] has the driver free an object, and then takes the object out of the books.
 
-use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::calls::charge::{
     NewObject, find_gpu, find_gpu_on_lane, gpu_of_new_subdevice, make_charged,
@@ -20,6 +19,7 @@ use crate::monitor::decide::{memory_asked, semaphore_surface, shown_memory};
 use crate::monitor::driver::free_stakes;
 use crate::monitor::node::Buffer;
 use crate::monitor::state::OnLane;
+use cgpu_core::ledger::{Client, Entry, Handle};
 use nvrm::call::{Alloc, Object, VidHeap};
 use nvrm::class::Use;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

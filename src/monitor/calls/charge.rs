@@ -11,13 +11,13 @@
 use std::time::Instant;
 
 use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Entry, Handle, Reservation, Shown, Usage};
 use crate::monitor::audit::reconcile;
 use crate::monitor::case::{Case, EarlyReply, note_user, tell_refused, unmake_object};
 use crate::monitor::decide::{self, Denial, nth_handle};
 use crate::monitor::driver::{Presence, presence};
 use crate::monitor::log::Refuser;
 use crate::monitor::state::{Books, OnLane};
+use cgpu_core::ledger::{Client, Entry, Handle, Reservation, Shown, Usage};
 use nvrm::about::Uuid;
 use nvrm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

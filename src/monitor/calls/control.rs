@@ -23,7 +23,7 @@ use crate::monitor::compute::{note_slice_tried, round_of_groups, set_slice};
 use crate::monitor::decide::{Denial, shown_memory};
 use crate::monitor::snapshot::Reach;
 use crate::monitor::state::{ChannelName, DueSlice};
-use crate::sched::slice_us;
+use cgpu_core::sched::slice_us;
 use nvrm::call::Object;
 use nvrm::control::{
     Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,

@@ -2,7 +2,6 @@
 //! books have room, has the driver make the object, and enters its name. The memory is not charged again. A duplicate
 //! of GPU memory that the books don't know is freed, and refused: that memory was taken past the monitor.
 
-use crate::ledger::{Client, Entry, Handle};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::charge::{NewObject, make, shown_below, unmake};
 use crate::monitor::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
@@ -10,6 +9,7 @@ use crate::monitor::case::{Case, EarlyReply, begin_on_lane, note_user};
 use crate::monitor::decide::{Denial, room_for_name};
 use crate::monitor::driver::{stake_behind, stake_name};
 use crate::monitor::state::OnLane;
+use cgpu_core::ledger::{Client, Entry, Handle};
 use nvrm::call::Object;
 
 pub(crate) fn duplicate(

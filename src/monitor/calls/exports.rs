@@ -14,7 +14,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::gate::settings::NodeKind;
-use crate::ledger::{Client, Handle, Hold};
 use crate::monitor::audit::{clear_export, forget_export, forget_places};
 use crate::monitor::caller::Reply;
 use crate::monitor::calls::charge::{next_handles, shown_below};
@@ -28,6 +27,7 @@ use crate::monitor::driver::{
 };
 use crate::monitor::node::Device;
 use crate::monitor::state::OnLane;
+use cgpu_core::ledger::{Client, Handle, Hold};
 use nvrm::call::Object;
 use nvrm::export::{self, Does, Places};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]

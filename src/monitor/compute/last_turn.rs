@@ -7,7 +7,7 @@ use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
 use crate::monitor::state::ChannelName;
-use crate::sched::{Span, turn_at};
+use cgpu_core::sched::{Span, turn_at};
 
 /// The time of a call before one was measured, in microseconds: to take channels off, and to bring them back (H100).
 const OFF_US: u64 = 670;

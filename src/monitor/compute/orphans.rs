@@ -20,7 +20,7 @@ use crate::monitor::state::ChannelName;
 use crate::process::ProcessId;
 use crate::registry::share::Turns;
 use crate::replace::replace;
-use crate::sched::Span;
+use cgpu_core::sched::Span;
 
 /// A container whose monitor is gone, on one GPU.
 #[derive(Debug, Default)]

@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::ledger::Process;
 use crate::monitor::node::{Failure, Rm};
 use crate::monitor::state::DueSlice;
 use crate::monitor::sync::{Lock, Notifier};
 use crate::registry::share::Turns;
-use crate::sched::{Round, Span};
+use cgpu_core::ledger::Process;
+use cgpu_core::sched::{Round, Span};
 use nvrm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use nvrm::usage::Sample;
 

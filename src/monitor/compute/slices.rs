@@ -22,7 +22,7 @@ use crate::monitor::snapshot::Record;
 use crate::monitor::state::DueSlice;
 use crate::registry::notice::Notice;
 use crate::registry::share;
-use crate::sched::Round;
+use cgpu_core::sched::Round;
 use nvrm::number::{NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND};
 
 /// Up to how many processes are told apart by the samples. There are some seventy samples: with more processes, one

@@ -27,7 +27,7 @@ use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::Record;
 use crate::monitor::state::ChannelName;
 use crate::monitor::sync::spawn;
-use crate::sched::{Span, cohort_turns, cohorts};
+use cgpu_core::sched::{Span, cohort_turns, cohorts};
 
 /// How often a monitor that ends tries to end turns, and how long it waits in between.
 const ENDING_TRIES: u32 = 20;

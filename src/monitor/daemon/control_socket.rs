@@ -8,13 +8,13 @@ use std::time::Duration;
 use crate::events::{Event, Kind};
 use crate::gate::settings::Settings;
 use crate::gate::wire::{Answer, LastSeen, Question};
-use crate::ledger::{Entry, LedgerError};
 use crate::monitor::daemon::peer;
 use crate::monitor::daemon::status::StatusWriter;
 use crate::monitor::daemon::update::Requests;
 use crate::monitor::driver::client_if_open;
 use crate::monitor::log::described;
 use crate::monitor::shared::Monitor;
+use cgpu_core::ledger::{Entry, LedgerError};
 use nvrm::usage;
 
 /// The longest question, in bytes.

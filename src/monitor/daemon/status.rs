@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use crate::gate::launch::MonitorDir;
 use crate::gate::status_file;
 use crate::gate::wire::{GpuStatus, MOST_PROCESSES_TOLD, ProcessStatus, Status};
-use crate::ledger::{Ledger, Process};
 use crate::monitor::calls::CallService;
 use crate::monitor::compute::read_shares;
 use crate::monitor::shared::Monitor;
 use crate::monitor::sync::Lock;
 use crate::process::ProcessId;
+use cgpu_core::ledger::{Ledger, Process};
 
 /// The shortest time between two writes after changes.
 const INTERVAL: Duration = Duration::from_millis(250);

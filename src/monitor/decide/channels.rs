@@ -35,9 +35,9 @@ pub(crate) fn room_outside_groups(count: usize) -> Result<(), Denial> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Process;
     use crate::monitor::snapshot::Record;
     use crate::monitor::state::MOST_CHANNELS;
+    use cgpu_core::ledger::Process;
 
     fn enter(groups: &mut Groups, gpu: usize, handle: u32) {
         let (client, parent) = (1, 2);

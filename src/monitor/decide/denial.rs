@@ -13,7 +13,7 @@
 
 use thiserror::Error;
 
-use crate::ledger::{LedgerError, Usage};
+use cgpu_core::ledger::{LedgerError, Usage};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use nvrm::number::*;
 use nvrm::refuse::{ENOMEM, EPERM, OVER_QUOTA};

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::ledger::{ChargeId, Client, Entry, Handle, Hold, Ledger, Span, Tree};
 use crate::monitor::decide::denial::Denial;
 use crate::monitor::snapshot::Record;
 use crate::monitor::state::{BOUNDS, Space, SpaceRanges};
+use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, Ledger, Span, Tree};
 
 /// Stands in the place of a GPU in a [`Tree`], for what the file alone keeps.
 pub(crate) const NO_GPU: u16 = u16::MAX;
@@ -169,8 +169,8 @@ pub(crate) fn uvm_flags(is_shared: bool, refuses_managed: bool) -> Result<(), De
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Process;
     use crate::monitor::state::MOST_RANGES;
+    use cgpu_core::ledger::Process;
 
     const SPAN: Span = Span { first: 0x1000, last: 0x1fff };
     const OF: Client = Client(1);

@@ -1,7 +1,7 @@
 //! Decides on memory: how much is asked for, on which GPU it is charged, and whether the quota has room.
 
-use crate::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use crate::monitor::decide::denial::Denial;
+use cgpu_core::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use nvrm::class::Use;
 use nvrm::fbinfo::Shown;
 use nvrm::memory::{self, Memory};
@@ -84,7 +84,7 @@ pub(crate) fn semaphore_surface(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::{Bounds, Entry};
+    use cgpu_core::ledger::{Bounds, Entry};
 
     const BOUNDS: Bounds = Bounds { objects: 2, holds: 2, stakes: 2 };
 

@@ -1,9 +1,9 @@
 //! Decides on other names of memory: duplicates, places in a file that memory is exported to, and objects that are
 //! imported from a file.
 
-use crate::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError, Shown};
 use crate::monitor::decide::denial::Denial;
 use crate::monitor::state::BOUNDS;
+use cgpu_core::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError, Shown};
 use nvrm::call::Object;
 use nvrm::export::{Does, Places};
 use nvrm::number::NV_ERR_STATE_IN_USE;

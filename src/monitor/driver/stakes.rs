@@ -1,12 +1,12 @@
 //! Makes and frees stakes: duplicates by the monitor's client that stand before exports, mappings and names.
-//! `src/ledger/stakes.rs` says why. A mapping or an export before which no stake can be put is refused.
+//! [`ledger`](cgpu_core::ledger) says why. A mapping or an export before which no stake can be put is refused.
 
-use crate::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
 use crate::monitor::driver::access::{client_if_open, own_client};
 use crate::monitor::driver::monitor_client::{MonitorClient, handle_of, stake_of};
 use crate::monitor::node::{Device, Rm};
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Books, OnLane};
+use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
 
 /// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
 fn enter_stake(books: &mut Books, before: StakePlace, number: u64) -> bool {

@@ -11,12 +11,12 @@ use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
 use crate::gate::settings::{Node, Settings};
-use crate::ledger::Process;
 use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::node::{mount_at, place_at};
 use crate::monitor::processes::origin::{Origin, mounts};
 use crate::monitor::sync::Lock;
 use crate::process::{ProcessId, first_of, told};
+use cgpu_core::ledger::Process;
 
 /// How long after it was found the mounts of a container's first process may still be changing.
 const MOUNTING: Duration = Duration::from_secs(5);

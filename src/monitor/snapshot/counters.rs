@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::{Calls, DURATIONS_US, Durations};
+use cgpu_core::calls::{Calls, DURATIONS_US, Durations};
 
 /// What became of a call, for the counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
     use crate::gate::settings::Managed;
-    use crate::ledger::{Client, Entry, Handle};
+    use cgpu_core::ledger::{Client, Entry, Handle};
 
     fn snapshot() -> Snapshot {
         let settings = Settings {
@@ -254,11 +254,12 @@ mod tests {
     }
 
     /// What the bytes of a snapshot are made by, without comments and tests.
-    const SOURCES: [&str; 5] = [
+    const SOURCES: [&str; 6] = [
         include_str!("mod.rs"),
         include_str!("record.rs"),
         include_str!("counters.rs"),
-        include_str!("../../ledger/entry.rs"),
+        include_str!("../../../crates/cgpu-core/src/ledger/entry.rs"),
+        include_str!("../../../crates/cgpu-core/src/ledger/process.rs"),
         include_str!("../../gate/settings.rs"),
     ];
 
@@ -273,7 +274,7 @@ mod tests {
         // FNV-1a.
         let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325, step);
-        assert_eq!((FORMAT, hash), (3, 0x2c56_7841_fd71_de3e), "{hash:#x}");
+        assert_eq!((FORMAT, hash), (3, 0xc684_0ab2_0258_3532), "{hash:#x}");
     }
 
     proptest! {

@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ledger::{Entry, Process};
 use crate::process::ProcessId;
+use cgpu_core::ledger::{Entry, Process};
 
 /// A change of the books: [`Books::write`](crate::monitor::state::Books::write) applies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,27 +110,16 @@ pub(crate) struct Maker {
     pub image: u64,
 }
 
-/// The bits of a pid: `PID_MAX_LIMIT` is 2²².
-const PID_BITS: u32 = 22;
-
 /// A process's number has its start time and its pid.
 impl From<ProcessId> for Process {
     fn from(process: ProcessId) -> Self {
-        let pid = u64::from(process.pid.cast_unsigned()) & ((1 << PID_BITS) - 1);
-        Process(process.start_ticks << PID_BITS | pid)
-    }
-}
-
-impl Process {
-    /// The pid in the process's number.
-    pub(crate) fn pid(self) -> u32 {
-        u32::try_from(self.0 & ((1 << PID_BITS) - 1)).unwrap_or(0)
+        Process::of(process.pid.cast_unsigned(), process.start_ticks)
     }
 }
 
 /// The process with this number.
 impl From<Process> for ProcessId {
     fn from(process: Process) -> Self {
-        ProcessId { pid: process.pid().cast_signed(), start_ticks: process.0 >> PID_BITS }
+        ProcessId { pid: process.pid().cast_signed(), start_ticks: process.start_ticks() }
     }
 }

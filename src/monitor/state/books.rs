@@ -6,13 +6,13 @@
 use std::collections::{BTreeSet, HashMap};
 
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
-use crate::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Span, Tree};
 use crate::monitor::snapshot::Record;
 use crate::monitor::state::channels::Channels;
 use crate::monitor::state::groups::Groups;
 use crate::monitor::state::makers::Makers;
 use crate::monitor::state::pace::Due;
 use crate::monitor::state::space_ranges::{Space, SpaceRanges};
+use cgpu_core::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Span, Tree};
 
 /// How much the container can make the ledger remember.
 pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
@@ -305,7 +305,7 @@ impl Devices {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::ledger::{Bounds, Entry};
+    use cgpu_core::ledger::{Bounds, Entry};
 
     /// Books to which these records were applied.
     pub(crate) fn books_of(records: Vec<Record>) -> Books {

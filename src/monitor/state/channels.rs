@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ledger::Process;
 use crate::monitor::snapshot::Record;
 use crate::monitor::state::groups::Groups;
+use cgpu_core::ledger::Process;
 
 /// A channel's client, and its handle there.
 pub(crate) type ChannelName = (u32, u32);

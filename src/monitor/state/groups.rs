@@ -8,9 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ledger::Process;
 use crate::monitor::snapshot::{Reach, Record};
-use crate::sched::{DEFAULT_SLICE_US, Round, slice_us};
+use cgpu_core::ledger::Process;
+use cgpu_core::sched::{DEFAULT_SLICE_US, Round, slice_us};
 use nvrm::channel::ENGINE_GRAPHICS;
 
 /// The most groups of a container, on all its GPUs together.

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::ledger::Process;
 use crate::monitor::snapshot::{Maker, Record};
+use cgpu_core::ledger::Process;
 
 /// The most files. Each needs a descriptor.
 pub(crate) const MOST_FILES: usize = 1024;

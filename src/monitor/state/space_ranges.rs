@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use crate::ledger::Process;
 use crate::monitor::snapshot::Record;
+use cgpu_core::ledger::Process;
 
 /// These bits tell a process's managed ranges from the ranges of UVM's files. No process's number and no range's
 /// address has them.
@@ -23,7 +23,7 @@ pub(crate) enum Space {
 }
 
 impl Space {
-    /// The space's number in records, and in [`Hold::Mapping`](crate::ledger::Hold::Mapping).
+    /// The space's number in records, and in [`Hold::Mapping`](cgpu_core::ledger::Hold::Mapping).
     pub(crate) fn number(self) -> u64 {
         match self {
             Self::Managed(process) => process.0 | MANAGED,

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use nix::libc;
 
-use crate::ledger::Process;
 use crate::monitor::state::Mapped;
 use crate::monitor::sync::{Lock, Notifier};
 use crate::process::{ProcessId, told};
+use cgpu_core::ledger::Process;
 
 /// How long a mapping that was asked for may still not be made.
 pub(crate) const MAPPING_DELAY: Duration = Duration::from_secs(2);

@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 
 use nix::errno::Errno;
 
-use crate::ledger::Process;
 use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::{Maker, Record};
 use crate::monitor::state::Initialization;
@@ -18,6 +17,7 @@ use crate::monitor::uvm::address_spaces::image_hash;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::queries::was_initialized;
 use crate::process::ProcessId;
+use cgpu_core::ledger::Process;
 use nvrm::low_word;
 use nvrm::number::UVM_INITIALIZE;
 

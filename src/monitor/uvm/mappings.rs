@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
-use crate::ledger::{Entry, Hold, Process};
 use crate::monitor::caller::has_file;
 use crate::monitor::node::{kind_at, place_at};
 use crate::monitor::processes::{container_pids, kill_process, open_files_of};
@@ -29,6 +28,7 @@ use crate::monitor::uvm::kept_files::{end_orphaned_files, unregister_gpus};
 use crate::monitor::uvm::queries::{PAGE_BYTES, Ranges};
 use crate::monitor::uvm::vma_list::{Listed, possibly_managed};
 use crate::process::{ProcessId, told};
+use cgpu_core::ledger::{Entry, Hold, Process};
 use nvrm::uvm::Range;
 
 /// How often the address spaces are looked at whose processes asked for nothing since. A thread that was kept from

@@ -8,13 +8,13 @@
 use nix::errno::Errno;
 
 use crate::gate::settings::{Managed, NodeKind};
-use crate::ledger::Process;
 use crate::monitor::caller::Reply;
 use crate::monitor::case::{Case, EarlyReply, continue_other_call, identify, note_caller};
 use crate::monitor::decide::{Continued, Denial, managed_records};
 use crate::monitor::state::Space;
 use crate::monitor::uvm::mappings::release_overlapping;
 use crate::monitor::uvm::queries::{PAGE_BYTES, Ranges};
+use cgpu_core::ledger::Process;
 use nvrm::uvm::Range;
 
 /// Serves a mapping call: a shared mapping with an offset. Only a mapping of nvidia-uvm can be managed memory.

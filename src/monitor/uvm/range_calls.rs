@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::ledger::{ChargeId, Client, Handle, Span, Tree};
 use crate::monitor::caller::Reply;
 use crate::monitor::case::{Case, EarlyReply, enter_lane, note_user};
 use crate::monitor::decide::{Denial, chargeable_mapping, freed_spans, plan_map};
@@ -13,6 +12,7 @@ use crate::monitor::uvm::callers_file::{call_uvm, change_on_lane, gpu_of, refuse
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::kept_files::has_room_for_range;
 use crate::monitor::uvm::queries::{PAGE_BYTES, Ranges};
+use cgpu_core::ledger::{ChargeId, Client, Handle, Span, Tree};
 use nvrm::number::{NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK};
 use nvrm::uvm::{self, Range, Source};
 use nvrm::{Answer, Meaning};

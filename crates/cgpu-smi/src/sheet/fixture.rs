@@ -1,10 +1,10 @@
 //! Hosts for tests.
 
-use cgpu::plan::{Caveats, Kind, PlannedGpu};
-use cgpu::units::MIB;
 use cgpu::view::{
     ContainerFigures, GpuFigures, Mode, ProcessFigures, ShareFigures, Snapshot, State,
 };
+use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
+use cgpu_core::units::MIB;
 
 /// A host of so many GPUs, each with so many containers that have a quota on it.
 pub(crate) fn host(gpus: u32, containers: u32) -> Snapshot {

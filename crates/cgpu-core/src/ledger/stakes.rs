@@ -1,0 +1,192 @@
+//! Stakes: the monitor's own duplicates of memory that no figure would show otherwise.
+//!
+//! The driver counts memory once: in the figure of the process that owns the oldest object that names it. When that
+//! object is freed, the next object owns the memory; a duplicate comes right behind the object that it was made of
+//! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). The object of an export or a mapping is the kernel's. Where
+//! such an object is the oldest, no process's figure has the memory, and the container could take as much again unseen.
+//! (An object below another GPU's device is in that GPU's figures.) So the monitor first makes a duplicate of its own,
+//! the *stake*: from then on the memory is in the monitor's figure. A stake is freed when the exports and mappings
+//! behind it are gone, and counts against the quota until then.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
+
+/// What a stake stands before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StakePlace {
+    /// All mappings of the charge's memory.
+    Mappings {
+        /// The memory's charge ([`Ledger::charge_of`]).
+        charge: ChargeId,
+    },
+    /// The memory that was exported to a place in a file.
+    Export {
+        /// The place in the file.
+        hold: Hold,
+    },
+    /// A name of memory that shows on another GPU than the one that has the memory.
+    Name {
+        /// The object's client.
+        client: Client,
+        /// The object.
+        handle: Handle,
+    },
+    /// Nothing any more: the stake is to be freed.
+    Loose {
+        /// The charge of the stake's memory ([`Ledger::charge_of`]).
+        charge: ChargeId,
+    },
+}
+
+/// A stake's place among those of one charge. A name is known by its object's serial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ChargePlace {
+    Mappings,
+    Export(Hold),
+    Name(u32),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Stakes {
+    /// The numbers of the stakes that stand before something. Each other stake is in `loose`.
+    all: BTreeMap<(ChargeId, ChargePlace), u64>,
+    /// The stakes that stand before nothing any more and are to be freed, by their number.
+    loose: BTreeMap<u64, ChargeId>,
+}
+
+impl Stakes {
+    pub(super) fn len(&self) -> usize {
+        self.all.len() + self.loose.len()
+    }
+
+    /// Whether a stake stands at this place.
+    pub(super) fn contains(&self, id: ChargeId, before: ChargePlace) -> bool {
+        self.all.contains_key(&(id, before))
+    }
+}
+
+impl Ledger {
+    /// Whether a stake can be put at this place: what it is to stand before exists, no stake stands there, and there is
+    /// room for one more.
+    #[must_use]
+    pub fn may_stake(&self, before: StakePlace) -> bool {
+        let is_free = |place| !self.stakes.all.contains_key(&place);
+        self.stakes.len() < self.bounds.stakes && self.charge_place(before).is_some_and(is_free)
+    }
+
+    /// Puts the stake `number` at this place; the monitor chooses the number. A stake that stood there is forgotten.
+    /// Does nothing where there is nothing to stand before.
+    pub fn stake(&mut self, before: StakePlace, number: u64) {
+        let id = match before {
+            StakePlace::Loose { charge } => {
+                if !self.charges.contains_key(&charge) || self.stakes.loose.contains_key(&number) {
+                    return;
+                }
+                self.stakes.loose.insert(number, charge);
+                charge
+            }
+            _ => {
+                let Some(place) = self.charge_place(before) else { return };
+                if self.stakes.all.insert(place, number).is_some() {
+                    return;
+                }
+                place.0
+            }
+        };
+        self.reference(id, false);
+        if let Some(charge) = self.charges.get_mut(&id) {
+            charge.stakes += 1;
+        }
+    }
+
+    fn charge_place(&self, before: StakePlace) -> Option<(ChargeId, ChargePlace)> {
+        match before {
+            StakePlace::Mappings { charge } => {
+                self.is_held(charge).then_some((charge, ChargePlace::Mappings))
+            }
+            StakePlace::Export { hold } => {
+                self.holds.get(&hold).map(|id| (*id, ChargePlace::Export(hold)))
+            }
+            StakePlace::Name { client, handle } => {
+                let shown = self.objects.shown(client, handle);
+                let id = self.objects.charge(client, handle).filter(|_| shown != Shown::Here)?;
+                Some((id, ChargePlace::Name(self.objects.serial(client, handle)?)))
+            }
+            StakePlace::Loose { .. } => None,
+        }
+    }
+
+    /// Whether anything but names and stakes keeps the memory. Without this check, a stake before mappings would never
+    /// become loose.
+    pub(super) fn is_held(&self, id: ChargeId) -> bool {
+        self.charges.get(&id).is_some_and(|charge| charge.references - charge.names > charge.stakes)
+    }
+
+    /// All stakes: what each stands before, the GPU that has its memory, and its number.
+    pub fn stakes(&self) -> impl Iterator<Item = (StakePlace, usize, u64)> {
+        let gpu = |id: &ChargeId| self.charges.get(id).map_or(0, |charge| charge.gpu);
+        let standing = self.stakes.all.iter().filter_map(move |((id, place), number)| {
+            let before = match *place {
+                ChargePlace::Mappings => StakePlace::Mappings { charge: *id },
+                ChargePlace::Export(hold) => StakePlace::Export { hold },
+                ChargePlace::Name(_) => return None,
+            };
+            Some((before, gpu(id), *number))
+        });
+        let names = self.objects.names().filter(|_| self.has_names_elsewhere());
+        let named = names.filter_map(move |(id, (client, handle, serial))| {
+            let number = self.stakes.all.get(&(id, ChargePlace::Name(serial)))?;
+            Some((StakePlace::Name { client, handle }, gpu(&id), *number))
+        });
+        let loose = self
+            .stakes
+            .loose
+            .iter()
+            .map(move |(number, id)| (StakePlace::Loose { charge: *id }, gpu(id), *number));
+        standing.chain(named).chain(loose)
+    }
+
+    /// Makes the stake at this place loose, if one stands there: what it stood before is gone.
+    pub(super) fn loosen_stake(&mut self, id: ChargeId, before: ChargePlace) {
+        if let Some(number) = self.stakes.all.remove(&(id, before)) {
+            self.stakes.loose.insert(number, id);
+        }
+    }
+
+    /// The number of the stake at this place; `None` where no stake stands there.
+    #[must_use]
+    pub fn stake_at(&self, before: StakePlace) -> Option<u64> {
+        self.charge_place(before).and_then(|place| self.stakes.all.get(&place)).copied()
+    }
+
+    /// The stakes that stand before nothing any more. They are to be freed, and then removed by
+    /// [`unstake`](Self::unstake).
+    #[must_use]
+    pub fn loose_stakes(&self) -> Vec<u64> {
+        self.stakes.loose.keys().copied().collect()
+    }
+
+    /// Whether there are any stakes.
+    #[must_use]
+    pub fn has_stakes(&self) -> bool {
+        self.stakes.len() > 0
+    }
+
+    /// Removes a loose stake: it was freed.
+    pub fn unstake(&mut self, number: u64) {
+        if let Some(id) = self.stakes.loose.remove(&number) {
+            self.dereference_stake(id);
+        }
+    }
+
+    fn dereference_stake(&mut self, id: ChargeId) {
+        if let Some(charge) = self.charges.get_mut(&id) {
+            charge.stakes = charge.stakes.saturating_sub(1);
+        }
+        self.dereference(id, false);
+    }
+}
