@@ -38,6 +38,9 @@ type AskInMemory = fn(BorrowedFd<'_>, u32, *mut u8) -> Option<Result<(), Errno>>
 #[cfg(test)]
 pub(crate) static IN_MEMORY: std::sync::OnceLock<AskInMemory> = std::sync::OnceLock::new();
 
+/// The spare bytes behind a struct.
+const SPARE_BYTES: usize = 256;
+
 /// An open file of the driver.
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -369,9 +372,6 @@ impl Rm<'_> {
         about::answered_uuid(&params).ok_or(Failure::Errno(Errno::EINVAL))
     }
 }
-
-/// The spare bytes behind a struct.
-const SPARE_BYTES: usize = 256;
 
 /// The bytes of a struct, and spare bytes behind them.
 #[derive(Debug, Default)]

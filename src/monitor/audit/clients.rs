@@ -35,6 +35,17 @@ use crate::process::ProcessId;
 use cgpu_core::ledger::{Client, Entry, Handle, Process};
 use nvrm::about::Held;
 
+/// How long memory may show under a dead process's pid before the processes that have its client are killed. The driver
+/// may close the process's files later than the kernel says that the process is gone.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long such memory may show at most. All the container's processes that called or have a client's file are
+/// killed then: the file may be in a socket.
+const LONGEST_GRACE: Duration = Duration::from_secs(5);
+
+/// The kind of node that a client's file is opened on.
+const CLIENT_NODE: NodeKind = NodeKind::Control;
+
 /// The clients and the processes that were seen with them. A process is in several pairs where it used several clients.
 fn client_users(books: &Books) -> impl Iterator<Item = (Client, Process)> {
     books.ledger.holders().filter(|(client, _)| *client != NO_CLIENT)
@@ -54,17 +65,6 @@ fn living_callers(books: &Books) -> BTreeSet<Process> {
     let processes = books.processes.iter().copied();
     processes.filter(|process| ProcessId::from(*process).alive()).collect()
 }
-
-/// How long memory may show under a dead process's pid before the processes that have its client are killed. The driver
-/// may close the process's files later than the kernel says that the process is gone.
-const GRACE: Duration = Duration::from_secs(1);
-
-/// How long such memory may show at most. All the container's processes that called or have a client's file are
-/// killed then: the file may be in a socket.
-const LONGEST_GRACE: Duration = Duration::from_secs(5);
-
-/// The kind of node that a client's file is opened on.
-const CLIENT_NODE: NodeKind = NodeKind::Control;
 
 /// Which processes are killed, so that the memory under a dead process's pid is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

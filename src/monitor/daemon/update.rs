@@ -24,8 +24,7 @@ use crate::gate::wire::{Answer, PROGRAM_SENT};
 use crate::monitor::driver::client_if_open;
 use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::{ClientDescriptors, FileNumbers, Snapshot};
-use crate::monitor::sync::ChangeFlag;
-use crate::monitor::sync::Lock;
+use crate::monitor::sync::{ChangeFlag, Lock};
 
 /// How long calls, and what else asks the driver, may take to finish. What takes longer hangs in the driver.
 pub(super) const PAUSE: Duration = Duration::from_secs(5);

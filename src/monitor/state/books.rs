@@ -28,6 +28,10 @@ const MOST_PROCESSES: usize = 4096;
 /// The most nodes of UVM's that are known.
 const MOST_NODES: usize = 64;
 
+/// The most devices and subdevices whose GPU is known. Above this number all are forgotten, and the driver is asked
+/// again.
+const MOST_DEVICES: usize = 4096;
+
 /// No client has this handle. Its holders in the ledger are all processes that were seen.
 pub(crate) const NO_CLIENT: Client = Client(0);
 
@@ -256,10 +260,6 @@ impl Books {
         }
     }
 }
-
-/// The most devices and subdevices whose GPU is known. Above this number all are forgotten, and the driver is asked
-/// again.
-const MOST_DEVICES: usize = 4096;
 
 /// The container's GPU by client and handle.
 #[derive(Debug, Default)]

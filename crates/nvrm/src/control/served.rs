@@ -6,7 +6,7 @@
 //! and nobody was seen to ask for it: it's refused, and the log says so once. A number that another
 //! release has for another control is in here if both may be.
 //!
-//! To add one: see [`rm`](crate). One that reaches its caller alone goes into `OWN` with the reason.
+//! To add one: see [the crate](crate). One that reaches its caller alone goes into `OWN` with the reason.
 
 /// What gVisor's nvproxy lets programs call for compute, utility, video or graphics, in releases 535 to
 /// 620, but for what is refused by name. All that was recorded is among them (`tests/gpu/corpus`).
