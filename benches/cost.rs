@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu::config::{Backend, Config};
 use cgpu::host::Host;
-use cgpu::process::ProcessId;
-use cgpu::registry::{Holder, Key};
 use cgpu_core::plan::{Candidate, Kind, Plan, PlannedGpu, Proposal, WeightAsked};
+use cgpu_host::config::{Backend, Config};
+use cgpu_host::process::ProcessId;
+use cgpu_host::registry::{Holder, Key};
 use cgpu_sim::{Program, SimOptions};
 use listener::{Look, least, was_the_caller};
 use measure::{header, in_turn, median, ms, row, timed};

@@ -24,17 +24,17 @@ pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{Launch, Launcher, Leftover};
 use crate::bundle::Bundle;
-use crate::events::{Cause, Event, Kind as EventKind, Teller, plain};
-use crate::failpoint::failpoint;
 use crate::gate::own_cgroup;
 use crate::host::{Host, require_root, tenant};
 use crate::inject::Mode;
 use crate::names;
-use crate::process::ProcessId;
-use crate::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
-use crate::report;
 use cgpu_core::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
 use cgpu_core::request::Decision;
+use cgpu_host::events::{Cause, Event, Kind as EventKind, Teller, plain};
+use cgpu_host::failpoint::failpoint;
+use cgpu_host::process::ProcessId;
+use cgpu_host::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
+use cgpu_host::report;
 
 /// The most characters of a name in a message.
 const LONGEST_NAME: usize = 60;
@@ -197,7 +197,7 @@ impl Host {
         if decision.near_misses.is_empty() || require_root().is_err() || self.registry().is_err() {
             return;
         }
-        crate::log::init(&self.config.log);
+        cgpu_host::log::init(&self.config.log);
         let name = names::of_bundle(&key.id, bundle);
         for near in &decision.near_misses {
             let event = Event::new(EventKind::Warned).of(&key.id, name.as_deref(), &key.root);

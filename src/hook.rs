@@ -19,14 +19,14 @@ use tracing::warn;
 use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError};
 use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
-use crate::config::{ConfigError, Whole};
-use crate::events::Cause;
 use crate::host;
 use crate::host::Host;
 use crate::names;
-use crate::process::{ProcessId, boot_time_s};
-use crate::registry::{Holder, Key};
 use cgpu_core::request::{EntryPoint, Request};
+use cgpu_host::config::{ConfigError, Whole};
+use cgpu_host::events::Cause;
+use cgpu_host::process::{ProcessId, boot_time_s};
+use cgpu_host::registry::{Holder, Key};
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;
@@ -218,7 +218,7 @@ pub fn run(
     input: &mut dyn Read,
     output: &mut dyn Write,
 ) -> Result<(), HookError> {
-    crate::log::init(&host.config.log);
+    cgpu_host::log::init(&host.config.log);
     call(host, stage, caller, input, output)
 }
 

@@ -18,13 +18,8 @@ use crate::admission::error::AdmissionError;
 use crate::admission::marks;
 use crate::backend::{self, Isolation, Tenant};
 use crate::bundle::{self, Bundle, Edits, HookCall};
-use crate::config::{self, Config, ConfigError, Inject, InventorySource};
-use crate::grants::Grants;
 use crate::inject::host_nodes::{HostNodes, device_root};
 use crate::inject::{self, Injection, Missing, Nodes, Purpose};
-use crate::inventory;
-use crate::process;
-use crate::registry::{Record, Registry, RegistryError};
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::{self, Kind, Plan, PlannedGpu, Proposal};
 use cgpu_core::request::brought::DriNode;
@@ -33,6 +28,11 @@ use cgpu_core::request::{
     self, Brought, BroughtName, Decision, DefaultMemory, EntryPoint, Quoted, Request, Rules, Said,
     Ungranted,
 };
+use cgpu_host::config::{self, Config, ConfigError, Inject, InventorySource};
+use cgpu_host::grants::Grants;
+use cgpu_host::inventory;
+use cgpu_host::process;
+use cgpu_host::registry::{Record, Registry, RegistryError};
 
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]

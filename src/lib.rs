@@ -4,27 +4,11 @@
 //! [`cgpu_core`] decides: they read files, clock and processes, and do what was decided. Arrows go downwards only: `cli`,
 //! `runtime`, `hook` → `backend` → `registry`, `bundle`, `inject` → `cgpu_core`.
 
-pub mod inventory;
-
-pub mod config;
-
-pub mod process;
-
-pub mod failpoint;
-
-pub mod replace;
-
-pub mod grants;
-
 pub mod bundle;
 
 pub mod inject;
 
-pub mod registry;
-
 pub mod names;
-
-pub mod events;
 
 pub mod gate;
 
@@ -36,11 +20,9 @@ pub mod host;
 
 pub mod admission;
 
+pub mod nvml;
+
 pub mod view;
-
-pub mod log;
-
-pub mod report;
 
 pub mod runtime;
 

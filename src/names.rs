@@ -16,7 +16,7 @@ use nix::fcntl::OFlag;
 use serde::Deserialize;
 
 use crate::bundle::Bundle;
-use crate::registry::{Record, RegistryError};
+use cgpu_host::registry::{Record, RegistryError};
 
 /// Most bytes that are read of an engine's file: podman has one for all its containers.
 const MOST_BYTES: u64 = 16 << 20;

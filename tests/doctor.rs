@@ -9,8 +9,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::process::Command;
 
-use cgpu::registry::{Holder, Key, Record};
 use cgpu_core::plan::{Kind, Plan};
+use cgpu_host::registry::{Holder, Key, Record};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::mkfifo;
 use serde_json::Value;

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cgpu::cli::Cli;
-use cgpu::config::Config;
 use cgpu_core::request::name::{NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES};
+use cgpu_host::config::Config;
 use clap::{Command, CommandFactory};
 
 /// Commands and `make` targets that other branches bring; their command lines are not parsed until
@@ -431,7 +431,7 @@ fn sources() -> String {
         found.sort();
         found
     }
-    let sources = ["src", "crates/cgpu-core/src", "crates/nvrm/src"];
+    let sources = ["src", "crates/cgpu-host/src", "crates/cgpu-core/src", "crates/nvrm/src"];
     let all = sources.iter().flat_map(|of| files(&root().join(of)));
     let all = all.filter(|file| file.file_name().is_some_and(|name| name != "tests.rs"));
     let texts = all.map(|file| {
@@ -458,7 +458,7 @@ fn warnings() -> BTreeSet<String> {
             found.insert(shape(constant(&source, literal, behind).unwrap_or(literal)));
         }
     }
-    found.extend(cgpu::events::WARNINGS.iter().map(|text| shape(text)));
+    found.extend(cgpu_host::events::WARNINGS.iter().map(|text| shape(text)));
     // What is nothing but values is somebody else's sentence.
     found.into_iter().filter(|text| text.chars().any(char::is_alphabetic)).collect()
 }

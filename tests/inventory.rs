@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cgpu::inventory::{ChildError, Settings, Source, cached, probe, refresh, refreshed};
+use cgpu::nvml::{probe, refresh};
 use cgpu_core::gpu::{GpuState, Inventory, MigDevice};
+use cgpu_host::inventory::{ChildError, Settings, Source, cached, refreshed};
 use nvml_standin::LIBRARY;
 use tempfile::TempDir;
 

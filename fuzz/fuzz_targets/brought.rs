@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use cgpu::bundle::Bundle;
-use cgpu::config::Config;
+use cgpu_host::config::Config;
 use cgpu_core::request::{EntryPoint, Reaches, Said, Verdict, decide};
 use libfuzzer_sys::fuzz_target;
 

@@ -1,7 +1,7 @@
 //! No variable or annotation breaks the reader, or the decision by it.
 #![no_main]
 
-use cgpu::config::Config;
+use cgpu_host::config::Config;
 use cgpu_core::request::{Brought, EntryPoint, Profile, Reaches, Rules, Said, decide, name};
 use libfuzzer_sys::fuzz_target;
 

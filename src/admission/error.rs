@@ -6,14 +6,14 @@ use thiserror::Error;
 
 use crate::backend::BackendError;
 use crate::bundle::BundleError;
-use crate::events::Cause;
-use crate::grants::GrantError;
 use crate::inject::capabilities::CapabilityError;
 use crate::inject::{InjectError, NodeError};
-use crate::inventory;
-use crate::registry::RegistryError;
 use cgpu_core::plan::{ChangeError, GpuChangeError, Refusal, ResolveError};
 use cgpu_core::request::RequestError;
+use cgpu_host::events::Cause;
+use cgpu_host::grants::GrantError;
+use cgpu_host::inventory;
+use cgpu_host::registry::RegistryError;
 
 /// Why a container doesn't get what it asks for.
 #[derive(Debug, Error)]

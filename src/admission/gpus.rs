@@ -2,15 +2,17 @@
 
 use super::AdmissionError;
 use crate::backend;
-use crate::events::{Event, Kind as EventKind};
 use crate::host::Host;
-use crate::inventory;
-use crate::registry::{GpuSettings, HostSettings, Locked, Look, Registry, RegistryError, share};
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{
     GpuChange, GpuRules, Kind, Limits, Occupancy, POLICY_NATIVE, Plan, PlannedGpu, policy_of,
 };
 use cgpu_core::sched::Tenant;
+use cgpu_host::events::{Event, Kind as EventKind};
+use cgpu_host::inventory;
+use cgpu_host::registry::{
+    GpuSettings, HostSettings, Locked, Look, Registry, RegistryError, share,
+};
 
 impl Host {
     /// How much may be promised on each GPU.

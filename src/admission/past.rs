@@ -1,10 +1,10 @@
 //! What events say of a container's past, for a refusal: that it had a GPU which the host no longer has.
 
 use super::AdmissionError;
-use crate::events::{Event, Follower, Kind, Store};
 use crate::host::Host;
-use crate::registry::Key;
 use cgpu_core::plan::ResolveError;
+use cgpu_host::events::{Event, Follower, Kind, Store};
+use cgpu_host::registry::Key;
 
 impl Host {
     /// `error` of the container of `key`, called `name`, which says so if the container had the missing GPU.
@@ -37,7 +37,7 @@ fn had(events: &[Event], (id, name): (&str, Option<&str>), uuid: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::Share;
+    use cgpu_host::events::Share;
 
     #[test]
     fn a_container_had_what_it_was_created_with() {

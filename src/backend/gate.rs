@@ -23,8 +23,6 @@ use thiserror::Error;
 
 use super::{BackendError, Instance, Isolation, Launch, Launcher, Leftover, Observed, Tenant};
 use crate::bundle::Edits;
-use crate::config;
-use crate::events::Event;
 use crate::gate::client::{AskError, ask, ask_all, is_listening};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
@@ -34,8 +32,10 @@ use crate::gate::status_file;
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use crate::inject::host_nodes::device_root;
 use crate::monitor::daemon::{self, Unanswered};
-use crate::process::ProcessId;
 use cgpu_core::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
+use cgpu_host::config;
+use cgpu_host::events::Event;
+use cgpu_host::process::ProcessId;
 use nvrm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.

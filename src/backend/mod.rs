@@ -16,13 +16,13 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::bundle::Edits;
-use crate::config;
-use crate::events::Event;
-use crate::process::ProcessId;
 use cgpu_core::calls::{Calls, Durations};
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{Change, GpuChange, GpuRules, Kind, Plan};
 use cgpu_core::processor::ProcessorShares;
+use cgpu_host::config;
+use cgpu_host::events::Event;
+use cgpu_host::process::ProcessId;
 
 /// A container as a backend sees it.
 #[derive(Debug, Clone, Copy)]

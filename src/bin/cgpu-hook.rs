@@ -4,7 +4,8 @@ use std::{io, process::ExitCode};
 
 use cgpu::cli::hook::Hook;
 use cgpu::hook::{self, HookError, Stage};
-use cgpu::{host::Host, report::ErrorLog, report::report};
+use cgpu::host::Host;
+use cgpu_host::report::{ErrorLog, report};
 use clap::Parser;
 
 fn run(args: Hook) -> Result<(), HookError> {

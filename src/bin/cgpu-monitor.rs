@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use cgpu::hook::deregister;
 use cgpu::monitor::daemon::{self, Gone};
-use cgpu::registry::Key;
+use cgpu_host::registry::Key;
 
 fn served(gone: io::Result<Option<Gone>>) -> io::Result<()> {
     if let Some(Gone { id, root, config }) = gone? {

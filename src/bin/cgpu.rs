@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use cgpu::cli::{self, Cli, Exit};
-use cgpu::report::{ErrorLog, report};
+use cgpu_host::report::{ErrorLog, report};
 use clap::Parser;
 
 fn main() -> ExitCode {

@@ -29,10 +29,10 @@ pub use edits::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
 pub use process::ProcessFile;
 pub use shape::plain;
 
-use crate::failpoint::failpoint;
-use crate::process::ProcessId;
 use cgpu_core::processor::ProcessorShares;
 use cgpu_core::request::Brought;
+use cgpu_host::failpoint::failpoint;
+use cgpu_host::process::ProcessId;
 
 /// The largest `config.json` we read, in bytes; runc reads its bundles whole, too.
 const MAX_CONFIG_BYTES: u64 = 64 << 20;

@@ -18,10 +18,11 @@ use crate::inject::driver::{Capability, Driver};
 use crate::inject::find::{self, FindError};
 use crate::inject::root::Root;
 use crate::inject::{Missing, native, nodes};
-use crate::inventory::{cached, probe};
-use crate::replace::replace;
+use crate::nvml::probe;
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::{Kind, Plan, PlannedGpu};
+use cgpu_host::inventory::cached;
+use cgpu_host::replace::replace;
 
 /// What to do with specifications.
 #[derive(Debug, Subcommand)]

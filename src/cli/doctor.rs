@@ -52,7 +52,7 @@ pub fn run(
     let roots = Roots {
         root: std::path::absolute(&doctor.root)?,
         config,
-        config_variable: std::env::var_os(crate::config::PATH_VARIABLE),
+        config_variable: std::env::var_os(cgpu_host::config::PATH_VARIABLE),
         search: std::env::var_os("PATH"),
     };
     let findings = judge(&look(&roots));

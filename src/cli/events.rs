@@ -9,9 +9,9 @@ use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::table::printable;
-use crate::events::{Event, Filter, Follower, Names, Store};
 use crate::host::Host;
 use crate::names;
+use cgpu_host::events::{Event, Filter, Follower, Names, Store};
 
 /// How often it looks for events that came, in milliseconds.
 const LOOK_MS: u16 = 100;
@@ -149,8 +149,8 @@ pub(super) fn line(event: &Event, name: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-    use crate::events::Kind;
+    use cgpu_host::config::Config;
+    use cgpu_host::events::Kind;
 
     fn host(dir: &std::path::Path) -> Host {
         let config = Config { state_dir: dir.to_owned(), ..Config::default() };

@@ -13,7 +13,7 @@ use crate::host::Host;
 ///
 /// Where the registry can't be used.
 pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
-    crate::log::init(&host.config.log);
+    cgpu_host::log::init(&host.config.log);
     let collected = host.collect()?;
     for record in collected.records {
         writeln!(out, "{} of {}", printable(&record.key.id), printable(&record.key.root))?;

@@ -4,9 +4,10 @@ use std::io::Write;
 
 use anyhow::Result;
 
-use crate::inventory::{Settings, cached, probe, refresh};
+use crate::nvml::{probe, refresh};
 use cgpu_core::gpu::{Gpu, GpuState, Inventory};
 use cgpu_core::units::bytes_to_mib;
+use cgpu_host::inventory::{Settings, cached};
 
 use super::Format;
 use super::table::{aligned, or_dash, printable};
@@ -93,7 +94,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::inventory::Source;
+    use cgpu_host::inventory::Source;
 
     const GPUS: &str = r#"[
         {"index":0,"uuid":"GPU-c09d11f5-9a2e-4f0c-b6a1-1f8a40a3e4d2","minor":1,

@@ -12,11 +12,12 @@ use crate::bundle::Bundle;
 use crate::host;
 use crate::host::Host;
 use crate::inject::{Injection, Mode, Purpose};
-use crate::inventory;
+use crate::nvml;
 use crate::runtime::{nvidia, real};
 use cgpu_core::plan::Plan;
 use cgpu_core::request::{EntryPoint, Request, Verdict};
 use cgpu_core::units::bytes_to_mib;
+use cgpu_host::inventory;
 
 /// Prints the plan for the bundle in `dir`, or why there is none.
 ///
@@ -66,7 +67,7 @@ fn planned(host: &mut Host, request: &Request, bundle: &Bundle) -> Result<(Plan,
     let settings = host.inventory_settings();
     let inventory = match inventory::cached(&settings)? {
         Some(inventory) => inventory,
-        None => inventory::probe(&settings)?.reserving(settings.reserve_mib),
+        None => nvml::probe(&settings)?.reserving(settings.reserve_mib),
     };
     let proposal = host.plan(request, &inventory)?;
     let plan = host.would_admit(&proposal, bundle.dir())?;

@@ -12,9 +12,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::events::{self, until_nobody_reads};
-use crate::events::{Event, Filter, Kind, Names, plain};
 use crate::host::Host;
-use crate::log::{self, Sink};
+use cgpu_host::events::{Event, Filter, Kind, Names, plain};
+use cgpu_host::log::{self, Sink};
 
 /// Most bytes of a line that are looked at.
 const MOST_LINE_BYTES: u64 = 64 << 10;

@@ -25,9 +25,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::InventorySource;
 use crate::host::Host;
-use crate::report::{ErrorLog, report};
+use cgpu_host::config::InventorySource;
+use cgpu_host::report::{ErrorLog, report};
 
 /// Set up, inspect and steer containers that share GPUs.
 #[derive(Debug, Parser)]

@@ -10,10 +10,10 @@ use super::table::{aligned, or_dash, printable};
 use crate::admission::{UNSTARTED_S, deletion};
 use crate::host::Host;
 use crate::names;
-use crate::registry::Key;
 use crate::view::{ContainerFigures, Mode, Processes, Program, ShareFigures, State};
 use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
 use cgpu_core::units::bytes_to_mib;
+use cgpu_host::registry::Key;
 
 /// A container as `--format json` prints it.
 #[derive(Debug, Serialize)]

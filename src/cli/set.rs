@@ -95,7 +95,7 @@ impl Wish {
 /// Where there is no such container or GPU, the change can't be meant, others hold too much, or the
 /// backend has no such thing; changes before that one are made.
 pub fn run(host: &Host, set: &Set, out: &mut dyn Write) -> Result<()> {
-    crate::log::init(&host.config.log);
+    cgpu_host::log::init(&host.config.log);
     let flags = set.wishes();
     match set.words.as_slice() {
         [container] => change_container(host, container, &flags, out),

@@ -14,7 +14,7 @@ use crate::engines::files::Tree;
 use crate::engines::restart::{Done, Init, next_step, restart, unit};
 use crate::engines::write::write;
 use crate::engines::{Kind, Seen, dump, lower, places, serving};
-use crate::report::sentence;
+use cgpu_host::report::sentence;
 
 /// Which engine, and what to do.
 #[derive(Debug, Args)]

@@ -5,9 +5,9 @@
 
 use std::path::PathBuf;
 
-use crate::config::Inject;
 pub use crate::engines::{Flaw, Kind as EngineKind, Seen};
 use cgpu_core::plan::Kind;
+use cgpu_host::config::Inject;
 use nvrm::Version;
 
 /// A host.

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use super::driver::device_root;
 use super::facts::Facts;
 use super::{driver, engines, host, own};
-use crate::config::{self, Config};
 use crate::engines::files::Tree;
 use crate::host::Host;
+use cgpu_host::config::{self, Config};
 
 /// Where a host is.
 #[derive(Debug, Clone)]

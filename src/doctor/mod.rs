@@ -90,7 +90,7 @@ impl Finding {
 
 /// An error with its causes, as a finding has it.
 fn sentence(error: &dyn std::error::Error) -> String {
-    crate::report::sentence(error).replacen("cgpu: ", "", 1)
+    cgpu_host::report::sentence(error).replacen("cgpu: ", "", 1)
 }
 
 /// The severest of `findings`.

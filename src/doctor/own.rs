@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use super::facts::{Divisible, Own, Records, Seen, Unstarted};
 use super::sentence;
 use crate::admission::{Condition, UNSTARTED_S, deletion};
-use crate::events::{Follower, Kind, Store, plain};
 use crate::host::{Host, require_root};
-use crate::inventory;
-use crate::log::Sink;
 use cgpu_core::gpu::Gpu;
 use cgpu_core::units::bytes_to_mib;
+use cgpu_host::events::{Follower, Kind, Store, plain};
+use cgpu_host::inventory;
+use cgpu_host::log::Sink;
 
 /// Our programs.
 const PROGRAMS: [&str; 4] = ["cgpu", "cgpu-runtime", "cgpu-hook", "cgpu-monitor"];
@@ -85,8 +85,8 @@ fn told(state_dir: &Path, kind: Kind) -> Result<Vec<String>, String> {
 fn log_open(log: &str, reached: &Path) -> Result<(), String> {
     match Sink::of(log) {
         Sink::None | Sink::Stderr => Ok(()),
-        Sink::File(_) => crate::log::is_writable(reached),
-        Sink::Journald => crate::log::reach_journald().map_err(|error| error.to_string()),
+        Sink::File(_) => cgpu_host::log::is_writable(reached),
+        Sink::Journald => cgpu_host::log::reach_journald().map_err(|error| error.to_string()),
     }
 }
 

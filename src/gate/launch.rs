@@ -37,8 +37,8 @@ use thiserror::Error;
 
 use super::passing::{self, Wait};
 use super::settings::{Settings, SettingsError};
-use crate::events::{Event, MONITOR_KILLED};
-use crate::process::ProcessId;
+use cgpu_host::events::{Event, MONITOR_KILLED};
+use cgpu_host::process::ProcessId;
 
 /// The longest path of a socket, in bytes (`sun_path`, unix(7), without the closing zero).
 const LONGEST_SOCKET: usize = 107;
@@ -426,7 +426,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
-    use crate::events::Kind;
+    use cgpu_host::events::Kind;
 
     #[test]
     fn a_loss_is_told_once_and_looked_at_until_somebody_could() {

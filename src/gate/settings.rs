@@ -10,12 +10,10 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::events::Teller;
-use crate::process::ProcessId;
 use cgpu_core::processor::ProcessorShares;
-
-/// The default of the most channel groups of a container on a GPU: 64 processes, each with a CUDA context of four.
-pub const MOST_CHANNEL_GROUPS: u32 = 256;
+use cgpu_host::config::MOST_CHANNEL_GROUPS;
+use cgpu_host::events::Teller;
+use cgpu_host::process::ProcessId;
 
 /// The largest settings that [`Settings::read`] reads, in bytes.
 const MAX_BYTES: u64 = 1 << 20;

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::wire::Status;
-use crate::process::ProcessId;
+use cgpu_host::process::ProcessId;
 
 /// The file's content, as JSON.
 #[derive(Debug, Serialize, Deserialize)]

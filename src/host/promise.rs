@@ -17,14 +17,14 @@ use self::bundles::{Brings, GPUS, RECORDED, Recorded, brings, recorded, set_env}
 use self::container::{Reached, reached};
 use super::Host;
 use crate::bundle::{Bundle, DeviceNode, Withheld};
-use crate::config::{Config, Inject, Privileged, Whole};
 use crate::inject::{Nodes, Purpose};
-use crate::process::ProcessId;
-use crate::registry::{Holder, Key, Record};
 use cgpu_core::gpu::{Gpu, GpuState, Inventory};
 use cgpu_core::plan::{Kind, Limits, Placement, Plan, resolve};
 use cgpu_core::request::{EntryPoint, Profile, Verdict};
 use cgpu_core::units::MIB;
+use cgpu_host::config::{Config, Inject, Privileged, Whole};
+use cgpu_host::process::ProcessId;
+use cgpu_host::registry::{Holder, Key, Record};
 
 /// The id of the container that is made.
 const ID: &str = "0000000000000000000000000000000000000000000000000000000000000001";

@@ -9,10 +9,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::bundle::{Bundle, PidNamespace};
-use crate::config::{Config, DROP_INS};
 use crate::inject::tree;
 use cgpu_core::request::reach::{CAPABILITIES, HOST_PID_CAPABILITIES};
 use cgpu_core::request::{Reach, Reaches};
+use cgpu_host::config::{Config, DROP_INS};
 
 /// Sockets of engines: who may speak with one is root of the host.
 const ENGINE_SOCKETS: [&str; 8] = [

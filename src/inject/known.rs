@@ -21,7 +21,7 @@ use super::Purpose;
 use super::driver::Driver;
 use super::find::{self, FindError};
 use super::root::{Root, Watched};
-use crate::replace::replace;
+use cgpu_host::replace::replace;
 
 const FILE_NAME: &str = "driver.cache";
 /// What the file begins with; the form tells nothing of itself.

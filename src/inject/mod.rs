@@ -30,10 +30,10 @@ use tracing::warn;
 pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, nodes};
 
 use crate::bundle::{Bundle, BundleError, Edits, leads_to_daemon};
-use crate::config::{Config, Inject};
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::Plan;
 use cgpu_core::request::Brought;
+use cgpu_host::config::{Config, Inject};
 use driver::Capability;
 use nvrm::Version;
 

@@ -9,9 +9,9 @@ use std::path::Path;
 use tracing::warn;
 
 use crate::bundle::{Bundle, Edits};
-use crate::config::Config;
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::Plan;
+use cgpu_host::config::Config;
 use nvrm::Version;
 
 use super::driver::DriverFile;

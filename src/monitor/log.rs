@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::events::{Bucket, Event, Kind, Teller};
 use crate::gate::settings::Settings;
 use crate::monitor::snapshot::{Counters, LeftOut};
 use crate::monitor::sync::Lock;
-use crate::process::{ProcStatus, ProcessId};
 use cgpu_core::ledger::{Process, Usage};
+use cgpu_host::events::{Bucket, Event, Kind, Teller};
+use cgpu_host::process::{ProcStatus, ProcessId};
 
 /// How many refused allocations are told at once, and the time in microseconds until one more is.
 const REFUSALS: (u32, u64) = (10, 10_000_000);

@@ -18,8 +18,8 @@ use thiserror::Error;
 use super::argv;
 use super::real::Real;
 use crate::admission::marks;
-use crate::process::{first_of, is_absence};
-use crate::registry::Record;
+use cgpu_host::process::{first_of, is_absence};
+use cgpu_host::registry::Record;
 
 /// A container, as its runtime knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,9 +174,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::process::ProcessId;
-    use crate::registry::{Holder, Key};
     use cgpu_core::plan::{Kind, Plan};
+    use cgpu_host::process::ProcessId;
+    use cgpu_host::registry::{Holder, Key};
 
     fn record(bundle: &str) -> Record {
         Record {

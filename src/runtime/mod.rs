@@ -26,20 +26,20 @@ use tracing::warn;
 use crate::admission::{self, AdmissionError, marks};
 use crate::backend::{Launch, Launcher};
 use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
-use crate::config::{self, ConfigError};
-use crate::events::Cause;
-use crate::failpoint::failpoint;
 use crate::hook;
 use crate::host;
 use crate::host::Host;
 use crate::inject::{self, Mode, Nodes};
 use crate::names;
-use crate::process::ProcessId;
-use crate::registry::{Holder, Key, Record};
-use crate::report::{ErrorLog, report};
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::Kind;
 use cgpu_core::request::{EntryPoint, Request, Verdict};
+use cgpu_host::config::{self, ConfigError};
+use cgpu_host::events::Cause;
+use cgpu_host::failpoint::failpoint;
+use cgpu_host::process::ProcessId;
+use cgpu_host::registry::{Holder, Key, Record};
+use cgpu_host::report::{ErrorLog, report};
 
 /// Why a call ended here.
 #[derive(Debug, Error)]
@@ -219,7 +219,7 @@ fn tell_of_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error
     let key = Key { root: key_root(real, create.root.as_deref()), id };
     let bundle = Bundle::load(&bundle_dir(create), &bundle_file(create));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
-    crate::log::init(&host.config.log);
+    cgpu_host::log::init(&host.config.log);
     host.tell_of_refusal(&key, name.as_deref(), (error, error.why()));
 }
 
@@ -492,7 +492,7 @@ fn register(
     // It starts while the rest is found out.
     let begun = request.has_quota().then(|| host.isolation(host.backend).begin_launch());
     failpoint("recruited");
-    crate::log::init(&host.config.log);
+    cgpu_host::log::init(&host.config.log);
 
     let inventory = host.inventory(request)?;
     let name = names::of_bundle(&key.id, &bundle);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::RuntimeError;
 use super::real::{self, Real};
-use crate::config::Driver;
+use cgpu_host::config::Driver;
 
 /// Its own configuration.
 const CONFIG: &str = "/etc/nvidia-container-runtime/config.toml";

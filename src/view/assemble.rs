@@ -8,10 +8,10 @@ use super::{
 };
 use crate::admission::Condition;
 use crate::backend::Observed;
-use crate::registry::Record;
-use crate::registry::share::Share;
 use cgpu_core::gpu::{Gpu, GpuState};
 use cgpu_core::plan::{GpuRules, Kind, Plan, PlannedGpu};
+use cgpu_host::registry::Record;
+use cgpu_host::registry::share::Share;
 
 /// What was found on a host.
 #[derive(Debug)]
@@ -277,11 +277,11 @@ mod tests {
 
     use super::*;
     use crate::backend::Instance;
-    use crate::process::ProcessId;
-    use crate::registry::{Holder, Key};
     use crate::view::DriverProcess;
     use cgpu_core::calls::Calls;
     use cgpu_core::units::MIB;
+    use cgpu_host::process::ProcessId;
+    use cgpu_host::registry::{Holder, Key};
 
     fn planned(index: u32, limit_mib: Option<u64>) -> PlannedGpu {
         PlannedGpu {

@@ -15,7 +15,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 
-use crate::inventory::{ProbeError, Session};
+use crate::nvml::{ProbeError, Session};
 
 /// How old a sample of a process's use may be, in µs: the driver has some a second.
 const SAMPLE_AGE_US: u64 = 2_000_000;

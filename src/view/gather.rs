@@ -14,13 +14,13 @@ use super::{Driver, DriverFigures, Snapshot};
 use crate::backend::gate::note_held;
 use crate::backend::{BackendError, Observed};
 use crate::host::Host;
-use crate::inventory;
 use crate::names;
-use crate::process::age_s;
-use crate::registry::share::{self, Share};
-use crate::registry::{Record, RegistryError};
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{GpuRules, Kind};
+use cgpu_host::inventory;
+use cgpu_host::process::age_s;
+use cgpu_host::registry::share::{self, Share};
+use cgpu_host::registry::{Record, RegistryError};
 
 /// How long NVIDIA's driver may take. It opens each GPU when it is asked first, which takes a second
 /// or more where nothing keeps them open.
@@ -201,7 +201,7 @@ impl Host {
     }
 
     fn driver_version(&self) -> Option<String> {
-        crate::inventory::driver_version(&self.config.driver.proc_root)
+        cgpu_host::inventory::driver_version(&self.config.driver.proc_root)
     }
 }
 

@@ -7,7 +7,7 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 
-use cgpu::failpoint;
+use cgpu_host::failpoint;
 
 use crate::host::{Host, TOTAL_MIB, names, state};
 use crate::km_standin::StandIn;

@@ -9,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use cgpu::failpoint;
+use cgpu_host::failpoint;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

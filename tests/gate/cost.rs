@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use cgpu::registry::share::Share;
 use cgpu_core::sched::Round;
+use cgpu_host::registry::share::Share;
 
 use crate::host::{Monitor, Said, end, program, until, wait};
 

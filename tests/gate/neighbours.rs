@@ -5,8 +5,8 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu::registry::share::{Share, Turns};
 use cgpu_core::sched::{Round, Span};
+use cgpu_host::registry::share::{Share, Turns};
 
 use crate::host::{Monitor, end, program, script, spawn_with_us, until};
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use cgpu::registry::share::{Share, Turns};
 use cgpu_core::sched::{Round, Span};
+use cgpu_host::registry::share::{Share, Turns};
 
 use nix::sys::signal::Signal;
 

@@ -145,7 +145,7 @@ impl Host {
 
     /// `cgpu-runtime` that is killed at `place`.
     pub fn dying_runtime(&self, place: &str) -> Runtime<'_> {
-        self.runtime().env(cgpu::failpoint::VARIABLE, place)
+        self.runtime().env(cgpu_host::failpoint::VARIABLE, place)
     }
 
     /// A bundle that `edit` has the last word on. All share one root file system.
@@ -245,7 +245,7 @@ impl Host {
     pub fn hook_dying(&self, words: &[&str], input: impl AsRef<[u8]>, place: &str) -> Outcome {
         let mut command = self.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
         command.args(words).arg("--config").arg(self.config());
-        command.env(cgpu::failpoint::VARIABLE, place);
+        command.env(cgpu_host::failpoint::VARIABLE, place);
         run_with_input(&mut command, input.as_ref(), PATIENCE)
     }
 

@@ -124,7 +124,7 @@ fn a_container_that_is_refused_leaves_no_monitor() {
     gated.host.runtime().delete(&one).ok();
     assert!(eventually(|| started() == 0));
     let bundle = gated.bundle("killed", 1000, &[RMTOOL, "fill"]);
-    let killed = runtime().env(cgpu::failpoint::VARIABLE, "recruited").create(&bundle);
+    let killed = runtime().env(cgpu_host::failpoint::VARIABLE, "recruited").create(&bundle);
     assert_eq!(killed.status.signal(), Some(9), "{killed}");
     assert!(eventually(|| started() == 0));
     nothing_is_left(&gated);

@@ -3,7 +3,7 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use cgpu::process::ProcessId;
+use cgpu_host::process::ProcessId;
 use cgpu_sim::{Action, CallFault, Fault, Kind};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

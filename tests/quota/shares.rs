@@ -6,7 +6,7 @@ use std::fs;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use cgpu::registry::share;
+use cgpu_host::registry::share;
 use cgpu_sim::ObjectState;
 use cgpu_sim::abi::KEPLER_CHANNEL_GROUP_A;
 use nix::sys::signal::{Signal, kill};

@@ -1,8 +1,8 @@
 //! What Kubernetes has given a container: the record counts, and nothing that a pod or its image says beside it.
 
-use cgpu::grants::Grants;
 use cgpu_core::request::Grant;
 use cgpu_core::request::grant::{FORMAT, GrantedGpu, PodContainer};
+use cgpu_host::grants::Grants;
 use serde_json::json;
 
 use super::host::Host;

@@ -5,6 +5,7 @@
 //! order, and each uses those above it alone.
 
 #![cfg_attr(not(test), no_std)]
+#![warn(missing_docs)]
 
 extern crate alloc;
 

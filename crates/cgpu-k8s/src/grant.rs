@@ -7,9 +7,9 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use anyhow::Result;
-use cgpu::grants::Grants;
 use cgpu_core::request::Grant;
 use cgpu_core::request::grant::{FORMAT, GrantedGpu, PodContainer as Holder, TOKEN};
+use cgpu_host::grants::Grants;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::sleep;
 use tracing::info;

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use cgpu::events::Store;
 use cgpu::host::{Host, require_root};
-use cgpu::inventory::{Settings, cached, refresh};
+use cgpu::nvml::refresh;
 use cgpu_core::request::Grant;
+use cgpu_host::events::Store;
+use cgpu_host::inventory::{Settings, cached};
 use cgpu_kubelet::api::{DevicePluginOptions, MOST_ASKED_BYTES, RegisterRequest, VERSION};
 use cgpu_kubelet::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use cgpu_kubelet::registration_client::RegistrationClient;
@@ -64,7 +65,7 @@ const SOON: Duration = Duration::from_millis(50);
 pub fn run(args: &Args) -> Result<()> {
     require_root()?;
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
-    cgpu::log::init(args.log.as_deref().unwrap_or(&host.config.log));
+    cgpu_host::log::init(args.log.as_deref().unwrap_or(&host.config.log));
     let settings = host.inventory_settings();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(live(args, settings, &host))

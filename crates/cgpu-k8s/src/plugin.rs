@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use cgpu::grants::Grants;
 use cgpu_core::request::grant::GrantedGpu;
+use cgpu_host::grants::Grants;
 use cgpu_kubelet::Kubelet;
 use cgpu_kubelet::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use cgpu::replace::replace;
+use cgpu_host::replace::replace;
 use clap::{Parser, Subcommand};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::sched::{CloneFlags, setns};
@@ -385,7 +385,7 @@ mod tests {
         write_settings(&path, &settings.text().unwrap()).unwrap();
         let main = dir.path().join("etc/cgpu/config.toml");
         fs::write(&main, "").unwrap();
-        let config = cgpu::config::load(Some(main.as_os_str()), None).unwrap().config;
+        let config = cgpu_host::config::load(Some(main.as_os_str()), None).unwrap().config;
         assert_eq!(config.kubernetes.ungranted, cgpu_core::request::Ungranted::None);
         assert_eq!(config.kubernetes.exempt, ["a", "b"]);
         assert_eq!(config.admission.profile, cgpu_core::request::Profile::Strict);
@@ -394,7 +394,7 @@ mod tests {
         write_settings(&path, &settings.text().unwrap()).unwrap();
         assert_eq!(inode(), first, "what is the same is left");
         write_settings(&path, &of(&["--ungranted=whole"]).text().unwrap()).unwrap();
-        let config = cgpu::config::load(Some(main.as_os_str()), None).unwrap().config;
+        let config = cgpu_host::config::load(Some(main.as_os_str()), None).unwrap().config;
         assert_eq!(config.kubernetes.ungranted, cgpu_core::request::Ungranted::Whole);
         assert_eq!(config.admission.profile, cgpu_core::request::Profile::Open);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use cgpu::events::{Event, Follower, Store};
+use cgpu_host::events::{Event, Follower, Store};
 
 use crate::creates::Creates;
 
@@ -64,7 +64,7 @@ impl Counted {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use cgpu::events::Kind;
+    use cgpu_host::events::Kind;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cgpu::events::{Cause, Event, Kind};
+use cgpu_host::events::{Cause, Event, Kind};
 
 /// How many containers got what they asked for, and how many were not made, by what kept them; as
 /// far back as events are kept, when the count begins.

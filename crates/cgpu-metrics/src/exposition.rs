@@ -451,11 +451,11 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
 pub(crate) mod tests {
     use std::collections::BTreeMap;
 
-    use cgpu::events::Cause;
     use cgpu::view::{Mode, State};
     use cgpu_core::calls::Durations;
     use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
     use cgpu_core::units::MIB;
+    use cgpu_host::events::Cause;
 
     use super::*;
 

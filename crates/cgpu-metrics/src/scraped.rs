@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cgpu::events::Cause;
+use cgpu_host::events::Cause;
 use serde_json::Value;
 use tempfile::TempDir;
 

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use cgpu::host::Host;
-use cgpu::registry::RegistryError;
 use cgpu::view::{Driver, Processes, Snapshot};
+use cgpu_host::registry::RegistryError;
 use ratatui::crossterm::terminal;
 
 use crate::args::{Args, Format};

@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cgpu::config::View;
 use cgpu::host::require_root;
 use cgpu::view::Snapshot;
+use cgpu_host::config::View;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Group;
 use thiserror::Error;

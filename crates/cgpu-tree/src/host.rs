@@ -8,12 +8,12 @@ use cgpu::admission::AdmissionError;
 
 use cgpu::backend::Obstacle;
 use cgpu::host::Host;
-use cgpu::inventory;
-use cgpu::registry::{Record, RegistryError};
 use cgpu::view::Processes;
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{Change, ChangeError, GpuChangeError, GpuRules};
 use cgpu_core::units::mib_to_bytes;
+use cgpu_host::inventory;
+use cgpu_host::registry::{Record, RegistryError};
 use fuser::Errno;
 use nix::sys::stat::major;
 use tracing::{info, warn};

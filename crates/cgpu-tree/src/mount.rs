@@ -60,7 +60,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     require_root()?;
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
-    cgpu::log::init(&host.config.log);
+    cgpu_host::log::init(&host.config.log);
     let dir = args.dir.clone().unwrap_or_else(|| host.config.state_dir.join("km"));
     // Its directory is ours alone, or it isn't there yet.
     host.registry()?;

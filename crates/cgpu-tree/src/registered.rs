@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use cgpu::host::Host;
-use cgpu::registry::{Record, Registry, RegistryError, Stamp};
+use cgpu_host::registry::{Record, Registry, RegistryError, Stamp};
 
 /// Records, in the order of their files' names.
 pub(crate) type Records = Arc<[Record]>;

@@ -48,6 +48,7 @@
 //! 4. Tests: the model (`src/monitor/model`), the simulated driver, `rmtool`, and a row in `tests/gate`.
 
 #![cfg_attr(not(test), no_std)]
+#![warn(missing_docs)]
 
 extern crate alloc;
 

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::{Gate, GateError};
 use crate::gate::settings::{self, Node};
 use crate::monitor::daemon::{Failure, try_slice};
-use crate::process::boot_id;
-use crate::replace::replace;
+use cgpu_host::process::boot_id;
+use cgpu_host::replace::replace;
 use nvrm::Release;
 use nvrm::number::NV_ERR_NOT_SUPPORTED;
 

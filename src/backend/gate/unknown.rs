@@ -6,11 +6,11 @@
 use std::fs;
 
 use super::{Gate, GateError};
-use crate::config::UnknownDriver;
 use crate::gate::settings::Settings;
 use crate::monitor::daemon::examine;
-use crate::process::boot_id;
-use crate::replace::replace;
+use cgpu_host::config::UnknownDriver;
+use cgpu_host::process::boot_id;
+use cgpu_host::replace::replace;
 use nvrm::Release;
 use nvrm::release::Standing;
 

@@ -7,8 +7,8 @@ use super::super::facts::{
 use super::super::facts::{Cdi, Files, Library};
 use super::super::worst;
 use super::*;
-use crate::config::Inject;
 use cgpu_core::plan::Kind;
+use cgpu_host::config::Inject;
 
 fn node(name: &str, major: u64, minor: u64, needed: bool, made_by: &str) -> Node {
     Node {

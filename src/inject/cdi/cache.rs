@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::dirs::{Listing, Source};
-use crate::replace::replace;
+use cgpu_host::replace::replace;
 
 const VERSION: u32 = 1;
 

@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::monitor::audit::history::DeadPids;
 use crate::monitor::caller::{PIDFD_THREAD, compare_files};
@@ -31,8 +30,9 @@ use crate::monitor::processes::{
 };
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Books, NO_CLIENT};
-use crate::process::ProcessId;
 use cgpu_core::ledger::{Client, Entry, Handle, Process};
+use cgpu_host::events::Event;
+use cgpu_host::process::ProcessId;
 use nvrm::about::Held;
 
 /// How long memory may show under a dead process's pid before the processes that have its client are killed. The driver
@@ -253,8 +253,8 @@ pub(crate) fn processes_to_kill(books: &Books, pid: u32) -> BTreeSet<Process> {
 mod tests {
     use super::*;
     use crate::monitor::state::books_of;
-    use crate::process::ProcessId;
     use cgpu_core::ledger::{Entry, Handle};
+    use cgpu_host::process::ProcessId;
 
     #[test]
     fn owners_of_a_dead_processs_client_are_killed_first() {

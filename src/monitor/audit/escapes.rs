@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::events::Event;
 use crate::gate::wire::Holder;
 use crate::monitor::audit::clients::free_left_clients;
 use crate::monitor::driver::figures_of;
@@ -21,7 +20,8 @@ use crate::monitor::processes::{
     is_container_or_monitor, is_of_host, kill_all_processes,
 };
 use crate::monitor::shared::Monitor;
-use crate::process::{ProcStatus, ProcessId, is_running, pidfd};
+use cgpu_host::events::Event;
+use cgpu_host::process::{ProcStatus, ProcessId, is_running, pidfd};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
 const LOOK: Duration = Duration::from_millis(200);

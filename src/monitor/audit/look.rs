@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::events::Event;
 use crate::gate::settings::Settings;
 use crate::monitor::audit::clients::{
     end_client_users, least_charged, processes_to_kill, with_clients,
@@ -27,8 +26,9 @@ use crate::monitor::processes::kill_process;
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Occasion, OnLane, Space};
 use crate::monitor::uvm::{UvmFile, dead_with_mapped_memory, end_files, sweep_files};
-use crate::process::ProcessId;
 use cgpu_core::ledger::{Client, Entry, Handle, Process};
+use cgpu_host::events::Event;
+use cgpu_host::process::ProcessId;
 use nvrm::about::Held;
 
 /// The longest wait of a call that would be refused. The driver may hold up an audit for ever, and other calls need the

@@ -71,8 +71,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::process::ProcessId;
-    use crate::process::pidfd;
+    use cgpu_host::process::ProcessId;
+    use cgpu_host::process::pidfd;
 
     #[test]
     fn a_wake_and_an_exit_end_a_wait() {

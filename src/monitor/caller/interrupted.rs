@@ -23,7 +23,7 @@ use crate::monitor::caller::listeners::Reply;
 use crate::monitor::node::Device;
 use crate::monitor::snapshot::KeptReply;
 use crate::monitor::sync::Lock;
-use crate::process::ProcessId;
+use cgpu_host::process::ProcessId;
 use nvrm::call::Object;
 
 /// How many replies are kept.

@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use crate::monitor::sync::Lock;
-use crate::process::{ProcStatus, ProcessId, told};
 use cgpu_core::ledger::Process;
+use cgpu_host::process::{ProcStatus, ProcessId, told};
 
 /// How long the numbers of a namespace are remembered: to find those of thousands of processes takes a tenth of a
 /// second, which is charged to no cgroup of the container's.

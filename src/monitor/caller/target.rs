@@ -23,8 +23,8 @@ use rustix::process::{self, PidfdFlags};
 
 use crate::monitor::node::Device;
 use crate::monitor::sync::Lock;
-use crate::process::{ProcStatus, ProcessId, pidfd, threads};
 use cgpu_core::ledger::Process;
+use cgpu_host::process::{ProcStatus, ProcessId, pidfd, threads};
 
 /// `PIDFD_THREAD`, since Linux 6.9.
 pub(crate) const PIDFD_THREAD: PidfdFlags =

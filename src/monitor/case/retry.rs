@@ -10,7 +10,7 @@ use crate::monitor::caller::{Copy, Fingerprint, Interrupted, Match, Reply, Uncla
 use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::Count;
 use crate::monitor::state::OnLane;
-use crate::process::ProcessId;
+use cgpu_host::process::ProcessId;
 
 /// What is known of a call whose caller may be interrupted, and may make the call again.
 #[derive(Debug, Default)]

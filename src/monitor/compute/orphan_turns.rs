@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::events::{Event, Teller};
 use crate::gate::launch::MonitorDir;
 use crate::gate::settings::{Gpu, Settings};
 use crate::monitor::compute::last_turn::{LastTurn, now_us};
@@ -14,8 +13,9 @@ use crate::monitor::compute::switch::switch_channels;
 use crate::monitor::processes::end_if_taken;
 use crate::monitor::shared::Monitor;
 use crate::monitor::state::ChannelName;
-use crate::process::pidfd;
-use crate::registry::{Record, Registry};
+use cgpu_host::events::{Event, Teller};
+use cgpu_host::process::pidfd;
+use cgpu_host::registry::{Record, Registry};
 
 /// How soon monitors are looked at again where the state of one can't be told, in microseconds.
 const RETRY_US: u64 = 1_000_000;

@@ -17,10 +17,10 @@ use std::sync::Arc;
 use crate::gate::launch::MonitorDir;
 use crate::monitor::compute::last_turn::LastTurn;
 use crate::monitor::state::ChannelName;
-use crate::process::ProcessId;
-use crate::registry::share::Turns;
-use crate::replace::replace;
 use cgpu_core::sched::Span;
+use cgpu_host::process::ProcessId;
+use cgpu_host::registry::share::Turns;
+use cgpu_host::replace::replace;
 
 /// A container whose monitor is gone, on one GPU.
 #[derive(Debug, Default)]

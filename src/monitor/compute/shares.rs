@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use crate::monitor::node::{Failure, Rm};
 use crate::monitor::state::DueSlice;
 use crate::monitor::sync::{Lock, Notifier};
-use crate::registry::share::Turns;
 use cgpu_core::ledger::Process;
 use cgpu_core::sched::{Round, Span};
+use cgpu_host::registry::share::Turns;
 use nvrm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use nvrm::usage::Sample;
 
@@ -183,7 +183,7 @@ pub(crate) fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::ProcessId;
+    use cgpu_host::process::ProcessId;
 
     #[test]
     fn who_was_not_seen_for_long_rests_as_long_as_another_was() {

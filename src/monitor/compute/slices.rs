@@ -1,6 +1,6 @@
 //! The container's shares of its GPUs' computing time: slices of its channel groups.
 //!
-//! A file says what the container has of a GPU ([`share`](crate::registry::share)). Whoever makes, changes or removes
+//! A file says what the container has of a GPU ([`share`](cgpu_host::registry::share)). Whoever makes, changes or removes
 //! containers writes the file, and a thread of the monitor follows it. A group gets its slice in the call that
 //! schedules it; when the share or the number of groups changes later, through a descriptor of its program: the driver
 //! takes such a control only through the client's own file, and a file that the monitor kept open would keep the client's
@@ -20,9 +20,9 @@ use crate::monitor::node::{Device, Failure, Rm, kind_at};
 use crate::monitor::shared::Monitor;
 use crate::monitor::snapshot::Record;
 use crate::monitor::state::DueSlice;
-use crate::registry::notice::Notice;
-use crate::registry::share;
 use cgpu_core::sched::Round;
+use cgpu_host::registry::notice::Notice;
+use cgpu_host::registry::share;
 use nvrm::number::{NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND};
 
 /// Up to how many processes are told apart by the samples. There are some seventy samples: with more processes, one

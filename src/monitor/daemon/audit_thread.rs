@@ -17,7 +17,7 @@ use crate::monitor::shared::Monitor;
 use crate::monitor::state::{Due, Occasion};
 use crate::monitor::sync::spawn;
 use crate::monitor::uvm::sweep_files;
-use crate::process::ProcessId;
+use cgpu_host::process::ProcessId;
 
 /// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
 const EXPORTS: Duration = Duration::from_millis(250);
@@ -105,7 +105,7 @@ impl AuditThread {
             if watched.contains_key(&process) || ProcessId::of(pid.pid) != Some(pid) {
                 continue;
             }
-            let Ok(pidfd) = crate::process::pidfd(pid.pid) else { continue };
+            let Ok(pidfd) = cgpu_host::process::pidfd(pid.pid) else { continue };
             monitor.origins.note_process(pid.pid, &monitor.settings);
             watched.insert(process, Some(pidfd));
         }

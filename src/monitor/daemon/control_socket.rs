@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::events::{Event, Kind};
 use crate::gate::settings::Settings;
 use crate::gate::wire::{Answer, LastSeen, Question};
 use crate::monitor::daemon::peer;
@@ -15,6 +14,7 @@ use crate::monitor::driver::client_if_open;
 use crate::monitor::log::described;
 use crate::monitor::shared::Monitor;
 use cgpu_core::ledger::{Entry, LedgerError};
+use cgpu_host::events::{Event, Kind};
 use nvrm::usage;
 
 /// The longest question, in bytes.

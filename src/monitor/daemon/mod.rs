@@ -57,7 +57,6 @@ use startup::Confinement;
 use tracing::warn;
 use update::Requests;
 
-use crate::events::Event;
 use crate::gate::launch::{self, MonitorDir};
 use crate::gate::settings::Settings;
 use crate::gate::wire::Answer;
@@ -67,7 +66,8 @@ use crate::monitor::calls::CallThreads;
 use crate::monitor::compute::end_turns;
 use crate::monitor::snapshot::{CounterValues, FileNumbers, Record, Snapshot};
 use crate::monitor::sync::ChangeFlag;
-use crate::process::ProcessId;
+use cgpu_host::events::Event;
+use cgpu_host::process::ProcessId;
 #[cfg(not(test))]
 use service::{KeptFiles, Service};
 
@@ -123,7 +123,7 @@ pub fn serve() -> io::Result<Option<Gone>> {
     drop(settings_file);
     settings.started_in = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let remaining = own_cgroup::leave_pod(&settings);
-    crate::log::init_of(&settings.log, &settings.id);
+    cgpu_host::log::init_of(&settings.log, &settings.id);
     if let Some(own) = own {
         MonitorDir::at(&settings.place).write_process(own);
     }
@@ -152,7 +152,7 @@ pub fn resume(number: &str) -> io::Result<Option<Gone>> {
     let mut file = File::from(unsafe { inherited::take(number) }?);
     let snapshot = update::read_snapshot(&mut file)?;
     drop(file);
-    crate::log::init_of(&snapshot.settings.log, &snapshot.settings.id);
+    cgpu_host::log::init_of(&snapshot.settings.log, &snapshot.settings.id);
     let settings = snapshot.settings.clone();
     report_losses(&settings, || {
         let daemon = Daemon::resume(snapshot)?;

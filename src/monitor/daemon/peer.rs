@@ -16,8 +16,8 @@ use nix::sys::socket::{getsockopt, sockopt};
 use tracing::warn;
 
 use crate::monitor::processes::{Origin, home_of, mount_namespace};
-use crate::process::{ProcessId, is_running};
-use crate::registry::Registry;
+use cgpu_host::process::{ProcessId, is_running};
+use cgpu_host::registry::Registry;
 
 /// Whether the process that connected `socket` may read what the monitor knows: it is the monitor's user.
 pub(crate) fn may_ask(socket: &impl AsFd) -> bool {

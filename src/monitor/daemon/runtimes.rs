@@ -13,7 +13,7 @@ use tracing::{debug, warn};
 
 use crate::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
 use crate::gate::passing::{self, Wait};
-use crate::process::{ProcessId, pidfd};
+use cgpu_host::process::{ProcessId, pidfd};
 
 /// Connections that wait for their listener at the same time.
 const MOST_CONNECTIONS: usize = 256;

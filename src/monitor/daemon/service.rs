@@ -23,7 +23,7 @@ use crate::monitor::snapshot::{
 };
 use crate::monitor::sync::{ChangeFlag, spawn};
 use crate::monitor::uvm::resume_file;
-use crate::process::ProcessId;
+use cgpu_host::process::ProcessId;
 
 /// Connections that are answered at the same time.
 const CONNECTIONS: usize = 8;

@@ -13,8 +13,8 @@ use crate::monitor::calls::CallService;
 use crate::monitor::compute::read_shares;
 use crate::monitor::shared::Monitor;
 use crate::monitor::sync::Lock;
-use crate::process::ProcessId;
 use cgpu_core::ledger::{Ledger, Process};
+use cgpu_host::process::ProcessId;
 
 /// The shortest time between two writes after changes.
 const INTERVAL: Duration = Duration::from_millis(250);

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{DRIVER, ModelDriver};
 use crate::gate::settings::{Gpu, Managed, Settings};
-use crate::process::ProcessId;
+use cgpu_host::process::ProcessId;
 
 /// The settings of a container whose GPUs have these bytes and quotas.
 pub(crate) fn settings(driver: &ModelDriver, gpus: &[(u64, u64)], place: &Path) -> Settings {

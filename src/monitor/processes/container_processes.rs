@@ -6,15 +6,15 @@ use std::{fs, io};
 use nix::libc;
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::events::Event;
 use crate::gate::settings::NodeKind;
 use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::log::described;
 use crate::monitor::node::kind_at;
 use crate::monitor::processes::origins::mount_namespace;
 use crate::monitor::shared::Monitor;
-use crate::process::{self, ProcessId, told};
 use cgpu_core::ledger::Process;
+use cgpu_host::events::Event;
+use cgpu_host::process::{self, ProcessId, told};
 
 /// The pids of the processes that called and are still known.
 pub(crate) fn caller_pids(monitor: &Monitor) -> BTreeSet<u32> {

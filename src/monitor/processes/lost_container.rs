@@ -5,7 +5,6 @@
 
 use rustix::process::{Signal, pidfd_send_signal};
 
-use crate::events::Event;
 use crate::gate::settings::{Gpu, Node};
 use crate::monitor::driver::{MonitorClient, Unanswered};
 use crate::monitor::log::described;
@@ -15,7 +14,8 @@ use crate::monitor::processes::origin::Origin;
 use crate::monitor::processes::origins::{
     cgroups_of, descriptors_of, home_of, mount_namespace, mounts_of,
 };
-use crate::process::{ProcStatus, ProcessId, pidfd};
+use cgpu_host::events::Event;
+use cgpu_host::process::{ProcStatus, ProcessId, pidfd};
 use nvrm::{Release, about};
 
 /// Memory beyond the quotas that the driver itself may take for the container's processes, in bytes.

@@ -15,8 +15,8 @@ use crate::monitor::caller::threads_by_fd_table;
 use crate::monitor::node::{mount_at, place_at};
 use crate::monitor::processes::origin::{Origin, mounts};
 use crate::monitor::sync::Lock;
-use crate::process::{ProcessId, first_of, told};
 use cgpu_core::ledger::Process;
+use cgpu_host::process::{ProcessId, first_of, told};
 
 /// How long after it was found the mounts of a container's first process may still be changing.
 const MOUNTING: Duration = Duration::from_secs(5);

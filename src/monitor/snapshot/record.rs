@@ -3,7 +3,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::ProcessId;
 use cgpu_core::ledger::{Entry, Process};
 
 /// A change of the books: [`Books::write`](crate::monitor::state::Books::write) applies it.
@@ -108,18 +107,4 @@ pub(crate) struct Maker {
     pub process: Process,
     /// A number that tells the program that the process executes from a later program of the same process.
     pub image: u64,
-}
-
-/// A process's number has its start time and its pid.
-impl From<ProcessId> for Process {
-    fn from(process: ProcessId) -> Self {
-        Process::of(process.pid.cast_unsigned(), process.start_ticks)
-    }
-}
-
-/// The process with this number.
-impl From<Process> for ProcessId {
-    fn from(process: Process) -> Self {
-        ProcessId { pid: process.pid().cast_signed(), start_ticks: process.start_ticks() }
-    }
 }

@@ -16,8 +16,8 @@ use nix::libc;
 
 use crate::monitor::state::Mapped;
 use crate::monitor::sync::{Lock, Notifier};
-use crate::process::{ProcessId, told};
 use cgpu_core::ledger::Process;
+use cgpu_host::process::{ProcessId, told};
 
 /// How long a mapping that was asked for may still not be made.
 pub(crate) const MAPPING_DELAY: Duration = Duration::from_secs(2);

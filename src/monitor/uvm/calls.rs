@@ -11,7 +11,6 @@ use std::collections::BTreeSet;
 
 use nix::errno::Errno;
 
-use crate::events::Event;
 use crate::gate::settings::Managed;
 use crate::monitor::caller::{Copy, Reply};
 use crate::monitor::case::{Case, EarlyReply, wait_for_earlier_call};
@@ -29,6 +28,7 @@ use crate::monitor::uvm::range_calls::{
     end_mappings, free_range, make_range, map_memory, mapping_gpus, remove_gone_ranges, span, unmap,
 };
 use cgpu_core::ledger::{Span, Tree};
+use cgpu_host::events::Event;
 use nvrm::number::{
     NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_DEVICE, NV_ERR_NOT_SUPPORTED,
     NV_ERR_UVM_ADDRESS_IN_USE, NV_OK, UVM_INIT_FLAGS_DISABLE_HMM,

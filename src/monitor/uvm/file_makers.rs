@@ -16,8 +16,8 @@ use crate::monitor::state::Initialization;
 use crate::monitor::uvm::address_spaces::image_hash;
 use crate::monitor::uvm::files::UvmFile;
 use crate::monitor::uvm::queries::was_initialized;
-use crate::process::ProcessId;
 use cgpu_core::ledger::Process;
+use cgpu_host::process::ProcessId;
 use nvrm::low_word;
 use nvrm::number::UVM_INITIALIZE;
 

@@ -14,7 +14,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::events::Event;
 use crate::gate::settings::{Managed, NodeKind};
 use crate::monitor::caller::has_file;
 use crate::monitor::node::{kind_at, place_at};
@@ -27,8 +26,9 @@ use crate::monitor::uvm::files::{MOST_QUESTIONS, UvmFile};
 use crate::monitor::uvm::kept_files::{end_orphaned_files, unregister_gpus};
 use crate::monitor::uvm::queries::{PAGE_BYTES, Ranges};
 use crate::monitor::uvm::vma_list::{Listed, possibly_managed};
-use crate::process::{ProcessId, told};
 use cgpu_core::ledger::{Entry, Hold, Process};
+use cgpu_host::events::Event;
+use cgpu_host::process::{ProcessId, told};
 use nvrm::uvm::Range;
 
 /// How often the address spaces are looked at whose processes asked for nothing since. A thread that was kept from

@@ -43,7 +43,7 @@ pub(super) const BOUNDS: Bounds = Bounds {
 ///
 /// Where it can't begin.
 pub fn run(args: &ExtenderArgs) -> Result<()> {
-    cgpu::log::init("stderr");
+    cgpu_host::log::init("stderr");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(live(args))

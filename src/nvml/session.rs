@@ -23,9 +23,9 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use thiserror::Error;
 
-use super::{KernelGpu, bus_id};
 use cgpu_core::gpu::{Gpu, GpuEntry, GpuState, Inventory, InventoryError, MigDevice};
 use cgpu_core::units::{MIB, bytes_to_mib};
+use cgpu_host::inventory::{KernelGpu, bus_id};
 
 /// The name that drivers install for programs; the one without a number is for compilers.
 const LIBRARY: &str = "libnvidia-ml.so.1";

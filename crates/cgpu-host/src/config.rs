@@ -15,12 +15,14 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::gate::settings::MOST_CHANNEL_GROUPS;
 use crate::log::Sink;
 use cgpu_core::plan::{POLICY_NATIVE, POLICY_PREEMPTIVE, Placement};
 use cgpu_core::request::amount::size_mib;
 use cgpu_core::request::{DefaultMemory, Profile, Rules, Trust, Ungranted};
 use cgpu_core::sched::Idle;
+
+/// The default of the most channel groups of a container on a GPU: 64 processes, each with a CUDA context of four.
+pub const MOST_CHANNEL_GROUPS: u32 = 256;
 
 /// Where the configuration is when nobody says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/cgpu/config.toml";
@@ -809,7 +811,7 @@ mod tests {
 
     #[test]
     fn the_file_that_is_shipped_shows_every_key_with_its_default() {
-        let shipped = include_str!("../config/config.toml");
+        let shipped = include_str!("../../../config/config.toml");
         assert_eq!(parsed(shipped).unwrap(), Config::default());
         let table: toml::Table = toml::from_str(shipped).unwrap();
         let known = toml::Table::try_from(Config::default()).unwrap();

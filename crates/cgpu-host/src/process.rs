@@ -6,8 +6,6 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-
 use nix::errno::Errno;
 use nix::sys::signal::kill;
 use nix::time::{ClockId, clock_gettime};
@@ -16,6 +14,9 @@ use procfs::FromRead;
 use procfs::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::PidfdFlags;
+use serde::{Deserialize, Serialize};
+
+use cgpu_core::ledger::Process;
 
 /// More than a `/proc/PID/stat` has, in bytes: 52 numbers and a name of at most 64.
 const STAT_BYTES: usize = 4096;
@@ -27,6 +28,20 @@ pub struct ProcessId {
     pub pid: i32,
     /// Clock ticks from boot to its start (`/proc/PID/stat`, field 22).
     pub start_ticks: u64,
+}
+
+/// A process's number has its start time and its pid.
+impl From<ProcessId> for Process {
+    fn from(process: ProcessId) -> Self {
+        Process::of(process.pid.cast_unsigned(), process.start_ticks)
+    }
+}
+
+/// The process with this number.
+impl From<Process> for ProcessId {
+    fn from(process: Process) -> Self {
+        ProcessId { pid: process.pid().cast_signed(), start_ticks: process.start_ticks() }
+    }
 }
 
 impl ProcessId {
@@ -105,36 +120,36 @@ impl ProcessId {
 
 /// `/proc/PID/status` of a process or of a thread.
 #[derive(Debug)]
-pub(crate) struct ProcStatus(String);
+pub struct ProcStatus(String);
 
 impl ProcStatus {
     /// Reads the file of the process or thread that has `tid` now.
     ///
     /// The kernel cuts a name after 15 bytes, within a character, too. So the text isn't always UTF-8.
-    pub(crate) fn read(tid: i32) -> io::Result<Self> {
+    pub fn read(tid: i32) -> io::Result<Self> {
         let bytes = fs::read(format!("/proc/{tid}/status"))?;
         Ok(Self(String::from_utf8_lossy(&bytes).into_owned()))
     }
 
     /// The value of a field such as `Tgid`, without the spaces around it.
-    pub(crate) fn field(&self, name: &str) -> Option<&str> {
+    pub fn field(&self, name: &str) -> Option<&str> {
         self.0.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
     }
 
     /// The pid in the innermost pid namespace of the process.
-    pub(crate) fn innermost_pid(&self) -> Option<i32> {
+    pub fn innermost_pid(&self) -> Option<i32> {
         self.field("NSpid")?.split_whitespace().last()?.parse().ok()
     }
 }
 
 /// A pidfd of the process that has `pid` now.
-pub(crate) fn pidfd(pid: i32) -> rustix::io::Result<OwnedFd> {
+pub fn pidfd(pid: i32) -> rustix::io::Result<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
     rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
 /// Whether the process of that pidfd has threads that run: all that was read of it until now was its own.
-pub(crate) fn is_running(pidfd: &OwnedFd) -> bool {
+pub fn is_running(pidfd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(poll(&mut fds, Some(&now)), Ok(0))

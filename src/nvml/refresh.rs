@@ -4,10 +4,11 @@
 
 use thiserror::Error;
 
-use super::nvml::{ProbeError, Session};
-use super::{CacheError, Fingerprint, FingerprintError, LoadError, Settings};
-use super::{cache, file};
+use crate::nvml::session::{ProbeError, Session};
 use cgpu_core::gpu::Inventory;
+use cgpu_host::inventory::{
+    CacheError, Fingerprint, FingerprintError, LoadError, Settings, cache, file,
+};
 
 /// How often the GPUs may change while they are listed.
 const TRIES: u32 = 3;

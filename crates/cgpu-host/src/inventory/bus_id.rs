@@ -5,7 +5,7 @@
 /// NVML gives the domain eight digits and writes in upper case, `/proc` four and in
 /// lower case; a domain beyond four digits (Intel's VMD) keeps as many as it needs.
 /// What is no PCI address comes back in lower case.
-pub(super) fn normalise(bus_id: &str) -> String {
+pub fn normalise(bus_id: &str) -> String {
     let bus_id = bus_id.trim().to_ascii_lowercase();
     match bus_id.split_once(':') {
         Some((domain, rest)) if rest.contains(':') => match u32::from_str_radix(domain, 16) {

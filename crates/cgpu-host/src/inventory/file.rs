@@ -15,7 +15,7 @@ use thiserror::Error;
 use cgpu_core::gpu::{Gpu, GpuState, Inventory, InventoryError};
 
 /// Most bytes read of an inventory file; a GPU takes about 200.
-pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
+pub const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a file gave no inventory.
 #[derive(Debug, Error)]
@@ -106,7 +106,7 @@ pub enum FileError {
 /// # Errors
 ///
 /// Where it can't be read, or isn't one.
-pub(super) fn load(path: &Path) -> Result<Inventory, FileError> {
+pub fn load(path: &Path) -> Result<Inventory, FileError> {
     let unreadable = |source| FileError::Unreadable { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
     let mut text = Vec::new();

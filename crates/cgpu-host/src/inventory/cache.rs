@@ -59,7 +59,7 @@ pub enum CacheError {
 }
 
 /// The cached inventory, where it holds in the state `now` of the driver.
-pub(super) fn read(state_dir: &Path, now: &Fingerprint) -> Option<Inventory> {
+pub fn read(state_dir: &Path, now: &Fingerprint) -> Option<Inventory> {
     let mut text = Vec::new();
     let file = File::open(state_dir.join(FILE_NAME)).ok()?;
     file.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
@@ -75,7 +75,7 @@ pub(super) fn read(state_dir: &Path, now: &Fingerprint) -> Option<Inventory> {
 /// # Errors
 ///
 /// Where it can't be written; then the cache is what it was.
-pub(super) fn write(
+pub fn write(
     state_dir: &Path,
     fingerprint: Fingerprint,
     inventory: &Inventory,

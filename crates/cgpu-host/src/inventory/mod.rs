@@ -8,21 +8,17 @@
 //! hang, so only `cgpu` calls them. [`refreshed`] is how the first gets to the last:
 //! `cgpu` as a child with a time limit.
 
-mod file;
+pub mod file;
 
 mod source;
 
-mod bus_id;
+pub mod bus_id;
 
 mod fingerprint;
 
-mod cache;
+pub mod cache;
 
 mod child;
-
-mod nvml;
-
-mod refresh;
 
 #[cfg(test)]
 mod fixture;
@@ -33,9 +29,6 @@ pub use cache::CacheError;
 pub use child::{ChildError, listed, refreshed};
 pub use file::FileError;
 pub use fingerprint::{Fingerprint, FingerprintError, KernelGpu};
-pub use nvml::ProbeError;
-pub(crate) use nvml::Session;
-pub use refresh::{RefreshError, probe, refresh};
 pub use source::{LoadError, Settings, Source, cached};
 
 /// The version of the driver that the kernel has, by its `driver/nvidia/version` below `proc_root`; `None` where

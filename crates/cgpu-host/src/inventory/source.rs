@@ -60,7 +60,7 @@ impl Default for Settings {
 
 impl Settings {
     /// The inventory file, where there is one.
-    pub(super) fn file(&self) -> Option<&Path> {
+    pub fn file(&self) -> Option<&Path> {
         match &self.source {
             Source::Auto => None,
             Source::File(path) => Some(path),
