@@ -23,10 +23,8 @@ pub use error::AdmissionError;
 pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{Launch, Launcher, Leftover};
-use crate::bundle::Bundle;
 use crate::gate::own_cgroup;
 use crate::host::{Host, require_root, tenant};
-use crate::inject::Mode;
 use crate::names;
 use cgpu_core::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
 use cgpu_core::request::Decision;
@@ -35,6 +33,8 @@ use cgpu_host::failpoint::failpoint;
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
 use cgpu_host::report;
+use cgpu_inject::Mode;
+use cgpu_inject::bundle::Bundle;
 
 /// The most characters of a name in a message.
 const LONGEST_NAME: usize = 60;

@@ -18,7 +18,6 @@ use tracing::warn;
 
 use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError};
-use crate::bundle::{Bundle, BundleError, HookCall, HookStage};
 use crate::host;
 use crate::host::Host;
 use crate::names;
@@ -27,6 +26,7 @@ use cgpu_host::config::{ConfigError, Whole};
 use cgpu_host::events::Cause;
 use cgpu_host::process::{ProcessId, boot_time_s};
 use cgpu_host::registry::{Holder, Key};
+use cgpu_inject::bundle::{Bundle, BundleError, HookCall, HookStage};
 
 /// The largest state or configuration that we read from standard input, in bytes.
 const MAX_INPUT_BYTES: u64 = 64 << 20;

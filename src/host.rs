@@ -17,9 +17,6 @@ use tracing::warn;
 use crate::admission::error::AdmissionError;
 use crate::admission::marks;
 use crate::backend::{self, Isolation, Tenant};
-use crate::bundle::{self, Bundle, Edits, HookCall};
-use crate::inject::host_nodes::{HostNodes, device_root};
-use crate::inject::{self, Injection, Missing, Nodes, Purpose};
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::{self, Kind, Plan, PlannedGpu, Proposal};
 use cgpu_core::request::brought::DriNode;
@@ -33,6 +30,9 @@ use cgpu_host::grants::Grants;
 use cgpu_host::inventory;
 use cgpu_host::process;
 use cgpu_host::registry::{Record, Registry, RegistryError};
+use cgpu_inject::bundle::{self, Bundle, Edits, HookCall};
+use cgpu_inject::host_nodes::{HostNodes, device_root};
+use cgpu_inject::{self as inject, Injection, Missing, Nodes, Purpose};
 
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]

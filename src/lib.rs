@@ -4,10 +4,6 @@
 //! [`cgpu_core`] decides: they read files, clock and processes, and do what was decided. Arrows go downwards only: `cli`,
 //! `runtime`, `hook` → `backend` → `registry`, `bundle`, `inject` → `cgpu_core`.
 
-pub mod bundle;
-
-pub mod inject;
-
 pub mod names;
 
 pub mod gate;

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use serde::Deserialize;
 
-use crate::bundle::Bundle;
 use cgpu_host::registry::{Record, RegistryError};
+use cgpu_inject::bundle::Bundle;
 
 /// Most bytes that are read of an engine's file: podman has one for all its containers.
 const MOST_BYTES: u64 = 16 << 20;

@@ -11,12 +11,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cgpu::bundle::DeviceNode;
-use cgpu::inject::Nodes;
-use cgpu::inject::cdi::generate::generate;
-use cgpu::inject::cdi::{HostFacts, Specifications, Wanted, yaml};
-use cgpu::inject::driver::{Capability, Driver, DriverFile, Use, Width};
 use cgpu_core::gpu::Inventory;
+use cgpu_inject::Nodes;
+use cgpu_inject::bundle::DeviceNode;
+use cgpu_inject::cdi::generate::generate;
+use cgpu_inject::cdi::{HostFacts, Specifications, Wanted, yaml};
+use cgpu_inject::driver::{Capability, Driver, DriverFile, Use, Width};
 use host::{Host, names};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
@@ -302,7 +302,7 @@ fn a_container_by_our_edits_has_what_podmans_has() {
         let bundle =
             host.bundle(at, |config| config["process"]["args"] = json!(["sh", "-c", LOOK]));
         let mut edited =
-            cgpu::bundle::Bundle::load(&bundle.directory, Path::new("config.json")).unwrap();
+            cgpu_inject::bundle::Bundle::load(&bundle.directory, Path::new("config.json")).unwrap();
         assert!(edited.apply(&found.edits).unwrap());
         edited.save().unwrap();
         let runtimes = [host.scratch.runc(), host.scratch.crun()];

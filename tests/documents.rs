@@ -431,7 +431,13 @@ fn sources() -> String {
         found.sort();
         found
     }
-    let sources = ["src", "crates/cgpu-host/src", "crates/cgpu-core/src", "crates/nvrm/src"];
+    let sources = [
+        "src",
+        "crates/cgpu-inject/src",
+        "crates/cgpu-host/src",
+        "crates/cgpu-core/src",
+        "crates/nvrm/src",
+    ];
     let all = sources.iter().flat_map(|of| files(&root().join(of)));
     let all = all.filter(|file| file.file_name().is_some_and(|name| name != "tests.rs"));
     let texts = all.map(|file| {

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use cgpu::bundle::Bundle;
+use cgpu_inject::bundle::Bundle;
 use cgpu_host::config::Config;
 use cgpu_core::request::{EntryPoint, Reaches, Said, Verdict, decide};
 use libfuzzer_sys::fuzz_target;

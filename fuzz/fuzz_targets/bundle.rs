@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use cgpu::bundle::{Bind, Bundle, DeviceNode, Edits, HookCall, HookStage, Withheld};
+use cgpu_inject::bundle::{Bind, Bundle, DeviceNode, Edits, HookCall, HookStage, Withheld};
 use libfuzzer_sys::fuzz_target;
 
 fn edits() -> Edits {

@@ -2,8 +2,8 @@
 //! same.
 #![no_main]
 
-use cgpu::inject::cdi::parse::{Form, kind, parse};
-use cgpu::inject::cdi::{HostFacts, Specifications, Wanted, yaml};
+use cgpu_inject::cdi::parse::{Form, kind, parse};
+use cgpu_inject::cdi::{HostFacts, Specifications, Wanted, yaml};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use crate::backend::BackendError;
-use crate::bundle::BundleError;
-use crate::inject::capabilities::CapabilityError;
-use crate::inject::{InjectError, NodeError};
 use cgpu_core::plan::{ChangeError, GpuChangeError, Refusal, ResolveError};
 use cgpu_core::request::RequestError;
 use cgpu_host::events::Cause;
 use cgpu_host::grants::GrantError;
 use cgpu_host::inventory;
 use cgpu_host::registry::RegistryError;
+use cgpu_inject::bundle::BundleError;
+use cgpu_inject::capabilities::CapabilityError;
+use cgpu_inject::{InjectError, NodeError};
 
 /// Why a container doesn't get what it asks for.
 #[derive(Debug, Error)]

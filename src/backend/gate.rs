@@ -22,7 +22,6 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{BackendError, Instance, Isolation, Launch, Launcher, Leftover, Observed, Tenant};
-use crate::bundle::Edits;
 use crate::gate::client::{AskError, ask, ask_all, is_listening};
 use crate::gate::enter::{EnterError, abilities, enter};
 use crate::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
@@ -30,12 +29,13 @@ use crate::gate::profile::{ProfileError, check_no_listener};
 use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use crate::gate::status_file;
 use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
-use crate::inject::host_nodes::device_root;
 use crate::monitor::daemon::{self, Unanswered};
 use cgpu_core::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use cgpu_host::config;
 use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
+use cgpu_inject::bundle::Edits;
+use cgpu_inject::host_nodes::device_root;
 use nvrm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.

@@ -22,8 +22,8 @@ use serde_json::Value;
 pub use error::{KmError, NotUndone};
 
 use super::{BackendError, Instance, Isolation, Observed, Tenant};
-use crate::bundle::Edits;
 use cgpu_core::plan::{Change, GpuChange, GpuRules};
+use cgpu_inject::bundle::Edits;
 use tree::{Cell, Tree, check_short_id, control_digit};
 
 /// The policy that goes by weights; `m : n` of `max_inst` portions.

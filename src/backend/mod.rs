@@ -15,7 +15,6 @@ use std::time::Duration;
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::bundle::Edits;
 use cgpu_core::calls::{Calls, Durations};
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{Change, GpuChange, GpuRules, Kind, Plan};
@@ -23,6 +22,7 @@ use cgpu_core::processor::ProcessorShares;
 use cgpu_host::config;
 use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
+use cgpu_inject::bundle::Edits;
 
 /// A container as a backend sees it.
 #[derive(Debug, Clone, Copy)]

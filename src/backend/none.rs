@@ -8,8 +8,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{BackendError, Isolation, Observed, Tenant};
-use crate::bundle::Edits;
 use cgpu_core::plan::Change;
+use cgpu_inject::bundle::Edits;
 
 /// The backend that enforces nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

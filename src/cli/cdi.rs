@@ -12,17 +12,17 @@ use serde_json::json;
 use super::table::{aligned, printable};
 use super::{Format, Output};
 use crate::host::Host;
-use crate::inject::cdi::generate::{Generated, generate, usable};
-use crate::inject::cdi::{DeviceState, HostFacts, Specifications, State, yaml};
-use crate::inject::driver::{Capability, Driver};
-use crate::inject::find::{self, FindError};
-use crate::inject::root::Root;
-use crate::inject::{Missing, native, nodes};
 use crate::nvml::probe;
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::{Kind, Plan, PlannedGpu};
 use cgpu_host::inventory::cached;
 use cgpu_host::replace::replace;
+use cgpu_inject::cdi::generate::{Generated, generate, usable};
+use cgpu_inject::cdi::{DeviceState, HostFacts, Specifications, State, yaml};
+use cgpu_inject::driver::{Capability, Driver};
+use cgpu_inject::find::{self, FindError};
+use cgpu_inject::root::Root;
+use cgpu_inject::{Missing, native, nodes};
 
 /// What to do with specifications.
 #[derive(Debug, Subcommand)]

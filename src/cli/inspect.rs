@@ -8,16 +8,16 @@ use serde_json::json;
 
 use super::Format;
 use super::table::{aligned, printable};
-use crate::bundle::Bundle;
 use crate::host;
 use crate::host::Host;
-use crate::inject::{Injection, Mode, Purpose};
 use crate::nvml;
 use crate::runtime::{nvidia, real};
 use cgpu_core::plan::Plan;
 use cgpu_core::request::{EntryPoint, Request, Verdict};
 use cgpu_core::units::bytes_to_mib;
 use cgpu_host::inventory;
+use cgpu_inject::bundle::Bundle;
+use cgpu_inject::{Injection, Mode, Purpose};
 
 /// Prints the plan for the bundle in `dir`, or why there is none.
 ///

@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 use crate::host::{Host, require_root};
-use crate::inject::device_numbers::Module;
-use crate::inject::kernel_modules::{gpu_waits_for_driver, load};
+use cgpu_inject::device_numbers::Module;
+use cgpu_inject::kernel_modules::{gpu_waits_for_driver, load};
 
 /// The kernel itself, whose modules can be loaded.
 const KERNELS_OWN: &str = "/proc";

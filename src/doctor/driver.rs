@@ -13,12 +13,12 @@ use nix::sys::stat::{major, minor};
 use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Seen};
 use super::sentence;
 use crate::engines::files::Tree;
-use crate::inject::cdi::{HostFacts, Specifications, State, Wanted};
-use crate::inject::device_numbers::{Module, NodeRights, character_majors, identity};
-use crate::inject::root::Root;
-use crate::inject::{find, host_nodes};
 use cgpu_host::config::{Config, Inject, InventorySource};
 use cgpu_host::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Settings, Source};
+use cgpu_inject::cdi::{HostFacts, Specifications, State, Wanted};
+use cgpu_inject::device_numbers::{Module, NodeRights, character_majors, identity};
+use cgpu_inject::root::Root;
+use cgpu_inject::{find, host_nodes};
 use nvrm::Version;
 
 /// NVIDIA's kernel modules, as `/sys/module` calls them.

@@ -16,8 +16,6 @@ use serde_json::{Value, json};
 use self::bundles::{Brings, GPUS, RECORDED, Recorded, brings, recorded, set_env};
 use self::container::{Reached, reached};
 use super::Host;
-use crate::bundle::{Bundle, DeviceNode, Withheld};
-use crate::inject::{Nodes, Purpose};
 use cgpu_core::gpu::{Gpu, GpuState, Inventory};
 use cgpu_core::plan::{Kind, Limits, Placement, Plan, resolve};
 use cgpu_core::request::{EntryPoint, Profile, Verdict};
@@ -25,6 +23,8 @@ use cgpu_core::units::MIB;
 use cgpu_host::config::{Config, Inject, Privileged, Whole};
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::{Holder, Key, Record};
+use cgpu_inject::bundle::{Bundle, DeviceNode, Withheld};
+use cgpu_inject::{Nodes, Purpose};
 
 /// The id of the container that is made.
 const ID: &str = "0000000000000000000000000000000000000000000000000000000000000001";
@@ -246,7 +246,7 @@ impl Rules {
             };
         }
         let injection = match request.is_as_brought() {
-            true => crate::inject::Injection::as_brought(),
+            true => cgpu_inject::Injection::as_brought(),
             false => host
                 .injection(&plan, &inventory, &bundle, Purpose::Inspect)
                 .map_err(|e| e.to_string())?,

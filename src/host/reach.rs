@@ -8,11 +8,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::bundle::{Bundle, PidNamespace};
-use crate::inject::tree;
 use cgpu_core::request::reach::{CAPABILITIES, HOST_PID_CAPABILITIES};
 use cgpu_core::request::{Reach, Reaches};
 use cgpu_host::config::{Config, DROP_INS};
+use cgpu_inject::bundle::{Bundle, PidNamespace};
+use cgpu_inject::tree;
 
 /// Sockets of engines: who may speak with one is root of the host.
 const ENGINE_SOCKETS: [&str; 8] = [

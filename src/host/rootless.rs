@@ -8,13 +8,13 @@ use std::path::Path;
 
 use super::{Host, require_root};
 use crate::admission::error::AdmissionError;
-use crate::bundle::{Bind, Bundle, Edits};
-use crate::inject::Purpose;
 use cgpu_core::plan::{Limits, POLICY_NATIVE};
 use cgpu_core::request::Request;
 use cgpu_host::config::{Inject, Whole};
 use cgpu_host::process::{ProcessId, boot_id};
 use cgpu_host::registry::{Holder, Key, Record};
+use cgpu_inject::Purpose;
+use cgpu_inject::bundle::{Bind, Bundle, Edits};
 
 impl Host {
     /// Whether a container of `request` gets its GPUs without being registered: its engine isn't root's, and no

@@ -25,11 +25,9 @@ use tracing::warn;
 
 use crate::admission::{self, AdmissionError, marks};
 use crate::backend::{Launch, Launcher};
-use crate::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
 use crate::hook;
 use crate::host;
 use crate::host::Host;
-use crate::inject::{self, Mode, Nodes};
 use crate::names;
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::Kind;
@@ -40,6 +38,8 @@ use cgpu_host::failpoint::failpoint;
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::{Holder, Key, Record};
 use cgpu_host::report::{ErrorLog, report};
+use cgpu_inject::bundle::{Bundle, BundleError, Edits, HookCall, HookStage, ProcessFile};
+use cgpu_inject::{self as inject, Mode, Nodes};
 
 /// Why a call ended here.
 #[derive(Debug, Error)]

@@ -5,8 +5,8 @@
 
 use super::super::facts::{BusGpu, Cdi, Driver as Facts, Node, NodeKind, Seen};
 use super::{Driver, Error, Finding, Fine, Note, Warning, listed};
-use crate::inject::require::cuda_of;
 use cgpu_host::config::Inject;
+use cgpu_inject::require::cuda_of;
 use nvrm::{Release, Standing as Known, Version};
 
 /// Whether there is anything that a driver is for.

@@ -1,9 +1,10 @@
-//! What makes a GPU usable in a container: its device nodes, and the driver's files.
+//! What makes a GPU usable in a container: its device nodes, the driver's files, and the edits of its bundle.
 //!
 //! Knows the driver on this host and the edits it comes to. Must not know quotas. Nothing here
 //! executes or writes anything of the image: the image is looked at, and what it is to have
 //! comes by mounts that the real runtime makes.
 
+pub mod bundle;
 pub mod capabilities;
 pub mod catalogue;
 pub mod cdi;

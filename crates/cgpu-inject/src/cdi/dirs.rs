@@ -214,7 +214,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
-    use crate::inject::cdi::fixture::{MINIMAL, text};
+    use crate::cdi::fixture::{MINIMAL, text};
 
     fn directory() -> tempfile::TempDir {
         tempfile::tempdir().unwrap()

@@ -91,7 +91,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::inject::cdi::fixture::{MINIMAL, text};
+    use crate::cdi::fixture::{MINIMAL, text};
 
     fn refusal(text: &str) -> String {
         parse(text.as_bytes(), Form::Yaml).unwrap_err().to_string()

@@ -261,8 +261,8 @@ pub(super) fn common<'a>(devices: &Devices<'a>) -> Vec<Part<'a>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inject::cdi::WantedMig;
-    use crate::inject::cdi::fixture::{MINIMAL, sources, text};
+    use crate::cdi::WantedMig;
+    use crate::cdi::fixture::{MINIMAL, sources, text};
 
     fn wanted(index: u32, uuid: &str, minor: u32) -> Wanted {
         Wanted { index, uuid: uuid.to_owned(), minor, mig: None }

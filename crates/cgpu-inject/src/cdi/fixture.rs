@@ -24,7 +24,7 @@ devices:
 
 /// A fixture by its file's name.
 pub(super) fn text(name: &str) -> String {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/cdi");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/cdi");
     fs::read_to_string(directory.join(name)).unwrap()
 }
 

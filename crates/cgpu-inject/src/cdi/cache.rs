@@ -79,8 +79,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::inject::cdi::dirs::{self, list};
-    use crate::inject::cdi::fixture::text;
+    use crate::cdi::dirs::{self, list};
+    use crate::cdi::fixture::text;
 
     struct Place {
         directory: tempfile::TempDir,

@@ -15,8 +15,8 @@ use super::dirs::KIND;
 use super::merge::MOUNT_OPTIONS;
 use super::spec::{Device, Edits, Mount, Node, Specification};
 use super::validate::{self, Invalid};
-use crate::inject::Nodes;
-use crate::inject::driver::{Capability, Driver, DriverFile, Use, Width};
+use crate::Nodes;
+use crate::driver::{Capability, Driver, DriverFile, Use, Width};
 use cgpu_core::gpu::{Gpu, GpuState, Inventory};
 use cgpu_core::request::name::NVIDIA_VISIBLE_DEVICES;
 
@@ -185,8 +185,8 @@ fn options(used_as: &Use) -> &'static [&'static str] {
 mod tests {
     use super::*;
     use crate::bundle::{Bind, DeviceNode};
-    use crate::inject::cdi::parse::{Form, parse};
-    use crate::inject::cdi::yaml;
+    use crate::cdi::parse::{Form, parse};
+    use crate::cdi::yaml;
 
     fn inventory(gpus: &str) -> Inventory {
         Inventory::new(serde_json::from_str(gpus).unwrap()).unwrap()
