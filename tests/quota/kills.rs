@@ -176,7 +176,7 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
     mounts.map(|mount| mount.mount_point.join(name.trim_start_matches('/'))).collect()
 }
 
-/// A container whose runtime is started in a pod's cgroup, as that of CRI-O and podman is, and
+/// A container whose runtime is started in a cgroup below a pod's, as that of CRI-O and podman is, and
 /// `look`s at its monitor.
 #[track_caller]
 fn in_a_pods_cgroup(look: impl Fn(Pid)) {
@@ -189,10 +189,11 @@ fn in_a_pods_cgroup(look: impl Fn(Pid)) {
         config["linux"]["resources"]["cpu"] = json!({"shares": 512});
     });
     let mut enter = String::new();
-    for cgroup in cgroups(&pod) {
+    // Not in the pod's own: one of version 2 that has cgroups with controllers below it may have no processes.
+    for cgroup in cgroups(&format!("{pod}/engine")) {
         fs::create_dir_all(&cgroup).expect("a cgroup can be made");
         // Without these no process can be in a cpuset of version 1.
-        for dir in ["../..", "..", "."].map(|above| cgroup.join(above)) {
+        for dir in ["../../..", "../..", "..", "."].map(|above| cgroup.join(above)) {
             for file in ["cpuset.cpus", "cpuset.mems"].map(|file| dir.join(file)) {
                 let name = file.file_name().expect("it has a name");
                 if let (true, Ok(all)) = (file.exists(), fs::read(dir.join("..").join(name))) {
