@@ -23,7 +23,6 @@ pub use error::AdmissionError;
 pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{Launch, Launcher, Leftover};
-use crate::gate::own_cgroup;
 use crate::host::{Host, require_root, tenant};
 use crate::names;
 use cgpu_core::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
@@ -35,6 +34,7 @@ use cgpu_host::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryE
 use cgpu_host::report;
 use cgpu_inject::Mode;
 use cgpu_inject::bundle::Bundle;
+use cgpu_monitor::gate::own_cgroup;
 
 /// The most characters of a name in a message.
 const LONGEST_NAME: usize = 60;

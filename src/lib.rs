@@ -6,10 +6,6 @@
 
 pub mod names;
 
-pub mod gate;
-
-pub mod monitor;
-
 pub mod backend;
 
 pub mod host;

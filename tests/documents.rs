@@ -433,6 +433,7 @@ fn sources() -> String {
     }
     let sources = [
         "src",
+        "crates/cgpu-monitor/src",
         "crates/cgpu-inject/src",
         "crates/cgpu-host/src",
         "crates/cgpu-core/src",

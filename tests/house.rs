@@ -1,28 +1,25 @@
 //! House rules that a compiler doesn't know: what the pure rooms must not import, and
 //! how thin the programs are.
 
-#[path = "house/circles.rs"]
-mod circles;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Files and directories that decide and touch nothing.
 const PURE: &[&str] = &[
-    "src/gate/profile.rs",
-    "src/gate/traps.rs",
-    "src/monitor/snapshot/mod.rs",
-    "src/monitor/snapshot/record.rs",
-    "src/monitor/decide",
-    "src/monitor/audit/judge.rs",
-    "src/gate/syscall.rs",
-    "src/monitor/state/channels.rs",
-    "src/monitor/state/books.rs",
-    "src/monitor/uvm/vma_list.rs",
-    "src/monitor/state/groups.rs",
-    "src/monitor/state/makers.rs",
-    "src/monitor/processes/origin.rs",
-    "src/monitor/processes/holder.rs",
+    "crates/cgpu-monitor/src/gate/profile.rs",
+    "crates/cgpu-monitor/src/gate/traps.rs",
+    "crates/cgpu-monitor/src/snapshot/mod.rs",
+    "crates/cgpu-monitor/src/snapshot/record.rs",
+    "crates/cgpu-monitor/src/decide",
+    "crates/cgpu-monitor/src/audit/judge.rs",
+    "crates/cgpu-monitor/src/gate/syscall.rs",
+    "crates/cgpu-monitor/src/state/channels.rs",
+    "crates/cgpu-monitor/src/state/books.rs",
+    "crates/cgpu-monitor/src/uvm/vma_list.rs",
+    "crates/cgpu-monitor/src/state/groups.rs",
+    "crates/cgpu-monitor/src/state/makers.rs",
+    "crates/cgpu-monitor/src/processes/origin.rs",
+    "crates/cgpu-monitor/src/processes/holder.rs",
     "crates/cgpu-inject/src/bundle/edit.rs",
     "crates/cgpu-inject/src/bundle/edits.rs",
     "crates/cgpu-inject/src/bundle/devices.rs",
@@ -97,7 +94,7 @@ const IMPURE: &[&str] = &[
     "procfs::",
     "tracing::",
     "tempfile::",
-    "monitor::shared",
+    "crate::shared",
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {

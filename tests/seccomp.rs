@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use cgpu::gate::enter::enter;
-use cgpu::gate::filter::{Machine, program};
-use cgpu::gate::{is_decided_by_monitor, may_have_grown};
+use cgpu_monitor::gate::enter::enter;
+use cgpu_monitor::gate::filter::{Machine, program};
+use cgpu_monitor::gate::{is_decided_by_monitor, may_have_grown};
 use filter::{Call, Filter, Verdict};
 use listener::{Listener, MARK};
 use serde_json::{Value, json};

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 
 use super::AdmissionError;
-use crate::gate::launch::MonitorDir;
 use crate::host::{Host, tenant};
 use crate::names;
 use cgpu_core::plan::{Holding, Kind};
 use cgpu_host::events::Event;
 use cgpu_host::process::{ProcessId, age_s};
 use cgpu_host::registry::{Holder, Key, Locked, Record, RegistryError};
+use cgpu_monitor::gate::launch::MonitorDir;
 
 /// How long after its creation a container that isn't started has been forgotten, in seconds:
 /// engines start it at once.

@@ -22,20 +22,20 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::{BackendError, Instance, Isolation, Launch, Launcher, Leftover, Observed, Tenant};
-use crate::gate::client::{AskError, ask, ask_all, is_listening};
-use crate::gate::enter::{EnterError, abilities, enter};
-use crate::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
-use crate::gate::profile::{ProfileError, check_no_listener};
-use crate::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
-use crate::gate::status_file;
-use crate::gate::wire::{Answer, End, ProcessStatus, Question, Status};
-use crate::monitor::daemon::{self, Unanswered};
 use cgpu_core::plan::{Change, GpuChange, POLICY_NATIVE, Plan};
 use cgpu_host::config;
 use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
 use cgpu_inject::bundle::Edits;
 use cgpu_inject::host_nodes::device_root;
+use cgpu_monitor::daemon::{self, Unanswered};
+use cgpu_monitor::gate::client::{AskError, ask, ask_all, is_listening};
+use cgpu_monitor::gate::enter::{EnterError, abilities, enter};
+use cgpu_monitor::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
+use cgpu_monitor::gate::profile::{ProfileError, check_no_listener};
+use cgpu_monitor::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
+use cgpu_monitor::gate::status_file;
+use cgpu_monitor::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use nvrm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.

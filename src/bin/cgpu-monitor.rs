@@ -4,8 +4,8 @@ use std::io;
 use std::process::ExitCode;
 
 use cgpu::hook::deregister;
-use cgpu::monitor::daemon::{self, Gone};
 use cgpu_host::registry::Key;
+use cgpu_monitor::daemon::{self, Gone};
 
 fn served(gone: io::Result<Option<Gone>>) -> io::Result<()> {
     if let Some(Gone { id, root, config }) = gone? {

@@ -6,8 +6,8 @@ use anyhow::{Result, bail};
 
 use super::table::printable;
 use crate::backend::gate::MONITOR;
-use crate::gate::upgrade::upgrade;
 use crate::host::{Host, own_program};
+use cgpu_monitor::gate::upgrade::upgrade;
 
 /// Has the installed monitor go on in each running one, and says so.
 ///

@@ -8,9 +8,9 @@ use super::facts::{Cgroups, Isolation, Runtime, Seen};
 use crate::backend::gate::check_kernel;
 use crate::engines::files::Tree;
 use crate::engines::program;
-use crate::gate::enter;
 use crate::host::Host;
-use crate::monitor::daemon::check_sizes;
+use cgpu_monitor::daemon::check_sizes;
+use cgpu_monitor::gate::enter;
 
 /// Runtimes that are known to work, whether configured or not.
 const KNOWN: [&str; 2] = ["runc", "crun"];

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 use crate::host::{
     DESCRIPTORS, MIB, Monitor, PATIENCE, QUOTA, Said, end, path, script, until, wait,
 };
-use cgpu::gate::settings::Managed;
+use cgpu_monitor::gate::settings::Managed;
 
 #[test]
 fn an_updated_monitor_knows_all_that_the_one_before_did() {

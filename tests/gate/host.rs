@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
-use cgpu::gate::launch::MonitorDir;
-use cgpu::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
-use cgpu::gate::upgrade::{UpgradeError, upgrade};
-use cgpu::gate::wire::{Answer, Question, Status};
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::share::{self, Share};
+use cgpu_monitor::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
+use cgpu_monitor::gate::launch::MonitorDir;
+use cgpu_monitor::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
+use cgpu_monitor::gate::upgrade::{UpgradeError, upgrade};
+use cgpu_monitor::gate::wire::{Answer, Question, Status};
 use nix::libc;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
@@ -370,7 +370,8 @@ impl Monitor {
 
     pub(crate) fn spawn_as(&self, command: &mut Command) -> Child {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-        let program = cgpu::gate::filter::program(cgpu::gate::filter::Machine::HERE);
+        let program =
+            cgpu_monitor::gate::filter::program(cgpu_monitor::gate::filter::Machine::HERE);
         let wait_killable = self.wait_killable;
         let socket = theirs.as_raw_fd();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cgpu::gate::settings::Managed;
+use cgpu_monitor::gate::settings::Managed;
 
 use crate::host::{MIB, Monitor, Said, path, script, until, wait};
 

@@ -1,4 +1,4 @@
-use cgpu::gate::wire::{Answer, Question};
+use cgpu_monitor::gate::wire::{Answer, Question};
 use nvrm::class::Use;
 use nvrm::number::NV01_CONTEXT_DMA;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cgpu::gate::settings::Managed;
+use cgpu_monitor::gate::settings::Managed;
 
 use crate::host::{MIB, Monitor, Said, end, path, until};
 

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use cgpu::gate::is_decided_by_monitor;
-use cgpu::monitor::decide::{Verdict, judge, judge_uvm};
 use cgpu_core::ledger::{Bounds, Client, Entry, Handle, Ledger, LedgerError, Shown, Span, Tree};
+use cgpu_monitor::decide::{Verdict, judge, judge_uvm};
+use cgpu_monitor::gate::is_decided_by_monitor;
 use cgpu_record::corpus::{self, Line, MAX_FILE_BYTES, Map};
 use nvrm::class::{Use, class_use};
 use nvrm::control::{Known, Pieces, check, known, processes};

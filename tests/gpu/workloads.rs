@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use cgpu::monitor::decide::{Verdict, judge};
+use cgpu_monitor::decide::{Verdict, judge};
 use nvrm::call::{Alloc, Object};
 use nvrm::class::class_use;
 use nvrm::control::{Known, check};

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::backend::Observed;
-use crate::gate::client::ask_all;
-use crate::gate::launch::MonitorDir;
-use crate::gate::wire::{Answer, LastSeen, Question};
+use cgpu_monitor::gate::client::ask_all;
+use cgpu_monitor::gate::launch::MonitorDir;
+use cgpu_monitor::gate::wire::{Answer, LastSeen, Question};
 
 /// How long all of them may take. One that hangs holds a look up no longer; the next look asks another.
 const PATIENCE: Duration = Duration::from_millis(50);

@@ -11,10 +11,10 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateError};
-use crate::gate::settings::{self, Node};
-use crate::monitor::daemon::{Failure, try_slice};
 use cgpu_host::process::boot_id;
 use cgpu_host::replace::replace;
+use cgpu_monitor::daemon::{Failure, try_slice};
+use cgpu_monitor::gate::settings::{self, Node};
 use nvrm::Release;
 use nvrm::number::NV_ERR_NOT_SUPPORTED;
 

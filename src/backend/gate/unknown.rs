@@ -6,11 +6,11 @@
 use std::fs;
 
 use super::{Gate, GateError};
-use crate::gate::settings::Settings;
-use crate::monitor::daemon::examine;
 use cgpu_host::config::UnknownDriver;
 use cgpu_host::process::boot_id;
 use cgpu_host::replace::replace;
+use cgpu_monitor::daemon::examine;
+use cgpu_monitor::gate::settings::Settings;
 use nvrm::Release;
 use nvrm::release::Standing;
 

@@ -1,0 +1,253 @@
+//! Finds outside processes that have the container's descriptors, and decides what becomes of them.
+//!
+//! A descriptor can be sent to a process that no filter watches. Memory that is taken through it shows in the
+//! driver's figures alone: for the process that made the client, which may be dead by then, or for an outside process
+//! that made a client of its own. So the figures of these processes are asked for, too. Then processes are searched for
+//! that aren't the container's and have a file which was opened in the container
+//! ([`Origins`](crate::processes)). [`HolderFacts`] says what becomes of each.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, pidfd_send_signal};
+
+use crate::audit::clients::free_left_clients;
+use crate::driver::figures_of;
+use crate::gate::wire::Holder;
+use crate::log::described;
+use crate::processes::{
+    Consequence, Evidence, HolderFacts, all_pids, caller_pids, descriptors_of,
+    is_container_or_monitor, is_of_host, kill_all_processes,
+};
+use crate::shared::Monitor;
+use cgpu_host::events::Event;
+use cgpu_host::process::{ProcStatus, ProcessId, is_running, pidfd};
+
+/// The shortest time between two looks at whether outside processes have taken memory.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// The time between two searches for descriptors while memory in use isn't explained; the first search comes no later
+/// than this time after such memory was found.
+const SEARCH: Duration = Duration::from_millis(200);
+
+/// How often descriptors are searched while memory of dead processes stays in use.
+const SLOW_SEARCH: Duration = Duration::from_secs(2);
+
+/// A search begins when so many more bytes are in use that no known process has: the client of a dead outside process
+/// may have them, say. The driver's own needs, contexts for example, are less, or are searched for in vain.
+const UNEXPLAINED_BYTES: i128 = 16 << 20;
+
+/// Looks in a row that may be dropped because the figures changed meanwhile.
+const MOST_CHANGED_LOOKS: u32 = 1;
+
+/// How long descriptors are searched for after memory was found that nobody asked the monitor for.
+const SUSPICION: Duration = Duration::from_secs(3);
+
+/// The most programs of the host of which the log is told.
+const MOST_TOLD: usize = 256;
+
+/// What a search found.
+#[derive(Debug, Default)]
+pub(crate) struct Search {
+    /// Whether a process was killed.
+    pub(crate) has_killed: bool,
+    /// Programs of the host that have a descriptor of the container's and weren't killed.
+    pub(crate) holders: Vec<Holder>,
+}
+
+/// Notes that memory is in use that nobody asked the monitor for.
+pub(crate) fn suspect(monitor: &Monitor) {
+    monitor.escapes.lock().suspicion = Some(Instant::now() + SUSPICION);
+}
+
+/// How long ago descriptors were searched for; [`Duration::MAX`] where they never were.
+pub(crate) fn since_search(monitor: &Monitor) -> Duration {
+    monitor.escapes.lock().searched.map_or(Duration::MAX, |searched| searched.elapsed())
+}
+
+/// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, searches
+/// for outside processes that have the container's descriptors.
+pub(crate) fn end_escapes(monitor: &Monitor) {
+    let origins = &monitor.origins;
+    let now = Instant::now();
+    if origins.is_unknown() {
+        return;
+    }
+    let callers = caller_pids(monitor);
+    if callers.is_empty() && !origins.is_watched() {
+        return;
+    }
+    if monitor.escapes.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
+        monitor.escapes.lock().looked = Some(now);
+        look_at_figures(monitor, &callers);
+    }
+    let (suspicious, lingering, searched) = {
+        let found = monitor.escapes.lock();
+        let is_shown = |pid| found.figures.contains_key(&pid);
+        let lingering = origins.has_unused_dead_pid(is_shown);
+        (found.suspicion.is_some_and(|until| now < until), lingering, found.searched)
+    };
+    let since = searched.map_or(Duration::MAX, |searched| now - searched);
+    if (suspicious && since >= SEARCH) || (lingering && since >= SLOW_SEARCH) {
+        search_running(monitor, &callers, Evidence::ContainerMemory);
+    }
+}
+
+fn look_at_figures(monitor: &Monitor, callers: &BTreeSet<u32>) {
+    let origins = &monitor.origins;
+    let own: Vec<u32> = callers.iter().copied().collect();
+    let Some((_, other_bytes)) = figures_of(monitor, &own) else { return };
+    let (last, suspicion) = {
+        let found = monitor.escapes.lock();
+        (found.other_bytes, found.suspicion)
+    };
+    let now = Instant::now();
+    // All processes are asked for only with reason: there are many processes, and many monitors that ask.
+    let has_called = !callers.is_empty() || origins.has_dead_caller();
+    let often = monitor.pace(has_called, now).scan_interval;
+    if last.is_some_and(|(bytes, at)| bytes == other_bytes && now - at < often)
+        && suspicion.is_none_or(|until| until <= now)
+    {
+        return;
+    }
+    monitor.escapes.lock().other_bytes = Some((other_bytes, now));
+    let dead_pids = origins.dead_pids();
+    let all = all_pids().chain(dead_pids.iter().copied()).chain(callers.iter().copied());
+    let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
+    let Some((_, before)) = figures_of(monitor, &[]) else { return };
+    let Some((mut figures, unexplained)) = figures_of(monitor, &all) else { return };
+    let Some((_, after)) = figures_of(monitor, &[]) else { return };
+    figures.retain(|pid, _| !callers.contains(pid));
+    let known = std::mem::replace(&mut monitor.escapes.lock().figures, figures.clone());
+    let grown =
+        figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
+    for (pid, _) in grown {
+        // Another process may have the number by now.
+        if dead_pids.contains(pid) && ProcessId::is_nobodys(pid.cast_signed()) {
+            suspect(monitor);
+        }
+        meet_running(monitor, *pid, callers, Evidence::OwnMemory);
+    }
+    // Memory that is taken during the look is in one figure and not in the other.
+    let mut found = monitor.escapes.lock();
+    if before != after && found.changed_looks < MOST_CHANGED_LOOKS {
+        found.changed_looks += 1;
+        return;
+    }
+    found.changed_looks = 0;
+    let known = found.unexplained;
+    drop(found);
+    if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {
+        search_running(monitor, callers, Evidence::Unexplained);
+    } else if known.is_some_and(|known| known <= unexplained) {
+        return;
+    }
+    monitor.escapes.lock().unexplained = Some(unexplained);
+}
+
+/// Searches all processes of the host, while the container runs.
+fn search_running(monitor: &Monitor, callers: &BTreeSet<u32>, evidence: Evidence) {
+    let all: Vec<u32> = all_pids().collect();
+    all.into_iter().for_each(|pid| meet_running(monitor, pid, callers, evidence));
+    monitor.escapes.lock().searched = Some(Instant::now());
+}
+
+/// Kills a process that has a descriptor of the container's, or ends the container for it.
+fn meet_running(monitor: &Monitor, pid: u32, callers: &BTreeSet<u32>, evidence: Evidence) {
+    if let Some((Consequence::ContainerEnds, holder)) = meet(monitor, pid, callers, evidence, false)
+    {
+        monitor.log.tell_killed(Event::ended_for_leak().by(
+            holder.pid,
+            None,
+            Some(holder.program.as_str()).filter(|program| !program.is_empty()),
+        ));
+        kill_all_processes(monitor);
+    }
+}
+
+/// Searches all processes of the host once the container has ended, kills those that are to be killed, and frees
+/// the container's clients in the others.
+pub(crate) fn search_after_end(monitor: &Monitor, evidence: Evidence) -> Search {
+    let mut search = Search::default();
+    for pid in all_pids().collect::<Vec<u32>>() {
+        match meet(monitor, pid, &BTreeSet::new(), evidence, true) {
+            Some((Consequence::Killed, _)) => search.has_killed = true,
+            Some((_, holder)) => {
+                free_left_clients(monitor, pid);
+                search.holders.push(holder);
+            }
+            None => {}
+        }
+    }
+    monitor.escapes.lock().searched = Some(Instant::now());
+    tell_holders(monitor, &search.holders);
+    search
+}
+
+/// Tells once of each program of the host that has a descriptor of a container that has ended.
+fn tell_holders(monitor: &Monitor, holders: &[Holder]) {
+    for holder in holders {
+        let mut found = monitor.escapes.lock();
+        let has_room = found.told_holders.len() < MOST_TOLD;
+        if has_room && found.told_holders.insert(holder.pid) {
+            drop(found);
+            let event = described(Event::leaked(), holder.pid);
+            monitor.log.tell_leaked(event);
+        }
+    }
+}
+
+/// What becomes of a process that isn't the container's and has a descriptor of it: where it is to be killed, it
+/// was. `None` where it is no such process, or another one of the host's may.
+fn meet(
+    monitor: &Monitor,
+    pid: u32,
+    callers: &BTreeSet<u32>,
+    evidence: Evidence,
+    container_ended: bool,
+) -> Option<(Consequence, Holder)> {
+    let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
+    if kept.contains(&pid) || callers.contains(&pid) {
+        return None;
+    }
+    // The pidfd is opened before anything is asked: the signal reaches only the process that had the pid then.
+    let pidfd = pidfd(pid.cast_signed()).ok()?;
+    let origins = &monitor.origins;
+    let has_file = |mount, filesystem| origins.has_file(mount, filesystem);
+    let found = descriptors_of(pid, &monitor.settings.nodes, has_file);
+    if !found.of_container || is_container_or_monitor(monitor, pid) {
+        return None;
+    }
+    let is_of_host = is_of_host(pid.cast_signed())?;
+    // Of one that ends it can't be told any more whose it is: its cgroup is none, and it has no descriptors either.
+    if !is_running(&pidfd) {
+        return None;
+    }
+    let facts = HolderFacts {
+        is_of_host,
+        has_own_file: found.of_own,
+        has_memory: is_of_host && has_memory(monitor, pid),
+        container_ended,
+    };
+    let consequence = facts.consequence(evidence);
+    let name = ProcStatus::read(pid.cast_signed()).ok();
+    let name = name.as_ref().and_then(|status| status.field("Name")).unwrap_or_default();
+    let holder = Holder { pid: pid.cast_signed(), program: name.to_owned() };
+    match consequence {
+        // Where it has GPUs of its own, it is no business of this container's.
+        Consequence::Spared if !is_of_host => return None,
+        Consequence::Spared | Consequence::ContainerEnds => {}
+        Consequence::Killed => {
+            let event = described(Event::killed_outside(), pid.cast_signed());
+            pidfd_send_signal(&pidfd, Signal::KILL).ok()?;
+            monitor.count_killed();
+            monitor.log.tell_killed(event);
+        }
+    }
+    Some((consequence, holder))
+}
+
+/// Whether the driver shows memory of the container's GPUs under `pid`.
+fn has_memory(monitor: &Monitor, pid: u32) -> bool {
+    figures_of(monitor, &[pid]).is_some_and(|(figures, _)| !figures.is_empty())
+}

@@ -1,0 +1,184 @@
+//! Keeps the files that memory was exported to, and has the driver free that memory.
+//!
+//! The driver keeps exported memory while the file is open, wherever its descriptor went, and nothing tells when the
+//! last descriptor is closed. So the monitor keeps the file open, too, and can tell at an
+//! import which memory the file has. When no object names the memory any more, and no process of the container is
+//! found with the file, the monitor clears the file: the driver frees the memory, even where a descriptor of the file
+//! is hidden. The monitor also clears all files when the container is gone. Memory is put into a file and taken out
+//! of it on the [lane](crate::state::Lane).
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::caller::has_file;
+use crate::driver::{Exported, free_stakes, own_client};
+use crate::gate::settings::NodeKind;
+use crate::node::{Device, Failure};
+use crate::processes::open_files;
+use crate::shared::Monitor;
+use crate::state::{Books, OnLane};
+use cgpu_core::ledger::{Entry, Hold};
+use nvrm::export;
+use nvrm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
+
+/// How often the container's processes are searched for the kept files.
+const SWEEP: Duration = Duration::from_secs(1);
+
+/// How many searches in a row must not find a file before it is cleared: a descriptor may be on its way from one
+/// process to another.
+const MISSES: u32 = 3;
+
+/// How often the processes are searched for a call that would be refused otherwise.
+const REFUSAL_SWEEP: Duration = Duration::from_millis(300);
+
+/// Keeps a file from before an update.
+pub(crate) fn resume_export(monitor: &Monitor, number: u64, file: OwnedFd) {
+    if let Some(file) = Device::of(&monitor.settings.nodes, file) {
+        monitor.exports.keep(number, Arc::new(file));
+    }
+}
+
+/// Releases the holds of the places of a file for which `is_cleared` is true: nothing is in these places any more.
+pub(crate) fn forget_places(monitor: &Monitor, file: u64, is_cleared: impl Fn(u32) -> bool) {
+    let mut books = monitor.books();
+    let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_cleared(*at)).collect();
+    for index in places {
+        books.enter(Entry::Release { hold: Hold::Export { file, index } });
+    }
+}
+
+/// Forgets a file in which nothing is any more.
+pub(crate) fn forget_export(monitor: &Monitor, number: u64) {
+    monitor.exports.files.lock().remove(&number);
+    forget_places(monitor, number, |_| true);
+}
+
+/// Has the driver free the memory in the places of a file for which `is_wanted` is true, whoever has the file open.
+/// `false` where the driver did not: the memory stays charged.
+pub(crate) fn clear_export(
+    monitor: &Monitor,
+    exported: &Exported,
+    is_wanted: impl Fn(u32) -> bool,
+) -> bool {
+    let places: Vec<u32> = {
+        let books = monitor.books();
+        books.ledger.exported(exported.number).filter(|at| is_wanted(*at)).collect()
+    };
+    if places.is_empty() {
+        return true;
+    }
+    let Some(own) = own_client(monitor) else { return false };
+    let rm = own.rm();
+    for (first, count) in export::clearings(&places) {
+        let mut params = export::clear(exported.file.descriptor(), first, count);
+        let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
+        match rm.control(own.client, own.client, command, &mut params) {
+            // The driver answers so where nothing was ever exported to the file.
+            Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
+            Err(error) => {
+                if monitor.log.limit.take_line() {
+                    tracing::warn!(?error, "an export can't be taken back: it stays charged");
+                }
+                return false;
+            }
+        }
+    }
+    forget_places(monitor, exported.number, |place| places.contains(&place));
+    true
+}
+
+/// Clears all files: the container is gone.
+pub(crate) fn clear_exports(monitor: &Monitor) {
+    let files: Vec<(u64, Arc<Device>)> = {
+        let files = monitor.exports.files.lock();
+        files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
+    };
+    // The files are cleared even where a call hangs on the lane: no process waits for that call any more.
+    let _lane = monitor.lane.enter_for_monitor();
+    for (number, file) in files {
+        if clear_export(monitor, &Exported { number, file }, |_| true) {
+            forget_export(monitor, number);
+        }
+    }
+}
+
+/// Frees exported memory that no object names and whose file no process has, where it is time to search.
+pub(crate) fn sweep_exports(monitor: &Monitor) {
+    look_for_exports(monitor, SWEEP);
+}
+
+/// Sweeps sooner, for a call that would be refused. Waits while another sweep may let a file be cleared.
+pub(crate) fn sweep_exports_for_refusal(monitor: &Monitor) {
+    for _ in 0..=MISSES {
+        if !look_for_exports(monitor, REFUSAL_SWEEP) {
+            return;
+        }
+        std::thread::sleep(REFUSAL_SWEEP);
+    }
+}
+
+/// Searches the container's processes for files that are empty or have unnamed memory, at most once each `pause`.
+/// Clears files that were missed [`MISSES`] times. `true` where another search may let a file be cleared.
+fn look_for_exports(monitor: &Monitor, pause: Duration) -> bool {
+    let unnamed: Vec<(u64, Arc<Device>)> = {
+        let books = monitor.books();
+        let files = monitor.exports.files.lock();
+        let files = files.iter().filter(|(number, _)| is_unnamed(&books, **number));
+        files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
+    };
+    if unnamed.is_empty() {
+        return false;
+    }
+    {
+        let mut swept = monitor.exports.swept.lock();
+        if swept.is_some_and(|swept| swept.elapsed() < pause) {
+            return true;
+        }
+        *swept = Some(Instant::now());
+    }
+    let Some(open) = open_files(monitor, NodeKind::Control) else { return false };
+    let mut missed = false;
+    for (number, file) in unnamed {
+        let found = open.iter().any(|place| has_file(*place, &file) != Some(false));
+        let mut files = monitor.exports.files.lock();
+        let Some(export) = files.get_mut(&number) else { continue };
+        export.misses = if found { 0 } else { export.misses + 1 };
+        if export.misses < MISSES {
+            missed |= !found;
+            continue;
+        }
+        drop(files);
+        let Some(lane) = monitor.lane.enter_for_monitor() else { break };
+        clear_unnamed(monitor, &lane, &Exported { number, file });
+    }
+    missed
+}
+
+/// Clears the places of a file whose memory no object names, and forgets the file where it is empty then.
+fn clear_unnamed(monitor: &Monitor, lane: &OnLane<'_>, exported: &Exported) {
+    let number = exported.number;
+    let unnamed: Vec<u32> = {
+        let books = monitor.books();
+        unnamed(&books, number).collect()
+    };
+    let done = clear_export(monitor, exported, |place| unnamed.contains(&place));
+    let books = monitor.books();
+    let is_empty = books.ledger.exported(number).next().is_none();
+    drop(books);
+    if done && is_empty {
+        forget_export(monitor, number);
+    }
+    free_stakes(monitor, lane);
+}
+
+/// The places of a file whose memory no object names any more.
+fn unnamed(books: &Books, file: u64) -> impl Iterator<Item = u32> {
+    let is_last = move |index: &u32| books.ledger.is_unnamed(Hold::Export { file, index: *index });
+    books.ledger.exported(file).filter(is_last)
+}
+
+/// Whether a file is empty, or has memory that no object names any more.
+fn is_unnamed(books: &Books, file: u64) -> bool {
+    books.ledger.exported(file).next().is_none() || unnamed(books, file).next().is_some()
+}

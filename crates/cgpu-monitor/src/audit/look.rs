@@ -1,0 +1,365 @@
+//! Asks the driver what the container's processes have, and acts on the answers.
+//!
+//! [`judge`](crate::audit::judge) decides what the answers mean. An audit never reads a process's memory:
+//! the process could make the audit wait. The audit's thread audits ([`audit_thread`](crate::daemon)),
+//! and so does a call that would be refused for the quota.
+//!
+//! The driver's figures tell how much memory there is, and not whose. So the driver is asked for clients and objects by
+//! their handles, and those that it does not have any more are removed from the books.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::audit::clients::{end_client_users, least_charged, processes_to_kill, with_clients};
+use crate::audit::escapes::suspect;
+use crate::audit::history::{Audited, DeadPids, Holdings, MOST_ASKED};
+use crate::audit::judge::{Finding, judge};
+use crate::audit::kept_exports::sweep_exports_for_refusal;
+use crate::driver::{
+    Amount, MonitorClient, Presence, answered, close_client_if_unused, free_stakes, own_client,
+};
+use crate::gate::settings::Settings;
+use crate::processes::kill_process;
+use crate::shared::Monitor;
+use crate::state::{Occasion, OnLane, Space};
+use crate::uvm::{UvmFile, dead_with_mapped_memory, end_files, sweep_files};
+use cgpu_core::ledger::{Client, Entry, Handle, Process};
+use cgpu_host::events::Event;
+use cgpu_host::process::ProcessId;
+use nvrm::about::Held;
+
+/// The longest wait of a call that would be refused. The driver may hold up an audit for ever, and other calls need the
+/// thread of a call that waits.
+const MOST_WAIT: Duration = Duration::from_secs(1);
+
+/// How often a call that waits looks whether another thread's audit is over.
+const POLL_PAUSE: Duration = Duration::from_micros(200);
+
+/// What the driver is asked for one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    /// Each client. Figures can't show that a client is gone: memory with two names is shown twice, and memory that a
+    /// call has got before its return is both shown and reserved.
+    Clients,
+    /// Each object.
+    Objects,
+}
+
+/// What an audit saw.
+#[derive(Debug)]
+struct Seen {
+    own: Arc<MonitorClient>,
+    dead: Vec<Process>,
+    dead_pids: DeadPids,
+    /// The driver's figures, by the container's GPUs.
+    all: Vec<Vec<Held>>,
+}
+
+/// Brings the books in line with the driver, for a call on the lane that came at `came` and would be refused
+/// otherwise. Other calls come onto the lane meanwhile.
+pub(crate) fn reconcile(monitor: &Monitor, lane: &mut OnLane<'_>, came: Instant) {
+    let asked = Instant::now();
+    while asked.elapsed() < MOST_WAIT {
+        let Some(mut last) = monitor.history.last.try_lock() else {
+            lane.leave_while(|| std::thread::sleep(POLL_PAUSE));
+            continue;
+        };
+        // An audit for another refused call that began after this call came has told everything.
+        let told_all = |last: Audited| last.occasion == Occasion::Refusal && last.began >= came;
+        if last.is_some_and(told_all) {
+            break;
+        }
+        let wait = last.map_or(Duration::ZERO, Audited::wait);
+        if !wait.is_zero() {
+            drop(last);
+            lane.leave_while(|| std::thread::sleep(wait));
+            continue;
+        }
+        let (occasion, began) = (Occasion::Refusal, Instant::now());
+        let seen = ask_all(monitor, Some(lane));
+        lane.leave_while(move || {
+            act_on(monitor, seen, occasion);
+            *last = Some(Audited { occasion, began, ended: Instant::now() });
+        });
+        break;
+    }
+    lane.leave_while(|| {
+        sweep_files(monitor, Occasion::Refusal);
+        sweep_exports_for_refusal(monitor);
+    });
+    free_stakes(monitor, lane);
+}
+
+/// Audits on the lane, or beside a call that hangs on the lane.
+pub(crate) fn audit(monitor: &Monitor, occasion: Occasion) {
+    // Locked before the lane is entered: a thread that has this lock may take a while off the lane.
+    let mut last = monitor.history.last.lock();
+    let lane = monitor.lane.enter_for_monitor();
+    let began = Instant::now();
+    let seen = ask_all(monitor, lane.as_ref());
+    drop(lane);
+    act_on(monitor, seen, occasion);
+    *last = Some(Audited { occasion, began, ended: Instant::now() });
+}
+
+/// Compares the driver's figures with the books for each GPU, and acts on them: kills processes, corrects what
+/// counts, and removes objects that are gone. `None` where the books have no process, or the driver doesn't answer.
+fn ask_all(monitor: &Monitor, lane: Option<&OnLane<'_>>) -> Option<Seen> {
+    let processes: Vec<Process> = monitor.books().processes.iter().copied().collect();
+    let dead: Vec<Process> =
+        processes.iter().copied().filter(|process| !ProcessId::from(*process).alive()).collect();
+    if processes.is_empty() {
+        close_client_if_unused(monitor, monitor.origins.is_watched());
+        return None;
+    }
+    let own = own_client(monitor)?;
+    let is_reused = |process: &Process| ProcessId::of(process.pid().cast_signed()).is_some();
+    let reused: BTreeSet<Process> = dead.iter().copied().filter(is_reused).collect();
+    let dead_pids = DeadPids { former: monitor.origins.unused_dead_pids(), reused };
+    let mut all = Vec::new();
+    for gpu in 0..monitor.uuids.len() {
+        let found = ask(monitor, &own, gpu, &dead_pids)?;
+        let learnt = act_on_figures(monitor, lane, gpu, &found);
+        if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
+            remove_gone_objects(monitor, lane, &own, gpu, driver_bytes);
+        }
+        all.push(found.held);
+    }
+    Some(Seen { own, dead, dead_pids, all })
+}
+
+/// The driver's figures of the container's processes on a GPU, dead ones included, and of the monitor.
+fn ask(
+    monitor: &Monitor,
+    own: &MonitorClient,
+    gpu: usize,
+    dead_pids: &DeadPids,
+) -> Option<Holdings> {
+    // The list of pids is of the moment in which the watch begins. A process that came and took memory after the
+    // list was made would be missing in the figures, and its memory would seem to be freed.
+    let pids: Vec<u32> = {
+        let mut books = monitor.books();
+        books.ledger.watch();
+        // The monitor comes first: memory can become the monitor's, and never a process's again.
+        let own_pid = books.ledger.has_stakes().then(std::process::id);
+        own_pid.into_iter().chain(dead_pids.pids_to_ask(&books)).collect()
+    };
+    let held = own.held(gpu, &pids);
+    let held = answered(monitor, gpu, Amount::Held, held)?;
+    let (own_held, held): (Vec<Held>, Vec<Held>) =
+        held.into_iter().partition(|held| held.pid == std::process::id());
+    let own_bytes = own_held.iter().fold(0_u64, |sum, held| sum.saturating_add(held.made_bytes));
+    Some(Holdings { held, own_bytes })
+}
+
+/// Acts on what an audit saw. Calls may be on the lane meanwhile.
+fn act_on(monitor: &Monitor, seen: Option<Seen>, occasion: Occasion) {
+    let Some(Seen { own, dead, dead_pids, all }) = seen else { return };
+    if occasion != Occasion::Tick || monitor.history.take_client_check_due() {
+        let names = monitor.books().ledger.names_of_all();
+        remove_gone_names(monitor, &own, &names, Depth::Clients);
+    }
+    end_client_users(monitor, &dead, &all, &dead_pids);
+    let have_clients = with_clients(monitor, &own, &dead);
+    forget_dead_processes(monitor, &dead, &all, (&dead_pids.reused, &have_clients));
+}
+
+/// Acts on the driver's figures of a GPU. Returns how many bytes the driver has, where these are fewer than the
+/// books have: the caller is to look which of the books' objects are gone.
+fn act_on_figures(
+    monitor: &Monitor,
+    lane: Option<&OnLane<'_>>,
+    gpu: usize,
+    found: &Holdings,
+) -> Option<u64> {
+    let Holdings { ref held, own_bytes } = *found;
+    let mut books = monitor.books();
+    let expected = books.ledger.expected(gpu)?;
+    let made_bytes = held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.made_bytes));
+    let finding = judge(made_bytes, own_bytes, &expected);
+    let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
+    if lane.is_some() || !is_more {
+        monitor.history.doubts.clear(gpu);
+    } else if !monitor.history.doubts.note(gpu) {
+        books.due.schedule(Instant::now());
+        drop(books);
+        monitor.audit_wait.wake();
+        return None;
+    }
+    match finding {
+        Finding::Fine => {}
+        Finding::LessShown { driver_bytes } => return Some(driver_bytes),
+        Finding::Unasked { driver_bytes } => {
+            tracing::debug!(driver_bytes, "more than was asked for counts");
+            books.enter(Entry::Reconcile { gpu, driver_bytes });
+        }
+        Finding::Exceeds { excess_bytes, driver_bytes } => {
+            let pid = least_charged(&books, gpu, held)?;
+            books.enter(Entry::Reconcile { gpu, driver_bytes });
+            books.due.schedule(Instant::now());
+            let to_kill = processes_to_kill(&books, pid);
+            drop(books);
+            tracing::debug!(excess_bytes, pid, "taken past the monitor");
+            suspect(monitor);
+            let event = || past_the_monitor(&monitor.settings, gpu, excess_bytes);
+            to_kill.into_iter().for_each(|process| kill_process(monitor, process, event()));
+        }
+    }
+    None
+}
+
+/// Forgets dead processes that hold nothing by clients which other processes keep open. `with_clients` hold some.
+/// Memory under a pid that another process has now is the other process's (`reused`).
+fn forget_dead_processes(
+    monitor: &Monitor,
+    dead: &[Process],
+    all: &[Vec<Held>],
+    (reused, with_clients): (&BTreeSet<Process>, &BTreeSet<Process>),
+) {
+    // Files of a process that comes while this goes on are not among these.
+    let files = monitor.uvm_files.all();
+    let with_mapped_memory = dead_with_mapped_memory(monitor, dead);
+    let mut books = monitor.books();
+    let mut has_forgotten = false;
+    for process in dead {
+        let pid = process.pid();
+        let has = |held: &Held| held.pid == pid && held.bytes() > 0;
+        let is_shown = all.iter().flatten().any(has) || with_clients.contains(process);
+        let holds = !reused.contains(process) && is_shown;
+        // A process's files of nvidia-uvm end first. Another thread ends them: UVM may keep that thread waiting.
+        let is_kept = |number| files.iter().any(|file| file.number == number);
+        let has_files = books.makers.bound_to(*process).any(is_kept);
+        if has_files {
+            monitor.spaces.look_at_all();
+        }
+        if holds || has_files || with_mapped_memory.contains(process) {
+            continue;
+        }
+        let space = Space::Managed(*process);
+        books.enter(Entry::ReleaseSpace { space: space.number() });
+        for (base, _) in books.ranges.of(space) {
+            books.remove_range(space, base);
+        }
+        books.enter(Entry::RemoveProcess { process: *process });
+        monitor.shares.wake();
+        monitor.spaces.look_at_all();
+        monitor.origins.note_dead(*process);
+        has_forgotten = true;
+    }
+    if has_forgotten {
+        // No figure tells that these clients are gone. Where one is in use all the same, none of its memory counts
+        // anyway.
+        for client in books.ledger.uncharged_orphans() {
+            books.enter(Entry::Free { client, handle: Handle(client.0) });
+            books.devices.forget_client(client.0);
+        }
+        if books.processes.is_empty() {
+            drop(books);
+            clear_up(monitor, &files);
+        } else {
+            // The memory of the dead processes is looked at once more.
+            books.due.schedule(Instant::now());
+            monitor.audit_wait.wake();
+        }
+    }
+}
+
+/// Closes the books where no process that called is left. Memory that only a file of nvidia-uvm maps is freed at
+/// once. Exported memory stays: a process that never called may have its file, and may pass the file on.
+fn clear_up(monitor: &Monitor, files: &[Arc<UvmFile>]) {
+    end_files(monitor, files);
+    let kept = monitor.uvm_files.all().iter().map(|file| file.number).collect();
+    let mut books = monitor.books();
+    if books.processes.is_empty() {
+        books.close_all(&kept);
+    } else {
+        books.due.schedule(Instant::now());
+        monitor.audit_wait.wake();
+    }
+}
+
+/// The event of a process that is killed because it took `excess_bytes` of a GPU past the monitor.
+fn past_the_monitor(settings: &Settings, gpu: usize, excess_bytes: u64) -> Event {
+    let gpu = settings.gpus.get(gpu);
+    Event {
+        gpu: gpu.map(|gpu| gpu.index),
+        gpu_uuid: gpu.map(|gpu| gpu.uuid.clone()),
+        excess_bytes: Some(excess_bytes),
+        ..Event::killed_past_the_monitor()
+    }
+}
+
+/// Removes the ledger's objects on a GPU that are gone, where the driver shows less memory than the ledger.
+///
+/// The driver's figures alone don't tell which: the driver shows the memory of a client under the process that made
+/// the client, which may be a dead process that was never seen. So the driver is asked for each client and for its
+/// objects. An object that is there counts, whichever process has it.
+fn remove_gone_objects(
+    monitor: &Monitor,
+    _: &OnLane<'_>,
+    own: &MonitorClient,
+    gpu: usize,
+    driver_bytes: u64,
+) {
+    let names = monitor.books().ledger.names(gpu);
+    let names = monitor.history.in_turn(gpu, names);
+    if !remove_gone_names(monitor, own, &names, Depth::Objects) {
+        return;
+    }
+    let mut books = monitor.books();
+    let Some(expected) = books.ledger.expected(gpu) else { return };
+    let driver_bytes = driver_bytes.max(expected.charged_bytes);
+    if driver_bytes < expected.usage.used_bytes {
+        books.enter(Entry::Reconcile { gpu, driver_bytes });
+    }
+}
+
+/// Enters as freed the objects of `names` that are gone. `false` where the driver can't tell.
+///
+/// Calls may be underway, so an object is removed only while its serial number is the one in `names`.
+fn remove_gone_names(
+    monitor: &Monitor,
+    own: &MonitorClient,
+    names: &[(Client, Handle, u32)],
+    depth: Depth,
+) -> bool {
+    if names.is_empty() {
+        return true;
+    }
+    if !own.can_tell() {
+        return false;
+    }
+    let mut clients = BTreeMap::new();
+    let mut gone = Vec::new();
+    let mut asked = 0;
+    for (client, handle, serial) in names.iter().copied() {
+        let there = *clients
+            .entry(client)
+            .or_insert_with(|| own.presence(client.0, client.0) != Presence::NoClient);
+        // Where the client is there, the monitor saw each free of its objects, except by a call that was killed.
+        let mut is_there = || {
+            asked += 1;
+            asked > MOST_ASKED || own.presence(client.0, handle.0) == Presence::There
+        };
+        if !there || depth == Depth::Objects && !is_there() {
+            gone.push((client, handle, serial));
+        }
+    }
+    let mut books = monitor.books();
+    for (client, handle, serial) in gone {
+        // Another object may have this handle now, even one of the same memory.
+        if books.ledger.serial_of(client, handle) == Some(serial) {
+            books.enter(Entry::Free { client, handle });
+        }
+    }
+    let charged = books.ledger.names_of_all().into_iter().map(|(client, ..)| client);
+    let charged: BTreeSet<Client> = charged.collect();
+    for (client, there) in clients {
+        if !there && !charged.contains(&client) {
+            books.enter(Entry::Free { client, handle: Handle(client.0) });
+            books.devices.forget_client(client.0);
+        }
+    }
+    true
+}

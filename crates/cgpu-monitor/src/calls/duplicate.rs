@@ -1,0 +1,66 @@
+//! `NV_ESC_RM_DUP_OBJECT`: gives an object, and its memory, another name. On the lane, [`duplicate`] checks that the
+//! books have room, has the driver make the object, and enters its name. The memory is not charged again. A duplicate
+//! of GPU memory that the books don't know is freed, and refused: that memory was taken past the monitor.
+
+use crate::caller::Reply;
+use crate::calls::charge::{NewObject, make, shown_below, unmake};
+use crate::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
+use crate::case::{Case, EarlyReply, begin_on_lane, note_user};
+use crate::decide::{Denial, room_for_name};
+use crate::driver::{stake_behind, stake_name};
+use crate::state::OnLane;
+use cgpu_core::ledger::{Client, Entry, Handle};
+use nvrm::call::Object;
+
+pub(crate) fn duplicate(
+    case: &mut Case<'_>,
+    object: Object,
+    source: (u32, u32),
+) -> Result<Reply, EarlyReply> {
+    let lane = begin_on_lane(case)?;
+    let new_object = NewObject { object, part: None };
+    let group = make_room_for_name_of_group(case, source)?;
+    let made = make_name(case, &lane, new_object, source)?;
+    if let (Some(gpu), Some(made)) = (group, made) {
+        enter_name_of_group(case, gpu, made, source);
+    }
+    drop(lane);
+    Ok(case.executed(made))
+}
+
+/// Makes an object that keeps the memory of `source` alive. Figures show it on the GPU of the object above it.
+fn make_name(
+    case: &mut Case<'_>,
+    lane: &OnLane<'_>,
+    new_object: NewObject,
+    source: (u32, u32),
+) -> Result<Option<Object>, EarlyReply> {
+    let object = new_object.object;
+    note_user(case, object.client)?;
+    note_user(case, source.0)?;
+    let books = case.books();
+    let named = (Client(source.0), Handle(source.1));
+    let memory = books.ledger.memory_of(named.0, named.1);
+    let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
+    let is_known = books.ledger.contains(named.0, named.1);
+    drop(books);
+    // `shown_below` may have entered an object, too, so the objects are counted after it.
+    let shown = shown_below(case, lane, object.client, object.parent, gpu);
+    let decision = room_for_name(&case.books().ledger);
+    case.or_deny(decision)?;
+    let made = make(case, new_object)?;
+    let Some(made) = made else { return Ok(None) };
+    let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));
+    if is_known {
+        let device = case.device.as_ref();
+        let stake =
+            device.and_then(|device| stake_behind(case.monitor, device, source, (shown, gpu)));
+        let entry = Entry::Duplicate { source: named, client, parent, handle, shown };
+        case.books().enter(entry);
+        stake_name(case.monitor, (client.0, made), stake);
+    } else if case.rm()?.is_gpu_memory(object.client, made) {
+        unmake(case, lane, object.client, object.parent, made);
+        return Err(case.deny(&Denial::PastMonitor("duplicated")));
+    }
+    Ok(Some(Object { client: object.client, parent: object.parent, handle: made }))
+}

@@ -1,0 +1,190 @@
+//! Calls that make channel groups and channels: what they make is entered, and its number is limited.
+
+use crate::calls::charge::{
+    find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, next_handles, only_gpu,
+};
+use crate::case::{Case, EarlyReply};
+use crate::compute::forget_gone_groups;
+use crate::decide::{self, Denial};
+use crate::shared::OpenBooks;
+use crate::snapshot::{Reach, Record};
+use crate::state::{OnLane, computes};
+use nvrm::call::{Alloc, Object};
+use nvrm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
+
+/// A class above this number that ends in [`ANY_CHANNEL`] is a channel's.
+const HIGHEST_OBJECT: u32 = 0xff;
+
+/// Makes room for a group that is to be made: at the limit, forgets groups that are gone. Returns the GPU, or refuses
+/// the call.
+pub(crate) fn make_room_for_group(
+    case: &mut Case<'_>,
+    lane: &OnLane<'_>,
+    group: Object,
+) -> Result<usize, EarlyReply> {
+    match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, group.client, group.parent)) {
+        Some(gpu) => room_on(case, gpu),
+        None => Err(case.deny(&Denial::NoGpu { client: group.client, parent: group.parent })),
+    }
+}
+
+/// The GPU of a group that is to get another name, which keeps the group when the first name is freed. The GPU has room
+/// for the name. `None` where the object is no known group.
+pub(crate) fn make_room_for_name_of_group(
+    case: &mut Case<'_>,
+    (client, handle): (u32, u32),
+) -> Result<Option<usize>, EarlyReply> {
+    let gpu = case.books().groups.gpu(client, handle);
+    gpu.map(|gpu| room_on(case, gpu)).transpose()
+}
+
+/// Enters a channel whose call continues. Outside a group it is entered as a group, whether the driver makes it or not.
+/// A channel whose handle the driver chooses is entered under another handle, and counts until its client ends.
+pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Result<(), EarlyReply> {
+    let Alloc { object, class, .. } = *alloc;
+    let is_channel = class > HIGHEST_OBJECT && class & 0xff == ANY_CHANNEL;
+    if !is_channel {
+        return Ok(());
+    }
+    let known = case.books().groups.engine(object.client, object.parent);
+    if let Some((gpu, engine)) = known {
+        return match computes(engine) {
+            true => enter_computing_channel(case, gpu, object),
+            false => Ok(()),
+        };
+    }
+    // A channel below a group that isn't known is no channel outside groups.
+    let caller_gpu = find_gpu_of_caller(case, object.client, object.parent);
+    let Some(gpu) = caller_gpu.or_else(|| only_gpu(case)) else { return Ok(()) };
+    let handle = match object.handle {
+        0 => next_handles(case, 1),
+        handle => handle,
+    };
+    let group = group(gpu, Object { handle, ..object }, false, None);
+    with_room_on(case, gpu, |books| books.write(group))?;
+    // Without `caller_gpu`, client and channel may be another container's, which would lose its channel on the GPU.
+    if caller_gpu.is_none() || !computes(engine_of_channel(case, alloc)) {
+        return Ok(());
+    }
+    room_outside_groups(case, gpu)?;
+    enter_computing_channel(case, gpu, object)
+}
+
+/// The engine of a channel that is to be made outside a group: `NV_CHANNEL_ALLOC_PARAMS.engineType`
+/// (alloc_channel.h, alike in nvos.h before); 0 where it can't be read. The program can change it until the driver
+/// reads it.
+fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
+    const ENGINE_TYPE: u64 = 128;
+    let mut engine = [0; 4];
+    let address = alloc.params.checked_add(ENGINE_TYPE).filter(|_| alloc.params != 0);
+    let target = case.target().ok();
+    let read = address.zip(target).map(|(address, target)| target.read(address, &mut engine));
+    read.and_then(Result::ok).map_or(0, |()| u32::from_le_bytes(engine))
+}
+
+/// Refuses a channel that computes outside groups where the container has too many of these.
+pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
+    // Where slices are set, no slice can be set for such a channel.
+    let are_slices_set = case.monitor.shares.round(gpu).is_some_and(|round| !round.each);
+    if !are_slices_set {
+        return Ok(());
+    }
+    decide_twice(case, gpu, |books| decide::room_outside_groups(books.outside_groups(gpu).len()))
+}
+
+/// Enters a channel that is scheduled by itself and that nobody was seen to make: it counts as one outside a group.
+pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, u32)) {
+    let Some(gpu) = gpu_of_group(case, client, handle) else { return };
+    let Ok(process) = case.target().map(|target| target.process) else { return };
+    let channel = Record::Channel { gpu, client, parent: 0, handle, process };
+    let mut books = case.books();
+    if books.channels.has_room() {
+        books.write(channel);
+    }
+}
+
+/// Enters a channel that computes, and whose call continues.
+fn enter_computing_channel(
+    case: &mut Case<'_>,
+    gpu: usize,
+    object: Object,
+) -> Result<(), EarlyReply> {
+    let Object { client, parent, handle } = object;
+    let process = case.target()?.process;
+    let decision = {
+        let mut books = case.books();
+        let decision = decide::room_for_channel(&books.channels);
+        if handle != 0 && decision.is_ok() {
+            books.write(Record::Channel { gpu, client, parent, handle, process });
+        }
+        decision
+    };
+    case.or_deny(decision)
+}
+
+/// Enters a group that was made, for `engine` where it is known.
+pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, made: Object, engine: Option<u32>) {
+    let reach = engine.and_then(|engine| reach(case, engine));
+    case.books().write(group(gpu, made, true, reach));
+    case.monitor.shares.wake();
+}
+
+/// Enters another name of a group: it outlives the first name, and counts as one more group.
+pub(crate) fn enter_name_of_group(case: &Case<'_>, gpu: usize, made: Object, source: (u32, u32)) {
+    let reach = case.books().groups.named(source).and_then(|group| group.reach);
+    enter_group(case, gpu, made, reach.map(|reach| reach.engine));
+}
+
+/// Enters a group that nobody was seen to make and that is about to run: it counts as one that computes from now on.
+pub(crate) fn enter_unseen_group(
+    case: &mut Case<'_>,
+    gpu: usize,
+    object: Object,
+) -> Result<(), EarlyReply> {
+    let record = group(gpu, object, true, reach(case, ENGINE_GRAPHICS));
+    with_room_on(case, gpu, |books| books.write(record))?;
+    case.monitor.shares.wake();
+    Ok(())
+}
+
+/// How the monitor reaches an object that this call makes.
+fn reach(case: &Case<'_>, engine: u32) -> Option<Reach> {
+    let process = case.target().ok()?.process;
+    Some(Reach { process, descriptor: case.descriptor(), engine })
+}
+
+/// Returns the GPU where it has room for one more group, and refuses the call otherwise.
+fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, EarlyReply> {
+    with_room_on(case, gpu, |_| ()).map(|()| gpu)
+}
+
+/// Calls `enter` where a GPU has room for one more group, and refuses the call otherwise.
+fn with_room_on(
+    case: &mut Case<'_>,
+    gpu: usize,
+    enter: impl Fn(&mut OpenBooks<'_>),
+) -> Result<(), EarlyReply> {
+    let most = case.monitor.settings.channel_groups;
+    decide_twice(case, gpu, |books| {
+        decide::room_for_group(&books.groups, gpu, most).map(|()| enter(books))
+    })
+}
+
+/// Decides. Where there is no room, forgets the groups of a GPU that are gone, and decides again.
+fn decide_twice(
+    case: &mut Case<'_>,
+    gpu: usize,
+    decide: impl Fn(&mut OpenBooks<'_>) -> Result<(), Denial>,
+) -> Result<(), EarlyReply> {
+    let mut decision = decide(&mut case.books());
+    if decision.is_err() {
+        forget_gone_groups(case.monitor, gpu);
+        decision = decide(&mut case.books());
+    }
+    case.or_deny(decision)
+}
+
+fn group(gpu: usize, object: Object, certain: bool, reach: Option<Reach>) -> Record {
+    let Object { client, parent, handle } = object;
+    Record::Group { gpu, client, parent, handle, certain, reach }
+}

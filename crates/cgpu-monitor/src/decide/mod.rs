@@ -1,0 +1,40 @@
+//! Decides what becomes of a call: it is executed, refused, or continues, and what is entered for it.
+//!
+//! A decision is a function of the decoded call, of what was found out about the call, of the books, and of the
+//! container's rules. It reads no file and no clock. A question to the driver that is needed only sometimes is given to
+//! it as a function. How calls are read, made, entered and answered is in
+//! [`calls`](crate::calls) and [`uvm`](crate::uvm).
+//!
+//! | decides by | what | file |
+//! |---|---|---|
+//! | the bytes of the call alone | executed, refused, or continues | [`verdict`] |
+//! | the books and the rules | memory: how much is charged, on which GPU, and whether the quota has room | [`memory`] |
+//! | | channel groups and channels: whether there is room | [`channels`] |
+//! | | names of memory: duplicates, exports, imports | [`names`] |
+//! | | what nvidia-uvm maps, and managed memory | [`mappings`] |
+//!
+//! A [`Denial`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
+//! would refuse a call, too, for its shape, the files of these rooms give the driver's answer themselves.
+
+mod channels;
+mod denial;
+mod mappings;
+mod memory;
+mod names;
+mod verdict;
+
+pub(crate) use channels::{room_for_channel, room_for_group, room_outside_groups};
+pub(crate) use denial::Denial;
+pub(crate) use mappings::{
+    NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
+};
+pub(crate) use memory::{
+    charged_bytes, is_within_quota, memory_asked, reserve_within_quota, semaphore_surface,
+    shown_memory,
+};
+pub(crate) use names::{
+    Imported, export_entries, imported, may_export, nth_handle, plan_import, room_for_name,
+    unknown_objects,
+};
+pub(crate) use verdict::refusal;
+pub use verdict::{Continued, Verdict, judge, judge_uvm};

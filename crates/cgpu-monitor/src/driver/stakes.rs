@@ -1,0 +1,126 @@
+//! Makes and frees stakes: duplicates by the monitor's client that stand before exports, mappings and names.
+//! [`ledger`](cgpu_core::ledger) says why. A mapping or an export before which no stake can be put is refused.
+
+use crate::driver::access::{client_if_open, own_client};
+use crate::driver::monitor_client::{MonitorClient, handle_of, stake_of};
+use crate::node::{Device, Rm};
+use crate::shared::Monitor;
+use crate::state::{Books, OnLane};
+use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
+
+/// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
+fn enter_stake(books: &mut Books, before: StakePlace, number: u64) -> bool {
+    let may = books.ledger.may_stake(before);
+    if may {
+        books.enter(Entry::Stake { before, number });
+    }
+    may
+}
+
+/// The handle of the stake that stands before all mappings of a charge's memory. The memory is to be mapped from
+/// that handle. A first stake is `fresh`, a duplicate that the caller has just made; otherwise `fresh` is freed.
+/// `None` where no stake can stand: the memory is gone, or there are too many stakes.
+pub(crate) fn stake_mappings(
+    monitor: &Monitor,
+    own: &MonitorClient,
+    charge: ChargeId,
+    fresh: u32,
+) -> Option<u32> {
+    let before = StakePlace::Mappings { charge };
+    let mut books = monitor.books();
+    if enter_stake(&mut books, before, stake_of(own, fresh)) {
+        return Some(fresh);
+    }
+    let stake = books.ledger.stake_at(before);
+    drop(books);
+    own.free_duplicate(fresh);
+    handle_of(own, stake?)
+}
+
+/// Puts a stake before the export `hold`: a duplicate that the driver lists right behind the exported object.
+/// `false` where none could be put.
+pub(crate) fn stake_export(
+    monitor: &Monitor,
+    device: &Device,
+    hold: Hold,
+    object: (u32, u32),
+    gpu: usize,
+) -> bool {
+    let Some(own) = own_client(monitor) else { return false };
+    let source_rm = Rm { release: &monitor.release, device };
+    let Ok(fresh) = own.duplicate_from(&source_rm, object, Some(gpu)) else { return false };
+    let before = StakePlace::Export { hold };
+    let staked = enter_stake(&mut monitor.books(), before, stake_of(&own, fresh));
+    if !staked {
+        own.free_duplicate(fresh);
+    }
+    staked
+}
+
+/// Makes a stake for an object that was duplicated from `source` and shows on another GPU than its memory's.
+/// [`stake_name`] enters the stake. `None` where the object needs no stake, or can't have one: `source` is
+/// another file's, say.
+pub(crate) fn stake_behind(
+    monitor: &Monitor,
+    device: &Device,
+    source: (u32, u32),
+    (shown, gpu): (Shown, Option<usize>),
+) -> Option<u32> {
+    let gpu = gpu.filter(|_| shown != Shown::Here)?;
+    let source_rm = Rm { release: &monitor.release, device };
+    own_client(monitor)?.duplicate_from(&source_rm, source, Some(gpu)).ok()
+}
+
+/// Like [`stake_behind`], for an object that was imported: duplicates the stake of the export `hold`.
+pub(crate) fn stake_behind_export(
+    monitor: &Monitor,
+    hold: Hold,
+    (shown, gpu): (Shown, Option<usize>),
+) -> Option<u32> {
+    let gpu = gpu.filter(|_| shown != Shown::Here)?;
+    let own = own_client(monitor)?;
+    let stake = monitor.books().ledger.stake_at(StakePlace::Export { hold })?;
+    own.duplicate_own(gpu, handle_of(&own, stake)?)
+}
+
+/// Enters the stake `fresh` of an object, where one was made. Frees `fresh` where it can't be entered.
+pub(crate) fn stake_name(monitor: &Monitor, (client, handle): (u32, u32), fresh: Option<u32>) {
+    let (Some(fresh), Some(own)) = (fresh, client_if_open(monitor)) else { return };
+    let (client, handle) = (Client(client), Handle(handle));
+    let before = StakePlace::Name { client, handle };
+    let staked = enter_stake(&mut monitor.books(), before, stake_of(&own, fresh));
+    if !staked {
+        own.free_duplicate(fresh);
+    }
+}
+
+/// Frees the stakes that stand before nothing any more. Memory that nothing else keeps is freed with its stake.
+pub(crate) fn free_stakes(monitor: &Monitor, _: &OnLane<'_>) {
+    let loose = monitor.books().ledger.loose_stakes();
+    if loose.is_empty() {
+        return;
+    }
+    let own = client_if_open(monitor);
+    let mut has_freed = false;
+    for stake in loose {
+        let object = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
+        // A stake that can't be freed keeps its memory, and counts. The next call of this function tries again.
+        if object.is_none_or(|(own, handle)| own.free_duplicate(handle)) {
+            has_freed = true;
+            monitor.books().enter(Entry::Unstake { number: stake });
+        }
+    }
+    if has_freed {
+        // The audit closes the monitor's client where this stake was the last reason to keep it.
+        monitor.audit_wait.wake();
+    }
+}
+
+/// Frees loose stakes for a caller that is not on the lane. Does nothing where a call hangs on the lane.
+pub(crate) fn free_stakes_soon(monitor: &Monitor) {
+    if !monitor.books().ledger.loose_stakes().is_empty()
+        && let Some(lane) = monitor.lane.enter_for_monitor()
+    {
+        free_stakes(monitor, &lane);
+    }
+}

@@ -1,0 +1,280 @@
+//! What all threads of a monitor share: what is known of the container, each part with its lock.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::audit::{AuditHistory, EscapeFindings};
+use crate::caller::{AuditWait, Interrupted, PidMaps, Targets};
+use crate::compute::{Orphans, Shares, TurnsThread};
+use crate::driver::{Exports, MonitorClient, WarningTimes};
+use crate::gate::settings::Settings;
+use crate::gate::wire::End;
+use crate::log::ContainerLog;
+use crate::own_ranges::own_ranges;
+use crate::processes::Origins;
+use crate::snapshot::{Count, CounterValues, Counters, Record};
+use crate::state::{Books, Idleness, Lane, Pace};
+use crate::sync::{ChangeFlag, Lock, Work};
+use crate::uvm::{AddressSpaces, UvmFiles};
+use cgpu_core::ledger::Process;
+use nvrm::release::Standing;
+use nvrm::{Release, about};
+
+/// The monitor of a container. The rooms have functions that take it; a room uses the functions and the fields of those
+/// below it alone. The fields stand in the order of the rooms that their types are of, the lowest first.
+#[derive(Debug)]
+pub(crate) struct Monitor {
+    // What is the same as long as the program runs.
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) release: Release,
+    /// UUIDs of the container's GPUs, in the container's order.
+    pub(crate) uuids: Vec<about::Uuid>,
+    /// The monitor's own memory and its surroundings, as first and last addresses.
+    pub(crate) own_ranges: Vec<(u64, u64)>,
+    /// How often the monitor's program was replaced.
+    pub(crate) updates: u64,
+
+    // `snapshot`, `log`, `sync`
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) log: ContainerLog,
+    /// Which threads are at work.
+    pub(crate) work: Work,
+
+    // `state`
+    books: Lock<Books>,
+    /// The ledger's mark when the books were last closed.
+    mark: AtomicU64,
+    /// Whether the status has changed: the books, or the counted calls.
+    is_status_changed: AtomicBool,
+    /// Wakes the first thread.
+    wake: Arc<ChangeFlag>,
+    idleness: Lock<Idleness>,
+    end: Lock<End>,
+    /// Orders the calls that make, name or free objects one after another.
+    pub(crate) lane: Lane,
+
+    // `caller`
+    /// Wakes the audit's thread.
+    pub(crate) audit_wait: AuditWait,
+    /// The threads that called.
+    pub(crate) targets: Targets,
+    pub(crate) pid_maps: PidMaps,
+    /// Replies that callers didn't take. `None` where no signal interrupts a caller.
+    pub(crate) interrupted: Option<Interrupted>,
+
+    // `driver`
+    /// The monitor's own client of the driver, while it is open.
+    pub(crate) client: Lock<Option<Arc<MonitorClient>>>,
+    /// When the log was last told what the driver does not answer.
+    pub(crate) warned: WarningTimes,
+    /// The files that memory was exported to, which the monitor has open.
+    pub(crate) exports: Exports,
+
+    // `processes`
+    /// What tells the container's files and processes from others.
+    pub(crate) origins: Origins,
+    /// Processes that the monitor has ended and that may still be there.
+    pub(crate) killed: Lock<BTreeSet<Process>>,
+
+    // `compute`
+    /// Shares of the GPUs' computing time.
+    pub(crate) shares: Shares,
+    pub(crate) turns_thread: TurnsThread,
+    /// By GPU: the containers whose turns this monitor takes. Locked while it does.
+    pub(crate) orphans: Lock<Vec<Orphans>>,
+
+    // `case`
+    /// The mount on which the file of the last call was opened.
+    pub(crate) last_mount: AtomicU64,
+
+    // `uvm`
+    /// The files of `nvidia-uvm`, which the monitor has open.
+    pub(crate) uvm_files: UvmFiles,
+    /// The address spaces with mappings of these files.
+    pub(crate) spaces: AddressSpaces,
+
+    // `audit`
+    pub(crate) history: AuditHistory,
+    /// What the looks at outside processes found.
+    pub(crate) escapes: Lock<EscapeFindings>,
+}
+
+/// The [`Books`], locked. If their holder has changed what the status reports, dropping them sets the flag.
+#[derive(Debug)]
+pub(crate) struct OpenBooks<'a> {
+    books: MutexGuard<'a, Books>,
+    monitor: &'a Monitor,
+    changed: bool,
+}
+
+impl Deref for OpenBooks<'_> {
+    type Target = Books;
+
+    fn deref(&self) -> &Books {
+        &self.books
+    }
+}
+
+impl DerefMut for OpenBooks<'_> {
+    fn deref_mut(&mut self) -> &mut Books {
+        self.changed = true;
+        &mut self.books
+    }
+}
+
+impl Drop for OpenBooks<'_> {
+    fn drop(&mut self) {
+        if self.changed {
+            let mark = self.books.ledger.mark();
+            if self.monitor.mark.swap(mark, Ordering::Relaxed) != mark {
+                self.monitor.note_status_change();
+            }
+        }
+    }
+}
+
+impl Monitor {
+    /// Makes a monitor from the settings, and from the records and counters of a snapshot, of which a new container has
+    /// none. Fails where the settings name an impossible driver or GPU, the host's mount namespace can't be found out
+    /// ([`Targets::new`]), or the process can have no further descriptors.
+    pub(crate) fn open(
+        settings: Settings,
+        records: Vec<Record>,
+        counters: &CounterValues,
+        updates: u64,
+        wake: Arc<ChangeFlag>,
+    ) -> io::Result<Self> {
+        let version = settings.driver.parse().map_err(io::Error::other)?;
+        let release = Release::of(version).map_err(io::Error::other)?;
+        if release.standing() != Standing::Checked {
+            // `cgpu doctor` reports this once for the host.
+            tracing::debug!(driver = %version, "the driver's structs: {}", release.standing());
+        }
+        let uuids = settings.gpus.iter().map(|gpu| {
+            about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))
+        });
+        let uuids: Vec<about::Uuid> = uuids.collect::<io::Result<_>>()?;
+        let books = Books::open(records, &settings.gpus, &settings.nodes);
+        let counters = Arc::new(Counters::of(counters));
+        let settings = Arc::new(settings);
+        let targets = Targets::new(settings.spares_host)?;
+        let interrupted = settings.interruptible.then(Interrupted::default);
+        let uvm_files = UvmFiles::new(books.makers.underway().is_some());
+        let shares = Shares::new(uuids.len());
+        let orphans = uuids.iter().map(|_| Orphans::default()).collect();
+        Ok(Monitor {
+            log: ContainerLog::new(Arc::clone(&settings), Arc::clone(&counters)),
+            settings,
+            release,
+            uuids,
+            own_ranges: own_ranges(&std::fs::read_to_string("/proc/self/maps")?),
+            updates,
+            counters,
+            work: Work::default(),
+            books: Lock::new(books),
+            mark: AtomicU64::new(0),
+            is_status_changed: AtomicBool::new(false),
+            wake,
+            idleness: Lock::new(Idleness::new(0, Instant::now())),
+            end: Lock::default(),
+            lane: Lane::default(),
+            audit_wait: AuditWait::new()?,
+            targets,
+            pid_maps: PidMaps::default(),
+            interrupted,
+            client: Lock::default(),
+            warned: WarningTimes::default(),
+            exports: Exports::default(),
+            origins: Origins::default(),
+            killed: Lock::default(),
+            shares,
+            turns_thread: TurnsThread::default(),
+            orphans: Lock::new(orphans),
+            last_mount: AtomicU64::new(0),
+            uvm_files,
+            spaces: AddressSpaces::default(),
+            history: AuditHistory::default(),
+            escapes: Lock::default(),
+        })
+    }
+
+    /// The place of the GPU with this UUID in the container's order; `None` where the container has no such GPU.
+    pub(crate) fn gpu_of(&self, uuid: &about::Uuid) -> Option<usize> {
+        self.uuids.iter().position(|of| of == uuid)
+    }
+
+    /// Opens the books. Other threads wait until they are dropped.
+    pub(crate) fn books(&self) -> OpenBooks<'_> {
+        #[cfg(test)]
+        crate::counted::count(|counted| counted.books += 1);
+        let books = self.books.lock();
+        OpenBooks { books, monitor: self, changed: false }
+    }
+
+    /// Notes a change of the status, and wakes the first thread if the last change was reported.
+    pub(crate) fn note_status_change(&self) {
+        if !self.is_status_changed.swap(true, Ordering::AcqRel) {
+            self.wake.set();
+        }
+    }
+
+    /// Whether the status has changed since it was last reported.
+    pub(crate) fn has_status_change(&self) -> bool {
+        self.is_status_changed.load(Ordering::Acquire)
+    }
+
+    /// Notes that the status is about to be reported.
+    pub(crate) fn take_status_change(&self) {
+        self.is_status_changed.store(false, Ordering::Release);
+    }
+
+    /// How far the container's end has come.
+    pub(crate) fn end(&self) -> End {
+        self.end.lock().clone()
+    }
+
+    /// Sets how far the container's end has come. `true` where that is something new.
+    pub(crate) fn set_end(&self, end: End) -> bool {
+        let mut now = self.end.lock();
+        let is_new = *now != end;
+        *now = end;
+        drop(now);
+        if is_new {
+            self.note_status_change();
+        }
+        is_new
+    }
+
+    /// Counts a call: what became of it, and how long it took.
+    pub(crate) fn count(&self, became: Count, took: Duration) {
+        self.counters.add_duration(took);
+        self.counters.count(became);
+        self.note_status_change();
+    }
+
+    /// Counts a process that was killed.
+    pub(crate) fn count_killed(&self) {
+        self.counters.count(Count::Killed);
+        self.note_status_change();
+    }
+
+    /// Whether the container is idle.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        self.idleness(now).is_idle(now)
+    }
+
+    /// How often the container is audited; `has_called`: whether any of its processes has ever called.
+    pub(crate) fn pace(&self, has_called: bool, now: Instant) -> Pace {
+        self.idleness(now).pace(has_called, now)
+    }
+
+    fn idleness(&self, now: Instant) -> MutexGuard<'_, Idleness> {
+        let mut idleness = self.idleness.lock();
+        idleness.note(self.counters.calls().received(), now);
+        idleness
+    }
+}

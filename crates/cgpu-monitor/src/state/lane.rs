@@ -1,0 +1,274 @@
+//! The lane: calls of the container that make, name or free objects go through the driver one after another. Controls
+//! go beside them, except for those that export or import memory.
+//!
+//! So a handle names the same object for the driver and in the books as long as its call is on the lane, and an audit
+//! on the lane finds figures and books of one moment. The lane costs programs little, because the resource manager does
+//! the same for the whole host: it takes its API lock for writing whenever it allocates, duplicates, shares or frees an
+//! object, and only controls share the lock (`_sysRegistryOverrideResourceServer`, system.c, which sets `RS_API_CTRL`
+//! alone, and `serverAllocResourceLookupLockFlags`, rs_server.c, the same from 515.43.04 to 595.45.04). Without the
+//! lane, only UVM's mappings for several processes of a container would be made side by side.
+//!
+//! A call that hangs in the driver keeps only its own container's lane. This file knows no calls and no books.
+
+use std::collections::VecDeque;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use crate::sync::Lock;
+
+/// How long the monitor's own work waits for the call on the lane.
+const MONITOR_WAIT: Duration = Duration::from_secs(1);
+
+/// How often a waiting call checks whether its caller still waits.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Lets one call at a time through.
+#[derive(Debug, Default)]
+pub(crate) struct Lane {
+    state: Lock<LaneState>,
+}
+
+#[derive(Debug, Default)]
+struct LaneState {
+    /// The number of the call, or of the monitor's own work, that is on the lane.
+    current: Option<u64>,
+    /// The calls and the monitor's own work that wait for the lane; the first of them is next.
+    waiting: VecDeque<Waiting>,
+    next: u64,
+    /// The number that was on the lane when the monitor's own work last waited in vain.
+    hanging: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    thread: Thread,
+}
+
+/// Where somebody who waits stands among those who wait.
+#[derive(Debug, Clone, Copy)]
+enum Comes {
+    /// The monitor's own work, before all calls.
+    First,
+    /// A call.
+    Last,
+}
+
+/// A place on the lane: nobody else is on the lane while this value lives.
+#[derive(Debug)]
+#[must_use = "the lane is left when it is dropped"]
+pub(crate) struct OnLane<'a> {
+    lane: &'a Lane,
+    number: u64,
+}
+
+impl Drop for OnLane<'_> {
+    fn drop(&mut self) {
+        self.lane.leave(self.number);
+    }
+}
+
+impl OnLane<'_> {
+    /// Leaves the lane, does `work`, and enters the lane again. Objects and figures may have changed by then.
+    pub(crate) fn leave_while<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        self.lane.leave(self.number);
+        let done = work();
+        self.number = self.lane.wait();
+        done
+    }
+}
+
+impl Lane {
+    /// Waits until the calling thread is alone on the lane.
+    pub(crate) fn enter(&self) -> OnLane<'_> {
+        OnLane { lane: self, number: self.wait() }
+    }
+
+    /// Enters the lane where it is free. Returns `None` otherwise.
+    pub(crate) fn try_enter(&self) -> Option<OnLane<'_>> {
+        self.enter_in_turn(Comes::Last, Duration::ZERO, || false)
+    }
+
+    /// Waits for the lane as long as `waits` is true. Returns `None` where `waits` becomes false first.
+    pub(crate) fn enter_while(&self, waits: impl Fn() -> bool) -> Option<OnLane<'_>> {
+        self.enter_in_turn(Comes::Last, CHECK_INTERVAL, waits)
+    }
+
+    fn enter_in_turn(
+        &self,
+        comes: Comes,
+        look: Duration,
+        waits: impl Fn() -> bool,
+    ) -> Option<OnLane<'_>> {
+        let number = self.wait_for(comes, look, waits)?;
+        Some(OnLane { lane: self, number })
+    }
+
+    /// Enters the lane for the monitor's own work, before all waiting calls. `None` where a call stays on the lane.
+    pub(crate) fn enter_for_monitor(&self) -> Option<OnLane<'_>> {
+        let still_hanging = {
+            let state = self.state.lock();
+            state.current.is_some() && state.current == state.hanging
+        };
+        let patience = if still_hanging { Duration::ZERO } else { MONITOR_WAIT };
+        let entered = self.enter_in_turn(Comes::First, patience, || false);
+        if entered.is_none() {
+            let mut state = self.state.lock();
+            state.hanging = state.current;
+        }
+        entered
+    }
+
+    fn wait(&self) -> u64 {
+        loop {
+            if let Some(number) = self.wait_for(Comes::Last, CHECK_INTERVAL, || true) {
+                return number;
+            }
+        }
+    }
+
+    /// Waits for the lane, and checks `waits` after each `look`. Returns the number on the lane, or `None` once `waits`
+    /// is false.
+    fn wait_for(&self, comes: Comes, look: Duration, waits: impl Fn() -> bool) -> Option<u64> {
+        let mut state = self.state.lock();
+        let number = state.next;
+        state.next += 1;
+        if state.current.is_none() {
+            state.current = Some(number);
+            return Some(number);
+        }
+        let waiting = Waiting { number, thread: std::thread::current() };
+        match comes {
+            Comes::First => state.waiting.push_front(waiting),
+            Comes::Last => state.waiting.push_back(waiting),
+        }
+        drop(state);
+        let mut since = Instant::now();
+        loop {
+            std::thread::park_timeout(look.saturating_sub(since.elapsed()));
+            if self.state.lock().current == Some(number) {
+                return Some(number);
+            }
+            if since.elapsed() < look {
+                continue;
+            }
+            since = Instant::now();
+            if waits() {
+                continue;
+            }
+            let mut state = self.state.lock();
+            if state.current == Some(number) {
+                return Some(number);
+            }
+            state.waiting.retain(|waiting| waiting.number != number);
+            return None;
+        }
+    }
+
+    /// Lets the next call, or the monitor's own work, on the lane.
+    fn leave(&self, number: u64) {
+        let mut state = self.state.lock();
+        if state.current != Some(number) {
+            return;
+        }
+        let next = state.waiting.pop_front();
+        state.current = next.as_ref().map(|next| next.number);
+        drop(state);
+        if let Some(next) = next {
+            next.thread.unpark();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn lane() -> &'static Lane {
+        Box::leak(Box::default())
+    }
+
+    fn wait_until_waiting(lane: &Lane, count: usize) {
+        while lane.state.lock().waiting.len() < count {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn they_come_on_one_after_the_other_in_their_order() {
+        let lane = lane();
+        let first = lane.enter();
+        let (sender, receiver) = channel();
+        for call in 1..4 {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                let on_it = lane.enter();
+                sender.send(call).unwrap();
+                drop(on_it);
+            });
+            wait_until_waiting(lane, call);
+        }
+        assert!(receiver.try_recv().is_err());
+        drop(first);
+        let came: Vec<_> = receiver.iter().take(3).collect();
+        assert_eq!(came, [1, 2, 3]);
+        while lane.state.lock().current.is_some() {
+            std::thread::yield_now();
+        }
+        assert!(lane.enter_for_monitor().is_some());
+    }
+
+    #[test]
+    fn who_steps_aside_lets_those_on_who_wait() {
+        let lane = lane();
+        let mut first = lane.enter();
+        let (sender, receiver) = channel();
+        let other = std::thread::spawn(move || {
+            drop(lane.enter());
+            sender.send(()).unwrap();
+        });
+        first.leave_while(|| receiver.recv().unwrap());
+        assert!(lane.try_enter().is_none());
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn who_is_no_call_comes_before_all_calls_that_wait_and_whose_caller_is_gone_waits_no_more() {
+        let lane = lane();
+        let first = lane.try_enter().unwrap();
+        assert!(lane.try_enter().is_none());
+        assert!(lane.enter_while(|| false).is_none());
+        let (sender, receiver) = channel();
+        let call = sender.clone();
+        std::thread::spawn(move || {
+            let on_it = lane.enter_while(|| true);
+            call.send(("call", on_it.is_some())).unwrap();
+        });
+        wait_until_waiting(lane, 1);
+        std::thread::spawn(move || {
+            let on_it = lane.enter_for_monitor();
+            sender.send(("monitor", on_it.is_some())).unwrap();
+        });
+        wait_until_waiting(lane, 2);
+        drop(first);
+        let came: Vec<_> = receiver.iter().take(2).collect();
+        assert_eq!(came, [("monitor", true), ("call", true)]);
+    }
+
+    #[test]
+    fn an_audit_waits_in_vain_once_for_the_same_call() {
+        let lane = lane();
+        let hanging = lane.enter();
+        let looked =
+            |begun: Instant| (lane.enter_for_monitor().is_none(), begun.elapsed() >= MONITOR_WAIT);
+        assert_eq!(looked(Instant::now()), (true, true));
+        assert_eq!(looked(Instant::now()), (true, false));
+        drop(hanging);
+        let other = lane.enter();
+        assert_eq!(looked(Instant::now()), (true, true));
+        drop(other);
+        assert!(lane.enter_for_monitor().is_some() && lane.state.lock().waiting.is_empty());
+    }
+}

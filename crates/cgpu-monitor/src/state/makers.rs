@@ -1,0 +1,150 @@
+//! Which process initialized which file of UVM's. This file knows only the numbers of files and processes.
+//!
+//! A file is bound to the memory of the process that initializes it. The kernel finds that process in the call itself,
+//! and tells nobody. So calls that may initialize a file are continued one at a time: a file that is initialized and
+//! was not before was initialized by the call that was underway.
+
+use std::collections::BTreeMap;
+
+use crate::snapshot::{Maker, Record};
+use cgpu_core::ledger::Process;
+
+/// The most files. Each needs a descriptor.
+pub(crate) const MOST_FILES: usize = 1024;
+
+/// A call that was continued and may not be over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Initialization {
+    /// The file that the call is to initialize.
+    pub(crate) file: u32,
+    /// The thread that made the call.
+    pub(crate) tid: u32,
+    pub(crate) maker: Maker,
+    /// The id of the call's notification; 0 if it was received before an update.
+    pub(crate) id: u64,
+}
+
+/// The maker of a file, and whether the file is bound to one memory and has had a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct MadeFile {
+    maker: Maker,
+    is_bound: bool,
+}
+
+/// The makers that are known.
+#[derive(Debug, Default)]
+pub(crate) struct Makers {
+    made: BTreeMap<u32, MadeFile>,
+    underway: Option<Initialization>,
+}
+
+impl Makers {
+    /// The call that is underway.
+    pub(crate) fn underway(&self) -> Option<Initialization> {
+        self.underway
+    }
+
+    /// Sets the id of the notification of the call that is underway.
+    pub(crate) fn set_notification(&mut self, id: u64) {
+        if let Some(underway) = &mut self.underway {
+            underway.id = id;
+        }
+    }
+
+    /// The maker of a file; `None` where it isn't known.
+    pub(crate) fn of(&self, file: u32) -> Option<Maker> {
+        self.made.get(&file).map(|made| made.maker)
+    }
+
+    /// The files that end with a process.
+    pub(crate) fn bound_to(&self, process: Process) -> impl Iterator<Item = u32> {
+        let made = self.made.iter();
+        let theirs = made.filter(move |(_, made)| made.is_bound && made.maker.process == process);
+        theirs.map(|(file, _)| *file)
+    }
+
+    /// Whether a file is bound to one memory, and has had a GPU.
+    pub(crate) fn is_bound(&self, file: u32) -> bool {
+        self.made.get(&file).is_some_and(|made| made.is_bound)
+    }
+
+    pub(crate) fn replay(&mut self, record: Record) {
+        match record {
+            Record::Initialize { file, tid, maker } => {
+                self.underway = Some(Initialization { file, tid, maker, id: 0 });
+            }
+            Record::Initialized { done } => {
+                if let Some(Initialization { file, maker, .. }) =
+                    self.underway.take().filter(|_| done)
+                {
+                    self.made.insert(file, MadeFile { maker, is_bound: false });
+                }
+            }
+            Record::Bound { file } => {
+                if let Some(made) = self.made.get_mut(&file) {
+                    made.is_bound = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn close(&mut self, file: u32) {
+        self.made.remove(&file);
+    }
+
+    /// The records that make these makers from nothing.
+    pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
+        let made = self.made.iter().flat_map(|(file, made)| {
+            let (file, maker) = (*file, made.maker);
+            let bound = made.is_bound.then_some(Record::Bound { file });
+            let done = Record::Initialized { done: true };
+            [Record::Initialize { file, tid: 0, maker }, done].into_iter().chain(bound)
+        });
+        let underway = self
+            .underway
+            .map(|Initialization { file, tid, maker, .. }| Record::Initialize { file, tid, maker });
+        made.chain(underway)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Maker = Maker { process: Process(1), image: 11 };
+    const B: Maker = Maker { process: Process(2), image: 22 };
+
+    fn after(records: &[Record]) -> Makers {
+        let mut makers = Makers::default();
+        records.iter().for_each(|record| makers.replay(*record));
+        makers
+    }
+
+    #[test]
+    fn who_asked_is_the_maker_where_it_was_done() {
+        let asked = Record::Initialize { file: 7, tid: 3, maker: A };
+        assert_eq!(after(&[asked]).of(7), None);
+        assert_eq!(after(&[asked, Record::Initialized { done: false }]).of(7), None);
+        let made = after(&[asked, Record::Initialized { done: true }]);
+        assert_eq!((made.of(7), made.underway()), (Some(A), None));
+    }
+
+    #[test]
+    fn they_are_made_from_their_records() {
+        let mut makers = after(&[
+            Record::Initialize { file: 7, tid: 3, maker: A },
+            Record::Initialized { done: true },
+            Record::Bound { file: 7 },
+            Record::Initialize { file: 8, tid: 4, maker: B },
+            Record::Initialized { done: true },
+            Record::Initialize { file: 9, tid: 5, maker: B },
+        ]);
+        let again = after(&makers.records().collect::<Vec<_>>());
+        assert_eq!((again.of(7), again.of(8), again.of(9)), (Some(A), Some(B), None));
+        assert_eq!((again.is_bound(7), again.is_bound(8)), (true, false));
+        assert_eq!(again.underway(), Some(Initialization { file: 9, tid: 5, maker: B, id: 0 }));
+        makers.close(7);
+        assert_eq!((makers.of(7), makers.is_bound(7)), (None, false));
+    }
+}

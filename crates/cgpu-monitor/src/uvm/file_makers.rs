@@ -1,0 +1,131 @@
+//! Initialized files of nvidia-uvm: each ends with its maker, the process that initialized it.
+//!
+//! Managed memory is freed with the address space in which it is mapped. That address space lives as long as a file
+//! that `UVM_MM_INITIALIZE` made, and that file may have been given to other processes. Then no process lists the
+//! mappings. So a file is ended with its maker, whichever process has it open
+//! ([`kept_files`](crate::uvm::kept_files)).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use nix::errno::Errno;
+
+use crate::shared::Monitor;
+use crate::snapshot::{Maker, Record};
+use crate::state::Initialization;
+use crate::uvm::address_spaces::image_hash;
+use crate::uvm::files::UvmFile;
+use crate::uvm::queries::was_initialized;
+use cgpu_core::ledger::Process;
+use cgpu_host::process::ProcessId;
+use nvrm::low_word;
+use nvrm::number::UVM_INITIALIZE;
+
+/// The initialization that is underway. Opens the books only where there may be one: every call asks this.
+pub(crate) fn underway(monitor: &Monitor) -> Option<Initialization> {
+    let may_be = monitor.uvm_files.may_be_underway.load(Ordering::SeqCst);
+    may_be.then(|| monitor.books().makers.underway()).flatten()
+}
+
+/// Enters that a call which may initialize a file is about to continue.
+pub(crate) fn begin_initialization(monitor: &Monitor, underway: Initialization) {
+    let mut books = monitor.books();
+    monitor.uvm_files.may_be_underway.store(true, Ordering::SeqCst);
+    let Initialization { file, tid, maker, id } = underway;
+    books.write(Record::Initialize { file, tid, maker });
+    books.makers.set_notification(id);
+}
+
+/// Ends the initialization `underway` where it has made its file or its call is over: the caller knows that
+/// (`is_over`), or it is looked for. `true` where the initialization is not underway any more.
+pub(crate) fn try_end_initialization(
+    monitor: &Monitor,
+    underway: Initialization,
+    is_over: bool,
+) -> bool {
+    // This is looked at first: where the call is over now, it has initialized the file already or never will.
+    let is_over = is_over || self::is_over(&underway);
+    let files = monitor.uvm_files.all();
+    let file = files.iter().find(|file| file.number == underway.file);
+    let is_done = match file.map(|file| was_initialized(&monitor.release, &file.device)) {
+        Some(Some(done)) => done,
+        // The file is not kept any more: no process has it open, and it gets no GPU.
+        None => false,
+        Some(None) => return false,
+    };
+    if is_done || is_over {
+        end_initialization(monitor, underway, is_done);
+    }
+    is_done || is_over
+}
+
+/// Enters that the initialization `underway` is over, and whether it made the file (`done`).
+pub(crate) fn end_initialization(monitor: &Monitor, underway: Initialization, done: bool) {
+    let mut books = monitor.books();
+    // Another thread may have entered this already.
+    if books.makers.underway() == Some(underway) {
+        books.write(Record::Initialized { done });
+        monitor.uvm_files.may_be_underway.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
+pub(crate) fn bind_to_maker(monitor: &Monitor, file: &UvmFile) -> bool {
+    let underway = underway(monitor);
+    if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
+        try_end_initialization(monitor, underway, false);
+    }
+    let is_bound = monitor.books().makers.is_bound(file.number);
+    if !is_bound {
+        monitor.books().write(Record::Bound { file: file.number });
+    }
+    !is_orphaned(monitor, file)
+}
+
+/// Whether the file's maker isn't known, is over, or has executed another program.
+pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
+    let maker = monitor.books().makers.of(file.number);
+    maker.is_none_or(|Maker { process, image: then }| {
+        let has_executed = || image_hash(process).is_some_and(|now| now != then);
+        !ProcessId::from(process).alive() || has_executed()
+    })
+}
+
+/// Whether a process is the maker of files that are orphaned and not ended yet.
+pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
+    let files = monitor.uvm_files.all();
+    let is_made_by_process = |file: &&Arc<UvmFile>| {
+        let bound = monitor.books().makers.bound_to(process).any(|number| number == file.number);
+        bound && !file.is_ended()
+    };
+    files.iter().filter(is_made_by_process).any(|file| is_orphaned(monitor, file))
+}
+
+/// Whether the call of an initialization is neither in the driver any more nor on its way to the driver.
+///
+/// `/proc` shows in which system call a thread waits, with its arguments (`fs/proc/base.c`, `proc_pid_syscall`). A
+/// thread that runs may be anywhere.
+fn is_over(underway: &Initialization) -> bool {
+    let Initialization { tid, maker: Maker { process, .. }, .. } = underway;
+    let process = ProcessId::from(*process);
+    let path = format!("/proc/{}/task/{tid}/syscall", process.pid);
+    match std::fs::read_to_string(path) {
+        Ok(text) => text != "running\n" && !is_init_call(&text),
+        Err(error) => {
+            let is_gone = matches!(
+                error.raw_os_error().map(Errno::from_raw),
+                Some(Errno::ENOENT | Errno::ESRCH)
+            );
+            is_gone || !process.alive()
+        }
+    }
+}
+
+/// Whether a thread waits in a call that may initialize a file. `text` is what `/proc` shows of the thread: the system
+/// call's number and its arguments, of which the second one is the request.
+fn is_init_call(text: &str) -> bool {
+    let request = text.split(' ').nth(2).and_then(|word| word.strip_prefix("0x"));
+    let request = request.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    let is_call = !text.starts_with("-1 ");
+    is_call && request.is_none_or(|request| low_word(request) == UVM_INITIALIZE)
+}

@@ -1,0 +1,119 @@
+//! The kept files of nvidia-uvm: how they are told apart and found. [`crate::uvm::kept_files`] says why they
+//! are kept, and how long.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering as AtomicOrdering};
+use std::time::Instant;
+
+use crate::caller::{compare_files, has_file};
+use crate::node::Device;
+use crate::sync::Lock;
+
+/// The most files times ranges of files: for each range that is mapped, all other files are asked whether it is
+/// theirs.
+pub(crate) const MOST_QUESTIONS: usize = 1 << 19;
+
+/// The kept files, and when the container's processes are searched for them.
+#[derive(Debug, Default)]
+pub(crate) struct UvmFiles {
+    /// In the kernel's order of files.
+    pub(crate) files: Lock<Vec<Arc<UvmFile>>>,
+    pub(crate) sweep_times: Lock<SweepTimes>,
+    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
+    pub(crate) init_turn: Lock<()>,
+    /// Whether the books may have an initialization that is underway.
+    pub(crate) may_be_underway: AtomicBool,
+}
+
+/// When the container's processes are searched for files.
+#[derive(Debug, Default)]
+pub(crate) struct SweepTimes {
+    /// No search for a tick or a death begins before this time. A search for a call that would be refused waits for it
+    /// too, but not long.
+    pub(crate) soonest: Option<Instant>,
+    /// When a tick may search next.
+    pub(crate) next: Option<Instant>,
+    /// Whether a process has died since the last search.
+    pub(crate) died: bool,
+}
+
+/// A kept file of nvidia-uvm.
+#[derive(Debug)]
+pub(crate) struct UvmFile {
+    pub(crate) number: u32,
+    pub(crate) device: Device,
+    /// The thread and descriptor that were last seen to have the file.
+    pub(crate) seen: Lock<(u32, i32)>,
+    /// Whether the file was let go: a call that still has this value must have the file kept anew.
+    pub(crate) let_go: AtomicBool,
+    /// Whether the file gets no GPU any more: it had managed memory past the monitor, or its maker is over.
+    denied_gpus: AtomicBool,
+    /// Whether the file's GPUs are unregistered for good.
+    ended: AtomicBool,
+}
+
+impl UvmFile {
+    pub(crate) fn new(number: u32, device: Device, seen: (u32, i32)) -> Self {
+        let [let_go, denied_gpus, ended] = [false; 3].map(AtomicBool::new);
+        UvmFile { number, device, seen: Lock::new(seen), let_go, denied_gpus, ended }
+    }
+
+    /// Notes that the file's GPUs are unregistered for good.
+    pub(crate) fn set_ended(&self) {
+        self.ended.store(true, AtomicOrdering::Relaxed);
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.ended.load(AtomicOrdering::Relaxed)
+    }
+
+    pub(crate) fn deny_gpus(&self) {
+        self.denied_gpus.store(true, AtomicOrdering::Relaxed);
+    }
+
+    pub(crate) fn is_denied_gpus(&self) -> bool {
+        self.denied_gpus.load(AtomicOrdering::Relaxed)
+    }
+
+    pub(crate) fn is_let_go(&self) -> bool {
+        self.let_go.load(AtomicOrdering::Relaxed)
+    }
+
+    /// Whether the thread and descriptor of `place` name the file; `None` where that can't be told.
+    pub(crate) fn is_at(&self, place: (u32, i32)) -> Option<bool> {
+        has_file(place, &self.device)
+    }
+}
+
+impl UvmFiles {
+    /// No files. `is_underway`: whether the books have an initialization that is underway.
+    pub(crate) fn new(is_underway: bool) -> Self {
+        UvmFiles { may_be_underway: AtomicBool::new(is_underway), ..UvmFiles::default() }
+    }
+
+    /// The kept file that `device` is; `None` where it isn't kept, or that can't be told.
+    pub(crate) fn find(&self, device: &Device) -> Option<Arc<UvmFile>> {
+        let files = self.files.lock();
+        let at = position(&files, device)?.ok()?;
+        files.get(at).cloned()
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<UvmFile>> {
+        self.files.lock().clone()
+    }
+}
+
+/// The index at which `device` is among `files` (`Ok`), or would be inserted (`Err`). `None` where that can't be told.
+pub(crate) fn position(files: &[Arc<UvmFile>], device: &Device) -> Option<Result<usize, usize>> {
+    let own = std::process::id();
+    let mut known = true;
+    let found = files.binary_search_by(|file| {
+        let order = compare_files((own, file.device.descriptor()), (own, device.descriptor()));
+        order.unwrap_or_else(|_| {
+            known = false;
+            Ordering::Equal
+        })
+    });
+    known.then_some(found)
+}

@@ -1,0 +1,211 @@
+//! Calls that make and free ranges of files of nvidia-uvm, and have UVM map memory in them.
+
+use std::collections::BTreeSet;
+
+use crate::caller::Reply;
+use crate::case::{Case, EarlyReply, enter_lane, note_user};
+use crate::decide::{Denial, chargeable_mapping, freed_spans, plan_map};
+use crate::driver::{free_stakes, own_client, stake_mappings};
+use crate::node::{Device, Failure, Rm};
+use crate::state::{OnLane, Space};
+use crate::uvm::callers_file::{call_uvm, change_on_lane, gpu_of, refuse_denied};
+use crate::uvm::files::UvmFile;
+use crate::uvm::kept_files::has_room_for_range;
+use crate::uvm::queries::{PAGE_BYTES, Ranges};
+use cgpu_core::ledger::{ChargeId, Client, Handle, Span, Tree};
+use nvrm::number::{NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK};
+use nvrm::uvm::{self, Range, Source};
+use nvrm::{Answer, Meaning};
+
+/// The pages of a range; `None` where they aren't whole, so that the driver refuses the range
+/// (`uvm_api_range_invalid_4k`).
+fn pages(range: Range) -> Option<Span> {
+    let is_whole = (range.base | range.length).is_multiple_of(PAGE_BYTES);
+    Span::of(range.base, range.length).filter(|_| is_whole)
+}
+
+/// Has the driver make a range, and enters the range before the caller gets the reply.
+pub(crate) fn make_range(
+    case: &mut Case<'_>,
+    range: Range,
+    make: impl FnOnce(&mut Case<'_>, &OnLane<'_>, u32) -> Result<Reply, EarlyReply>,
+) -> Result<Reply, EarlyReply> {
+    change_on_lane(case, |case, lane, UvmFile { number: file, .. }| {
+        let file = *file;
+        let space = Space::File(file);
+        let room = has_room_for_range(case.monitor);
+        if !room || !case.books().ranges.has_room_for(space, range.base, range.length) {
+            return Err(case.deny(&Denial::Full("ranges")));
+        }
+        let done = make(case, lane, file)?;
+        if case.status() == NV_OK {
+            case.books().add_range(space, range.base, range.length);
+        }
+        Ok(done)
+    })
+}
+
+/// Forgets the ranges of a file that the driver doesn't have any more.
+pub(crate) fn remove_gone_ranges(case: &Case<'_>, file: u32) {
+    let Ok(device) = case.device() else { return };
+    let known = case.books().ranges.of(Space::File(file));
+    for (base, length) in known {
+        if Ranges::of(&case.monitor.release, device).is_whole(Range { base, length }) == Some(false)
+        {
+            case.books().remove_range(Space::File(file), base);
+        }
+    }
+}
+
+/// The pages of a range. Refuses the call where they aren't whole.
+pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, EarlyReply> {
+    let span = pages(range);
+    span.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_ADDRESS)))
+}
+
+/// Makes a call that ends mappings, and has `enter` enter what ended, where the driver did it. `enter` is told the file.
+pub(crate) fn end_mappings(
+    case: &mut Case<'_>,
+    enter: impl FnOnce(&Case<'_>, u32),
+) -> Result<Reply, EarlyReply> {
+    let lane = enter_lane(case)?;
+    let file = case.monitor.uvm_files.find(case.device()?);
+    file.iter().try_for_each(|file| refuse_denied(case, file))?;
+    call_uvm(case)?;
+    // In a struct that is larger than the known one, what is read as the status isn't the status.
+    let is_done = case.status() == NV_OK && !case.scratch.bytes.was_exceeded();
+    if let Some(file) = file.filter(|_| is_done) {
+        enter(case, file.number);
+    }
+    free_stakes(case.monitor, &lane);
+    drop(lane);
+    Ok(case.executed(None))
+}
+
+/// Ends a GPU's mappings within a range.
+pub(crate) fn unmap(
+    case: &mut Case<'_>,
+    uuid: [u8; 16],
+    range: Range,
+) -> Result<Reply, EarlyReply> {
+    end_mappings(case, |case, file| {
+        if let (Some(gpu), Some(span)) = (gpu_of(case, uuid), pages(range)) {
+            case.books().unmap(Tree { file, gpu }, span);
+        }
+    })
+}
+
+/// Frees the range that begins at `base`, and ends all mappings in it.
+pub(crate) fn free_range(
+    case: &mut Case<'_>,
+    base: u64,
+    length: Option<u64>,
+) -> Result<Reply, EarlyReply> {
+    end_mappings(case, |case, file| {
+        enter_freed(case, file, base, length);
+        case.books().remove_range(Space::File(file), base);
+    })
+}
+
+/// Enters that the range at `base` is freed. `length` is in bytes; `None` where it isn't known.
+fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
+    let pieces: Vec<(Tree, Span)> = {
+        let books = case.books();
+        let pieces = books.ledger.pieces(file).map(|(tree, span, _)| (tree, span));
+        pieces.filter(|(_, span)| span.last >= base).collect()
+    };
+    let freed = freed_spans(file, &pieces, (base, length), |at| is_in_range(case, at));
+    let mut books = case.books();
+    freed.into_iter().for_each(|(tree, span)| books.unmap(tree, span));
+}
+
+fn is_in_range(case: &Case<'_>, address: u64) -> Option<bool> {
+    Ranges::of(&case.monitor.release, case.device().ok()?).is_external(address)
+}
+
+/// The GPUs that a mapping is for.
+pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, EarlyReply> {
+    let Some(uuids) = uvm::mapping_gpus(case.head(), &case.scratch.bytes) else {
+        return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
+    };
+    // A GPU that isn't the container's can't be registered.
+    let gpus: Option<Vec<u16>> = uuids.into_iter().map(|uuid| gpu_of(case, uuid)).collect();
+    gpus.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_DEVICE)))
+}
+
+/// Has UVM map memory. Enters the new mapping beside the old ones before the driver is asked: where the driver fails
+/// midway, either may be mapped.
+pub(crate) fn map_memory(
+    case: &mut Case<'_>,
+    lane: &OnLane<'_>,
+    trees: &BTreeSet<Tree>,
+    span: Span,
+    (memory, control): (Source, Option<&Device>),
+) -> Result<Reply, EarlyReply> {
+    let object = (Client(memory.client), Handle(memory.handle));
+    note_user(case, memory.client)?;
+    let mut books = case.books();
+    let charge = books.ledger.charge_of(object.0, object.1);
+    let plan = plan_map(&books.ledger, trees, span, charge);
+    plan.iter().flat_map(|plan| &plan.before).for_each(|entry| books.enter(*entry));
+    drop(books);
+    let plan = case.or_deny(plan)?;
+    let status = match control {
+        Some(control) => map_from_own_client(case, lane, (memory, control), charge),
+        None => Ok(NV_ERR_INVALID_ARGUMENT),
+    };
+    let after = if matches!(status, Ok(NV_OK)) { plan.mapped } else { plan.not_mapped };
+    let mut books = case.books();
+    after.into_iter().for_each(|entry| books.enter(entry));
+    drop(books);
+    free_stakes(case.monitor, lane);
+    case.patch(Meaning::Status, status?.into());
+    Ok(case.executed(None))
+}
+
+/// Maps memory from the monitor's client, and returns the driver's status: memory of a GPU from the stake that stands
+/// before its mappings, other memory from a duplicate that is freed afterwards. Refuses memory of a GPU that isn't
+/// charged in full, which the mapping would keep alive, and memory for which no stake can stand.
+fn map_from_own_client(
+    case: &mut Case<'_>,
+    _: &OnLane<'_>,
+    (memory, control): (Source, &Device),
+    charge: Option<ChargeId>,
+) -> Result<u32, EarlyReply> {
+    let Some(own) = own_client(case.monitor) else {
+        return Ok(NV_ERR_INVALID_ARGUMENT);
+    };
+    let source_rm = Rm { release: &case.monitor.release, device: control };
+    let object = (Client(memory.client), Handle(memory.handle));
+    let gpu = case.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
+    let duplicate = match own.duplicate_from(&source_rm, (memory.client, memory.handle), gpu) {
+        Ok(duplicate) => duplicate,
+        Err(Failure::Status(status)) => return Ok(status),
+        Err(Failure::Errno(errno)) => return Err(errno.into()),
+    };
+    let own_rm = Rm { release: &case.monitor.release, device: &own.control };
+    let bytes = case.books().ledger.bytes_of(object.0, object.1);
+    let is_larger = |bytes| own_rm.is_larger_than(own.client, duplicate, bytes);
+    let is_of_gpu = || own_rm.is_gpu_memory(own.client, duplicate);
+    let decision = chargeable_mapping(bytes, charge, is_larger, is_of_gpu);
+    if decision.is_err() {
+        own.free_duplicate(duplicate);
+    }
+    let charge = case.or_deny(decision)?;
+    let stake = charge.map(|charge| stake_mappings(case.monitor, &own, charge, duplicate));
+    let handle = case.or_deny(stake.unwrap_or(Some(duplicate)).ok_or(Denial::Full("mappings")))?;
+    let descriptor = u64::from(own.control.descriptor().cast_unsigned());
+    case.patch(Meaning::Descriptor, descriptor);
+    case.patch(Meaning::Client, own.client.into());
+    case.patch(Meaning::Handle, handle.into());
+    let asked = call_uvm(case);
+    if stake.is_none() {
+        own.free_duplicate(duplicate);
+    }
+    let descriptor = u64::from(memory.descriptor.cast_unsigned());
+    case.patch(Meaning::Descriptor, descriptor);
+    case.patch(Meaning::Client, memory.client.into());
+    case.patch(Meaning::Handle, memory.handle.into());
+    asked?;
+    Ok(case.status())
+}
