@@ -29,7 +29,7 @@ build: core ## build the programs for release, in target/release
 
 # What containers are made with: the demo needs no more.
 core:
-	$(CARGO) build --release --locked --bin cgpu
+	$(CARGO) build --release --locked -p cgpu-cli --bin cgpu
 	@for program in $(STATIC); do \
 		echo "$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static"; \
 		$(CARGO) rustc --release --locked --bin $$program -- -C target-feature=+crt-static \
@@ -44,13 +44,13 @@ sim:
 unit test: export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
 
 unit: ## test the libraries alone; needs no privilege and no engine
-	$(CARGO) test --locked --lib -p cgpu -p cgpu-monitor -p cgpu-inject -p cgpu-host -p cgpu-core -p nvrm
+	$(CARGO) test --locked --lib -p cgpu -p cgpu-cli -p cgpu-monitor -p cgpu-inject -p cgpu-host -p cgpu-core -p nvrm
 
 test: deps ## test everything, real engines included (root)
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 	$(CARGO) test --locked --lib --tests --no-fail-fast
-	$(CARGO) test --locked --no-fail-fast -p cgpu-http -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s -p cgpu-record -p cgpu-pages -p cgpu-monitor -p cgpu-inject -p cgpu-host -p cgpu-core -p nvrm
+	$(CARGO) test --locked --no-fail-fast -p cgpu-http -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s -p cgpu-record -p cgpu-pages -p cgpu-cli -p cgpu-monitor -p cgpu-inject -p cgpu-host -p cgpu-core -p nvrm
 
 # The programs of the tests, with all their assertions.
 soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)

@@ -6,6 +6,8 @@
 //! state names says what the container asks for. `prestart` and `createRuntime` turn
 //! isolation on, or the create fails; `poststop` ends it, is idempotent, and never fails.
 
+pub mod command_line;
+
 use std::error::Error;
 use std::fs;
 use std::io::{self, Read, Write};

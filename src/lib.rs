@@ -1,8 +1,7 @@
 //! cgpu: an OCI runtime that lets containers share GPUs, with quotas that hold.
 //!
-//! The modules stand in reading order, which is the way of one container. They are the edges around what
-//! [`cgpu_core`] decides: they read files, clock and processes, and do what was decided. Arrows go downwards only: `cli`,
-//! `runtime`, `hook` → `backend` → `registry`, `bundle`, `inject` → `cgpu_core`.
+//! What the programs that engines start have in common: `cgpu-runtime` ([`runtime`]), `cgpu-hook` ([`hook`]) and `cgpu-monitor`,
+//! whose own crate is [`cgpu_monitor`]. The modules stand in reading order: each uses those above it.
 
 pub mod names;
 
@@ -12,16 +11,6 @@ pub mod host;
 
 pub mod admission;
 
-pub mod nvml;
-
-pub mod view;
-
 pub mod runtime;
 
 pub mod hook;
-
-pub mod engines;
-
-pub mod doctor;
-
-pub mod cli;

@@ -15,8 +15,11 @@ use std::process::Command;
 
 use support::{Outcome, PATIENCE, Scratch, program, run_with_timeout};
 
-const CGPU: &str = env!("CARGO_BIN_EXE_cgpu");
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+
+fn cgpu() -> &'static str {
+    support::sibling(RUNTIME, "cgpu")
+}
 
 /// What setup does with a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -224,7 +227,7 @@ impl Host {
     /// `cgpu setup WORDS` on the files alone.
     fn setup(&self, words: &[&str]) -> Outcome {
         let root = self.root.to_str().unwrap();
-        let mut command = self.scratch.command(CGPU);
+        let mut command = self.scratch.command(cgpu());
         run_with_timeout(command.arg("setup").args(words).args(["--root", root]), PATIENCE)
     }
 
@@ -239,7 +242,7 @@ impl Host {
 
     /// How serious `cgpu doctor` finds what it says of containerd.
     fn doctor_of_containerd(&self) -> Vec<String> {
-        let json = self.within(&[CGPU, "doctor", "--format", "json"]).json();
+        let json = self.within(&[cgpu(), "doctor", "--format", "json"]).json();
         let findings = json["findings"].as_array().unwrap().iter();
         let findings = findings.filter(|found| found["name"] == "containerd");
         findings.map(|found| found["severity"].as_str().unwrap().to_owned()).collect()
@@ -346,7 +349,7 @@ fn others_configurations_come_out_as_the_table_says() {
         let setup = |words: &[&str]| {
             let adds = !words.contains(&"--remove");
             let program: &[&str] = if adds { &["--runtime", RUNTIME] } else { &[] };
-            host.within(&[&[CGPU, "setup"], words, program].concat())
+            host.within(&[&[cgpu(), "setup"], words, program].concat())
         };
         let containerd = containerd.to_str().unwrap();
         let dump = || host.within(&[containerd, "--config", MAIN, "config", "dump"]);

@@ -17,16 +17,18 @@ use serde_json::Value;
 use support::{Outcome, PATIENCE, run_with_timeout};
 use tempfile::TempDir;
 
-const CGPU: &str = env!("CARGO_BIN_EXE_cgpu");
-
 const VERSION: &str = "535.161.08";
+
+fn cgpu() -> &'static str {
+    support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu")
+}
 
 /// What every screen has.
 const SECTIONS: [&str; 6] = ["driver", "isolation", "runtimes", "engines", "toolkit", "cgpu"];
 
 /// `cgpu doctor` with `args`, and nothing of this session's configuration.
 fn doctor(args: &[&str]) -> Outcome {
-    let mut command = Command::new(CGPU);
+    let mut command = Command::new(cgpu());
     command.arg("doctor").args(args).env_remove("CGPU_CONFIG").env("PATH", "/usr/sbin:/usr/bin");
     run_with_timeout(&mut command, PATIENCE)
 }

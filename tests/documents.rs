@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cgpu::cli::Cli;
+use cgpu_cli::commands::Cli;
 use cgpu_core::request::name::{NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES};
 use cgpu_host::config::Config;
 use clap::{Command, CommandFactory};
@@ -433,6 +433,7 @@ fn sources() -> String {
     }
     let sources = [
         "src",
+        "crates/cgpu-cli/src",
         "crates/cgpu-monitor/src",
         "crates/cgpu-inject/src",
         "crates/cgpu-host/src",

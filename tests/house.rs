@@ -29,11 +29,11 @@ const PURE: &[&str] = &[
     "crates/cgpu-inject/src/catalogue.rs",
     "crates/cgpu-inject/src/device_numbers.rs",
     "crates/cgpu-inject/src/place.rs",
-    "src/doctor/facts.rs",
-    "src/engines/dialect.rs",
-    "src/engines/edit",
-    "src/doctor/judge.rs",
-    "src/doctor/judge",
+    "crates/cgpu-cli/src/doctor/facts.rs",
+    "crates/cgpu-cli/src/engines/dialect.rs",
+    "crates/cgpu-cli/src/engines/edit",
+    "crates/cgpu-cli/src/doctor/judge.rs",
+    "crates/cgpu-cli/src/doctor/judge",
     "crates/cgpu-inject/src/driver.rs",
     "crates/cgpu-inject/src/cdi/spec.rs",
     "crates/cgpu-inject/src/cdi/validate.rs",
@@ -51,8 +51,8 @@ const PURE: &[&str] = &[
     "crates/cgpu-host/src/registry/record.rs",
     "src/runtime/argv.rs",
     "src/backend/km/meminfo.rs",
-    "src/view/mod.rs",
-    "src/view/assemble.rs",
+    "crates/cgpu-cli/src/view/mod.rs",
+    "crates/cgpu-cli/src/view/assemble.rs",
     "crates/cgpu-smi/src/cells.rs",
     "crates/cgpu-smi/src/choose.rs",
     "crates/cgpu-smi/src/history.rs",
@@ -144,7 +144,9 @@ fn programs_are_under_sixty_lines() {
 
 #[test]
 fn every_module_says_what_it_is_for() {
-    for file in sources(&root().join("src")) {
+    let crates = fs::read_dir(root().join("crates")).expect("it can be read");
+    let crates = crates.map(|one| one.expect("it can be read").path().join("src"));
+    for file in crates.chain([root().join("src")]).flat_map(|of| sources(&of)) {
         let text = fs::read_to_string(&file).expect("sources are text");
         assert!(is_tests(&file) || text.starts_with("//! "), "{} has no //!", file.display());
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use cgpu::nvml::{probe, refresh};
+use cgpu_cli::nvml::{probe, refresh};
 use cgpu_core::gpu::{GpuState, Inventory, MigDevice};
 use cgpu_host::inventory::{ChildError, Settings, Source, cached, refreshed};
 use nvml_standin::LIBRARY;

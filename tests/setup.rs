@@ -22,8 +22,11 @@ use support::{
     run_with_timeout,
 };
 
-const CGPU: &str = env!("CARGO_BIN_EXE_cgpu");
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
+
+fn cgpu() -> &'static str {
+    support::sibling(RUNTIME, "cgpu")
+}
 
 /// The variables for 6000 of the GPU's 16000 MiB.
 const QUOTA: [&str; 3] = [
@@ -40,7 +43,7 @@ const LOOK: &str = "ls /dev | grep nvidia | tr '\\n' ' '";
 
 /// `cgpu setup WORDS`.
 fn setup(words: &[&str]) -> Outcome {
-    run_with_timeout(Command::new(CGPU).arg("setup").args(words), PATIENCE)
+    run_with_timeout(Command::new(cgpu()).arg("setup").args(words), PATIENCE)
 }
 
 /// `cgpu setup ENGINE --file FILE WORDS`.
@@ -54,7 +57,7 @@ fn doctor(scratch: &Scratch, engine: &str, path: &str, file: &Path) -> Vec<(Stri
     let place = etc.join(path);
     fs::create_dir_all(place.parent().unwrap()).unwrap();
     fs::copy(file, place).unwrap();
-    let mut command = scratch.command_over_etc(&etc, &[CGPU, "doctor", "--format", "json"]);
+    let mut command = scratch.command_over_etc(&etc, &[cgpu(), "doctor", "--format", "json"]);
     let json = run_with_timeout(&mut command, PATIENCE).json();
     let findings = json["findings"].as_array().unwrap().iter();
     let of_it = findings.filter(|found| found["name"] == engine);
@@ -162,7 +165,7 @@ fn runtimes(docker: &Docker) -> String {
 /// `cgpu setup docker WORDS` for a dockerd whose file doesn't say where it listens.
 fn setup_docker(docker: &Docker, words: &[&str]) -> Outcome {
     let scratch = docker.scratch().path();
-    let mut command = Command::new(CGPU);
+    let mut command = Command::new(cgpu());
     command.args(["setup", "docker", "--file"]).arg(scratch.join("daemon.json")).args(words);
     let socket = format!("unix://{}", scratch.join("docker.sock").display());
     run_with_timeout(command.env("DOCKER_HOST", socket), PATIENCE)
@@ -530,12 +533,13 @@ fn podman_reads_the_file_that_is_dropped_for_it() {
          runtime() {{ podman --root '{scratch}/root' --runroot '{scratch}/run' \
          --tmpdir '{scratch}/tmp' --cgroup-manager cgroupfs info --format \
          '{{{{.Host.OCIRuntime.Name}}}} {{{{.Host.OCIRuntime.Path}}}}'; }}\n\
-         '{CGPU}' setup podman --default --runtime '{runtime}' >/dev/null\n\
+         '{cgpu}' setup podman --default --runtime '{runtime}' >/dev/null\n\
          runtime\n\
-         '{CGPU}' setup podman --remove >/dev/null\n\
+         '{cgpu}' setup podman --remove >/dev/null\n\
          runtime\n\
          ls /etc/containers/containers.conf.d '{scratch}/libexec'\n",
         scratch = scratch.path().display(),
+        cgpu = cgpu(),
     );
     let mut command = scratch.command("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
@@ -602,7 +606,7 @@ fn a_restart_that_failed_is_tried_again_until_it_succeeds() {
     "#;
     let mut command = scratch.command("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", steps]);
-    command.args([&etc, &bin, &status]).args([CGPU, RUNTIME]);
+    command.args([&etc, &bin, &status]).args([cgpu(), RUNTIME]);
     let told = run_with_timeout(&mut command, PATIENCE).ok();
     let ends: Vec<&str> = told.stdout.lines().filter(|line| line.starts_with("ended")).collect();
     assert_eq!(ends, ["ended badly", "ended badly", "ended well", "ended well"], "{told}");

@@ -82,11 +82,7 @@ impl Host {
     }
 
     /// The same, where `lives` says whether its monitor, if it has one, is there.
-    pub(crate) fn condition_where(
-        &self,
-        record: &Record,
-        lives: impl FnOnce() -> bool,
-    ) -> Condition {
+    pub fn condition_where(&self, record: &Record, lives: impl FnOnce() -> bool) -> Condition {
         if record.is_leaked() {
             return Condition::Leaked;
         }

@@ -39,7 +39,7 @@ use cgpu_monitor::gate::wire::{Answer, End, ProcessStatus, Question, Status};
 use nvrm::{Release, ReleaseError, Version, about};
 
 /// The program that answers calls.
-pub(crate) const MONITOR: &str = "cgpu-monitor";
+pub const MONITOR: &str = "cgpu-monitor";
 
 /// How long all monitors together may take to say how things stand.
 const LOOK_PATIENCE: Duration = Duration::from_millis(200);

@@ -2,7 +2,7 @@
 
 use std::{io, process::ExitCode};
 
-use cgpu::cli::hook::Hook;
+use cgpu::hook::command_line::Hook;
 use cgpu::hook::{self, HookError, Stage};
 use cgpu::host::Host;
 use cgpu_host::report::{ErrorLog, report};

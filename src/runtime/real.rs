@@ -12,14 +12,14 @@ use nix::unistd::execv;
 use thiserror::Error;
 
 /// Where to look when `PATH` says nothing, or not where runtimes are.
-pub(crate) const USUAL_DIRS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const USUAL_DIRS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What the name of a directory begins with from which ours is called to stand over another
 /// runtime than it would choose: `cgpu setup` makes it.
-pub(crate) const OVER: &str = "over-";
+pub const OVER: &str = "over-";
 
 /// The link in such a directory to the runtime that is meant.
-pub(crate) const LOWER: &str = "runtime";
+pub const LOWER: &str = "runtime";
 
 /// The runtime that is meant where ours was called by the path `called`; `None` where ours is
 /// to choose.

@@ -238,7 +238,9 @@ fn a_look_killed_anywhere_changes_nothing() {
     let (records, containers) = (host.records(), host.ps());
     for place in OF_LOOK {
         for verb in ["ps", "gc"] {
-            let mut command = host.scratch.command(env!("CARGO_BIN_EXE_cgpu"));
+            let mut command = host
+                .scratch
+                .command(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"));
             command.arg("--config").arg(host.config()).arg(verb);
             command.env(failpoint::VARIABLE, place);
             was_killed(&run_with_timeout(&mut command, PATIENCE), place);

@@ -78,7 +78,8 @@ impl Drop for Stopped {
 
 /// `cgpu` with that verb.
 fn cgpu(host: &Host, verb: &str) -> Command {
-    let mut command = host.scratch.command(env!("CARGO_BIN_EXE_cgpu"));
+    let mut command =
+        host.scratch.command(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"));
     command.arg("--config").arg(host.config()).arg(verb);
     command
 }

@@ -174,7 +174,9 @@ impl Host {
     /// `cgpu`, by its words.
     #[track_caller]
     pub fn cgpu(&self, words: &[&str]) -> Outcome {
-        let mut command = self.scratch.command(env!("CARGO_BIN_EXE_cgpu"));
+        let mut command = self
+            .scratch
+            .command(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"));
         run_with_timeout(command.arg("--config").arg(self.config()).args(words), PATIENCE)
     }
 

@@ -44,7 +44,10 @@ fn soon(gated: &Gated, word: &str, kind: &str) -> Value {
 
 /// Follows the events; lines come as they are printed.
 fn follow(gated: &Gated, more: &[&str]) -> (Child, Receiver<String>) {
-    let mut command = gated.host.scratch.command(env!("CARGO_BIN_EXE_cgpu"));
+    let mut command = gated
+        .host
+        .scratch
+        .command(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"));
     command.arg("--config").arg(gated.host.config()).args(["events", "--follow"]).args(more);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("cgpu can be started");
@@ -302,7 +305,7 @@ fn whoever_has_read_enough_ends_it_quietly() {
     for follow in ["", "--follow"] {
         let script = format!(
             "{} --config {} events {follow} 2>{dir}/said | head -n 1; cat {dir}/said",
-            env!("CARGO_BIN_EXE_cgpu"),
+            crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"),
             gated.host.config().display(),
             dir = gated.host.scratch.path().display(),
         );
@@ -323,7 +326,7 @@ fn who_is_not_root_is_told_so() {
     fs::set_permissions(gated.host.scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let script = format!(
         "exec setpriv --reuid 65534 --clear-groups {} --config {} events",
-        env!("CARGO_BIN_EXE_cgpu"),
+        crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"),
         gated.host.config().display()
     );
     let mut command = Command::new("sh");
@@ -342,7 +345,7 @@ fn the_log_can_be_journald_s_or_standard_error() {
     journald.set_read_timeout(Some(PATIENCE)).unwrap();
     let script =
         "mkdir -p /run/systemd/journal && mount --bind \"$0\" /run/systemd/journal && exec \"$@\"";
-    let cgpu = env!("CARGO_BIN_EXE_cgpu");
+    let cgpu = crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu");
     let bundle = gated.sleeping("app", 1000);
     let config = gated.host.config();
     let set = |how: &[&str]| {

@@ -329,7 +329,8 @@ pub(crate) fn resident_bytes(pid: Pid) -> u64 {
 
 /// The application: a static program, built by `make test`.
 pub(crate) fn rmtool() -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_cgpu")).with_file_name("rmtool");
+    let path = Path::new(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"))
+        .with_file_name("rmtool");
     let program = std::fs::read(&path).unwrap_or_default();
     let interpreter = b"/lib64/ld-linux";
     assert!(

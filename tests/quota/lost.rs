@@ -264,7 +264,7 @@ fn a_bundle_with_gpus_that_asks_for_none_any_more_is_not_run() {
 fn who_is_not_root_is_told_so() {
     let gated = Gated::new();
     let bundle = holding(&gated, "held");
-    let cgpu = env!("CARGO_BIN_EXE_cgpu");
+    let cgpu = crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu");
     // The scratch is closed to others; what they see of a host's /run is a directory of root's.
     let open = |path: &std::path::Path, mode: u32| {
         use std::os::unix::fs::PermissionsExt;

@@ -108,7 +108,10 @@ impl Host {
     /// What `cgpu ps` shows.
     #[track_caller]
     pub(crate) fn registered(&self) -> Vec<Value> {
-        let mut cgpu = self.command(Path::new(env!("CARGO_BIN_EXE_cgpu")));
+        let mut cgpu = self.command(Path::new(crate::support::sibling(
+            env!("CARGO_BIN_EXE_cgpu-runtime"),
+            "cgpu",
+        )));
         let listed = run_with_timeout(cgpu.args(["ps", "--format", "json"]), PATIENCE).ok();
         listed.json().as_array().expect("`cgpu ps` prints a list").clone()
     }

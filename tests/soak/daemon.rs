@@ -13,7 +13,9 @@ pub(crate) fn collect(soak: &Soak) {
     let host = &soak.gated.host;
     while soak.goes_on() {
         let mut command = host.scratch.command("nice");
-        command.args(["-n", "19"]).arg(env!("CARGO_BIN_EXE_cgpu"));
+        command
+            .args(["-n", "19"])
+            .arg(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"));
         let collected =
             run_with_timeout(command.arg("--config").arg(host.config()).arg("gc"), PATIENCE);
         soak.tally.count("collections", if collected.status.success() { "ok" } else { "failed" });

@@ -9,11 +9,19 @@ use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+
+/// The path of the program `name` beside the program at `program`: one that another package builds.
+pub fn sibling(program: &str, name: &str) -> &'static str {
+    let path = Path::new(program).with_file_name(name);
+    assert!(path.exists(), "{} isn't built; run cargo build --workspace --bins", path.display());
+    path.into_os_string().into_string().expect("its path is text").leak()
+}
 
 /// What a program left behind: its status and what it wrote.
 #[derive(Debug, Clone)]

@@ -40,7 +40,7 @@ pub mod userland;
 pub mod warden;
 
 pub use cgroup::{is_unified as cgroups_are_unified, members as cgroup_members};
-pub use command::{Outcome, Running, run_with_input, run_with_timeout, start};
+pub use command::{Outcome, Running, run_with_input, run_with_timeout, sibling, start};
 pub use containerd::Containerd;
 pub use cri::{Cri, Executed};
 pub use docker::{Docker, Restart};

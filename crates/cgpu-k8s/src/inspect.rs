@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use cgpu::cli::table::{aligned, printable};
+use cgpu_cli::commands::table::{aligned, printable};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 

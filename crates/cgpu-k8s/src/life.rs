@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use cgpu::host::{Host, require_root};
-use cgpu::nvml::refresh;
+use cgpu_cli::nvml::refresh;
 use cgpu_core::request::Grant;
 use cgpu_host::events::Store;
 use cgpu_host::inventory::{Settings, cached};

@@ -7,7 +7,7 @@
 use core::time::Duration;
 use std::fmt;
 
-use cgpu::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
+use cgpu_cli::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
 use cgpu_core::calls::{Calls, DURATIONS_US};
 use cgpu_core::plan::PlannedMig;
 use prometheus_client::collector::Collector;
@@ -451,7 +451,7 @@ fn part_metrics() -> Vec<Metric<ShareFigures>> {
 pub(crate) mod tests {
     use std::collections::BTreeMap;
 
-    use cgpu::view::{Mode, State};
+    use cgpu_cli::view::{Mode, State};
     use cgpu_core::calls::Durations;
     use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
     use cgpu_core::units::MIB;

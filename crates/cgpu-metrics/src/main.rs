@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cgpu::cli::Exit;
+use cgpu_cli::commands::Exit;
 use cgpu_metrics::{Args, run};
 use clap::Parser;
 

@@ -15,7 +15,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use cgpu::host::Host;
-use cgpu::view::{Driver, Processes};
+use cgpu_cli::view::{Driver, Processes, collect};
 use cgpu_host::events::Store;
 use cgpu_http::{Bounds, answer};
 use cgpu_kubelet::Kubelet;
@@ -66,7 +66,7 @@ impl Eyes {
             return Ok(Arc::clone(text));
         }
         let mut snapshot =
-            self.host.chosen_anew().look(Processes::Numbered, self.driver.as_mut())?;
+            collect(&self.host.chosen_anew(), Processes::Numbered, self.driver.as_mut())?;
         let (creates, unread) = self.creates.count();
         snapshot.gaps.extend(unread.map(|error| format!("cannot read the events: {error}")));
         let given = self.given_to_pods().unwrap_or_else(|error| {

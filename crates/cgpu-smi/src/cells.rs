@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use cgpu::cli::table::printable;
+use cgpu_cli::commands::table::printable;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// What is shown where nothing is known.

@@ -1,6 +1,6 @@
 //! Which GPUs are shown: [`chosen`]. Pure.
 
-use cgpu::view::{GpuFigures, Snapshot};
+use cgpu_cli::view::{GpuFigures, Snapshot};
 use thiserror::Error;
 
 /// Why GPUs can't be chosen.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use cgpu::view::Snapshot;
+use cgpu_cli::view::Snapshot;
 
 /// The most moments that are kept of a GPU: as many as a wide terminal shows.
 const MOST: usize = 512;

@@ -1,6 +1,6 @@
 //! `cgpu-smi`: shows the GPUs of a host and the containers that share them.
 //!
-//! Owns how a [`Snapshot`](cgpu::view::Snapshot) looks: once, again and again, full screen, and for
+//! Owns how a [`Snapshot`](cgpu_cli::view::Snapshot) looks: once, again and again, full screen, and for
 //! programs. Must not know where its figures come from. A crate of its own, so that no runtime links
 //! what a full screen needs.
 

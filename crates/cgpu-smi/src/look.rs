@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use cgpu::host::Host;
-use cgpu::view::{Driver, Processes, Snapshot};
+use cgpu_cli::view::{Driver, Processes, Snapshot, collect};
 use cgpu_host::registry::RegistryError;
 use ratatui::crossterm::terminal;
 
@@ -79,7 +79,7 @@ impl Eyes {
     ///
     /// Where the host can't be looked at, or has no such GPU.
     pub(crate) fn look(&mut self) -> Result<Snapshot> {
-        let found = match self.host.chosen_anew().look(self.processes, self.driver.as_mut()) {
+        let found = match collect(&self.host.chosen_anew(), self.processes, self.driver.as_mut()) {
             Err(RegistryError::NotRoot { .. }) => socket::ask(&self.host.config.view.socket)?,
             found => found?,
         };
@@ -138,10 +138,10 @@ fn show(snapshot: &Snapshot, args: &Args, out: &mut dyn Write) -> Result<()> {
 
 /// The GPUs as `nvidia-smi -L` lists them.
 fn list(snapshot: &Snapshot) -> String {
-    let line = |gpu: &cgpu::view::GpuFigures| {
+    let line = |gpu: &cgpu_cli::view::GpuFigures| {
         let name = if gpu.name.is_empty() { "unknown" } else { &gpu.name };
         let text = format!("GPU {}: {name} (UUID: {})", gpu.index, gpu.uuid);
-        cgpu::cli::table::printable(&text) + "\n"
+        cgpu_cli::commands::table::printable(&text) + "\n"
     };
     snapshot.gpus.iter().map(line).collect()
 }

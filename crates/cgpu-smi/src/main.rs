@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cgpu::cli::Exit;
+use cgpu_cli::commands::Exit;
 use cgpu_smi::{Args, is_broken_pipe, run};
 use clap::Parser;
 

@@ -5,8 +5,8 @@
 
 use std::fmt::Write;
 
-use cgpu::cli::table::printable;
-use cgpu::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
+use cgpu_cli::commands::table::printable;
+use cgpu_cli::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
 use cgpu_core::units::bytes_to_mib;
 use thiserror::Error;
 

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cgpu::host::require_root;
-use cgpu::view::Snapshot;
+use cgpu_cli::view::Snapshot;
 use cgpu_host::config::View;
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::Group;

@@ -8,7 +8,7 @@ use cgpu::admission::AdmissionError;
 
 use cgpu::backend::Obstacle;
 use cgpu::host::Host;
-use cgpu::view::Processes;
+use cgpu_cli::view::{Processes, collect_records, observe};
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{Change, ChangeError, GpuChangeError, GpuRules};
 use cgpu_core::units::mib_to_bytes;
@@ -124,7 +124,7 @@ impl Shown {
     fn free_weight(&self, index: u32) -> Result<u32, Errno> {
         let on_it: Vec<Record> = self.records().map_err(|_| Errno::EIO)?.to_vec();
         let on_it = on_it.into_iter().filter(|record| has_quota(record, index)).collect();
-        let seen = self.host.chosen_anew().look_at(on_it, &[], Processes::Numbered, None);
+        let seen = collect_records(&self.host.chosen_anew(), on_it, &[], Processes::Numbered, None);
         let seen = seen.map_err(|_| Errno::EIO)?;
         let gpu = seen.gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
         gpu.free_weight.ok_or(Errno::EIO)
@@ -133,7 +133,7 @@ impl Shown {
     /// Free memory of a container's quota on a GPU, and its processes.
     fn meminfo(&self, index: u32, short_id: &str) -> Result<String, Errno> {
         let record = self.record(short_id).map_err(|(errno, _)| errno)?;
-        let observed = self.host.observe(&record).map_err(|_| Errno::EIO)?;
+        let observed = observe(&self.host, &record).map_err(|_| Errno::EIO)?;
         let observed = observed.ok_or(Errno::ENODATA)?;
         // Else its monitor doesn't answer.
         let instances = observed.instances.ok_or(Errno::ETIMEDOUT)?;
@@ -214,7 +214,7 @@ impl Shown {
             }
             Wish::Upgrade => {
                 let mut told = Vec::new();
-                let done = cgpu::cli::upgrade_monitors::run(&self.host, &mut told);
+                let done = cgpu_cli::commands::upgrade_monitors::run(&self.host, &mut told);
                 let told = String::from_utf8_lossy(&told).trim().replace('\n', ", ");
                 info!(told, "monitors upgraded");
                 done.map_err(|error| (Errno::EIO, error.to_string()))

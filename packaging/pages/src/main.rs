@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use cgpu::cli::{Cli, hook::Hook};
+use cgpu::hook::command_line::Hook;
+use cgpu_cli::commands::Cli;
 use clap::{Arg, Command, CommandFactory, Parser};
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;

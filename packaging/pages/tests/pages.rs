@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use cgpu::cli::Cli;
+use cgpu_cli::commands::Cli;
 use clap::CommandFactory;
 use tempfile::TempDir;
 

@@ -5,7 +5,7 @@ use ratatui::text::Span;
 
 use super::{Row, fill, percent, quota};
 use crate::cells::{self, Keep, Signs, cut, known, mib, padded};
-use cgpu::view::{Mode, ShareFigures, State};
+use cgpu_cli::view::{Mode, ShareFigures, State};
 
 /// Blanks between columns.
 const BETWEEN: usize = 2;

@@ -1,6 +1,6 @@
 //! Hosts for tests.
 
-use cgpu::view::{
+use cgpu_cli::view::{
     ContainerFigures, GpuFigures, Mode, ProcessFigures, ShareFigures, Snapshot, State,
 };
 use cgpu_core::plan::{Caveats, Kind, PlannedGpu};

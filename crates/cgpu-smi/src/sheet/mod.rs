@@ -8,7 +8,7 @@ mod columns;
 pub(crate) mod fixture;
 mod flow;
 
-use cgpu::view::{ContainerFigures, GpuFigures, Mode, ShareFigures, Snapshot, State};
+use cgpu_cli::view::{ContainerFigures, GpuFigures, Mode, ShareFigures, Snapshot, State};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 
@@ -322,7 +322,7 @@ impl Page<'_> {
 
     /// A sentence on lines of its own, below blocks.
     fn sentence(&mut self, text: &str, style: Style) {
-        let text = cgpu::cli::table::printable(text);
+        let text = cgpu_cli::commands::table::printable(text);
         let words = text.split(' ').filter(|word| !word.is_empty());
         let words = words.map(|word| vec![Span::styled(word.to_owned(), style)]).collect();
         self.sheet.lines.extend(flow::flow_words(words, self.look.width, self.look.signs));

@@ -1,6 +1,6 @@
 //! What is shown full screen, and what keys do to it: [`State`]. Pure.
 
-use cgpu::view::{ContainerFigures, Snapshot};
+use cgpu_cli::view::{ContainerFigures, Snapshot};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::history::History;
@@ -287,7 +287,7 @@ impl State {
 }
 
 fn printable(text: &str) -> String {
-    cgpu::cli::table::printable(text)
+    cgpu_cli::commands::table::printable(text)
 }
 
 #[cfg(test)]

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::table::{aligned, printable};
 use super::{Format, Output};
-use crate::host::Host;
 use crate::nvml::probe;
+use cgpu::host::Host;
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::{Kind, Plan, PlannedGpu};
 use cgpu_host::inventory::cached;

@@ -1,23 +1,20 @@
 //! What people look at, as one model: [`Snapshot`].
 //!
 //! Owns what is shown of a host: its GPUs, its containers, their processes and figures, each with its
-//! unit, and "unknown" (`None`) apart from zero. [`gather`](Host::look) asks once; tables, JSON,
+//! unit, and "unknown" (`None`) apart from zero. [`collect`] asks once; tables, JSON,
 //! metrics and the tree of files print what it found. Must not know how any of them prints.
 
 mod assemble;
+mod collect;
 mod driver;
-mod gather;
 
 use serde::{Deserialize, Serialize};
 
+pub use collect::{Processes, collect, collect_records, observe};
 pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
-pub use gather::Processes;
 
 use cgpu_core::calls::{Calls, Durations};
 use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
-
-#[cfg(doc)]
-use crate::host::Host;
 
 /// A host, as it was in one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

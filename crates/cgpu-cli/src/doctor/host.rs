@@ -5,10 +5,10 @@
 use std::path::Path;
 
 use super::facts::{Cgroups, Isolation, Runtime, Seen};
-use crate::backend::gate::check_kernel;
 use crate::engines::files::Tree;
 use crate::engines::program;
-use crate::host::Host;
+use cgpu::backend::gate::check_kernel;
+use cgpu::host::Host;
 use cgpu_monitor::daemon::check_sizes;
 use cgpu_monitor::gate::enter;
 

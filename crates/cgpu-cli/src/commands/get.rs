@@ -6,9 +6,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::host::Host;
-use crate::names;
-use crate::view::{ContainerFigures, GpuFigures, Processes};
+use crate::view::{ContainerFigures, GpuFigures, Processes, collect, collect_records};
+use cgpu::host::Host;
+use cgpu::names;
 use cgpu_core::units::bytes_to_mib;
 
 /// What to print of which container or GPU, or of the host.
@@ -56,12 +56,12 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
         Thing::Container => {
             let (records, _) = host.look_at_registry()?.look_at_each()?;
             let record = names::chosen(word()?, records)?;
-            let snapshot = host.look_at(vec![record], &[], Processes::Numbered, None)?;
+            let snapshot = collect_records(host, vec![record], &[], Processes::Numbered, None)?;
             snapshot.containers.first().map(of_container)
         }
         Thing::Gpu => {
             let uuid = host.gpu_named(word()?)?.uuid;
-            host.look(Processes::Numbered, None)?
+            collect(host, Processes::Numbered, None)?
                 .gpus
                 .iter()
                 .find(|gpu| gpu.uuid == uuid)

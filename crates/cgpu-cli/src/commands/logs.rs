@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::events::{self, until_nobody_reads};
-use crate::host::Host;
+use cgpu::host::Host;
 use cgpu_host::events::{Event, Filter, Kind, Names, plain};
 use cgpu_host::log::{self, Sink};
 

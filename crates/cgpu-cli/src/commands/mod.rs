@@ -7,7 +7,6 @@ pub mod events;
 pub mod gc;
 pub mod get;
 pub mod gpus;
-pub mod hook;
 pub mod inspect;
 pub mod logs;
 pub mod nodes;
@@ -25,13 +24,17 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::host::Host;
+use cgpu::host::Host;
 use cgpu_host::config::InventorySource;
 use cgpu_host::report::{ErrorLog, report};
 
 /// Set up, inspect and steer containers that share GPUs.
 #[derive(Debug, Parser)]
-#[command(name = "cgpu", version, about)]
+#[command(
+    name = "cgpu",
+    version,
+    about = "An OCI runtime that lets containers share GPUs, with quotas that hold"
+)]
 pub struct Cli {
     /// The configuration [default: $CGPU_CONFIG, else /etc/cgpu/config.toml].
     #[arg(long, global = true, value_name = "FILE")]

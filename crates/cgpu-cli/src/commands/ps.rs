@@ -7,10 +7,12 @@ use serde::Serialize;
 
 use super::Format;
 use super::table::{aligned, or_dash, printable};
-use crate::admission::{UNSTARTED_S, deletion};
-use crate::host::Host;
-use crate::names;
-use crate::view::{ContainerFigures, Mode, Processes, Program, ShareFigures, State};
+use crate::view::{
+    ContainerFigures, Mode, Processes, Program, ShareFigures, State, collect_records,
+};
+use cgpu::admission::{UNSTARTED_S, deletion};
+use cgpu::host::Host;
+use cgpu::names;
 use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
 use cgpu_core::units::bytes_to_mib;
 use cgpu_host::registry::Key;
@@ -52,7 +54,7 @@ pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write)
     if let Some(word) = word {
         records = vec![names::chosen(word, records)?];
     }
-    let snapshot = host.look_at(records, &[], Processes::Numbered, None)?;
+    let snapshot = collect_records(host, records, &[], Processes::Numbered, None)?;
     match format {
         Format::Json => {
             let containers: Vec<_> = snapshot.containers.iter().map(container).collect();

@@ -10,7 +10,7 @@ use super::driver::device_root;
 use super::facts::Facts;
 use super::{driver, engines, host, own};
 use crate::engines::files::Tree;
-use crate::host::Host;
+use cgpu::host::Host;
 use cgpu_host::config::{self, Config};
 
 /// Where a host is.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::table::printable;
-use crate::host::Host;
+use cgpu::host::Host;
 use cgpu_core::plan::{Change, GpuChange, Plan};
 use cgpu_core::request::amount::size_mib;
 use cgpu_core::units::mib_said;

@@ -5,8 +5,8 @@ use std::io::Write;
 use anyhow::{Result, bail};
 
 use super::table::printable;
-use crate::backend::gate::MONITOR;
-use crate::host::{Host, own_program};
+use cgpu::backend::gate::MONITOR;
+use cgpu::host::{Host, own_program};
 use cgpu_monitor::gate::upgrade::upgrade;
 
 /// Has the installed monitor go on in each running one, and says so.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::host::{Host, own_program};
+use cgpu::host::{Host, own_program};
 
 /// Becomes `program` with these arguments, and our configuration.
 ///

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use super::facts::{Divisible, Own, Records, Seen, Unstarted};
 use super::sentence;
-use crate::admission::{Condition, UNSTARTED_S, deletion};
-use crate::host::{Host, require_root};
+use cgpu::admission::{Condition, UNSTARTED_S, deletion};
+use cgpu::host::{Host, require_root};
 use cgpu_core::gpu::Gpu;
 use cgpu_core::units::bytes_to_mib;
 use cgpu_host::events::{Follower, Kind, Store, plain};

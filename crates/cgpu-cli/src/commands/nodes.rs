@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::host::{Host, require_root};
+use cgpu::host::{Host, require_root};
 use cgpu_inject::device_numbers::Module;
 use cgpu_inject::kernel_modules::{gpu_waits_for_driver, load};
 

@@ -1,4 +1,4 @@
-//! The command line of `cgpu-hook`; here, so that its man page is made of it too.
+//! The command line of `cgpu-hook`, of which its man page is made, too.
 
 use std::path::PathBuf;
 

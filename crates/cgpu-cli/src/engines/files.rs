@@ -10,7 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::Seen;
-use crate::runtime::real::{self, USUAL_DIRS};
+use cgpu::runtime::real::{self, USUAL_DIRS};
 
 /// Most bytes read of one file; a daemon's configuration has some thousands.
 const READ_BYTES_MAX: u64 = 1 << 20;

@@ -9,8 +9,8 @@ use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::table::printable;
-use crate::host::Host;
-use crate::names;
+use cgpu::host::Host;
+use cgpu::names;
 use cgpu_host::events::{Event, Filter, Follower, Names, Store};
 
 /// How often it looks for events that came, in milliseconds.

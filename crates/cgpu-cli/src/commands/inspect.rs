@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::Format;
 use super::table::{aligned, printable};
-use crate::host;
-use crate::host::Host;
 use crate::nvml;
-use crate::runtime::{nvidia, real};
+use cgpu::host;
+use cgpu::host::Host;
+use cgpu::runtime::{nvidia, real};
 use cgpu_core::plan::Plan;
 use cgpu_core::request::{EntryPoint, Request, Verdict};
 use cgpu_core::units::bytes_to_mib;

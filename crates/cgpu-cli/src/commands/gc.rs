@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 
 use super::table::printable;
-use crate::host::Host;
+use cgpu::host::Host;
 
 /// Collects stale records, and says which.
 ///

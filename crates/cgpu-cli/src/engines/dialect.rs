@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn docker_names_runtimes_by_their_paths() {
-        let shipped = include_str!("../../packaging/daemon.json");
+        let shipped = include_str!("../../../../packaging/daemon.json");
         assert_eq!(docker(shipped), ours("cgpu", None));
         for other in [
             "",
@@ -359,7 +359,8 @@ mod tests {
 
     #[test]
     fn containerd_names_them_by_the_version_of_its_file() {
-        let shipped = format!("version = 2\n{}", include_str!("../../packaging/containerd.toml"));
+        let shipped =
+            format!("version = 2\n{}", include_str!("../../../../packaging/containerd.toml"));
         let third = shipped.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
         let of = |text: &str| said(None, &[text]).remove(0);
         let fine = ours("cgpu", None).unwrap();
@@ -460,7 +461,7 @@ mod tests {
 
     #[test]
     fn hooks_are_ours_by_their_program() {
-        let shipped = include_str!("../../hooks/cgpu-poststop.json");
+        let shipped = include_str!("../../../../hooks/cgpu-poststop.json");
         let stages = vec!["poststop".to_owned()];
         assert_eq!(hook(shipped), Ok(Some(("/usr/bin/cgpu-hook".into(), stages))));
         assert_eq!(hook(r#"{"hook":{"path":"/usr/bin/oci-umount"}}"#), Ok(None));

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use super::files::Tree;
 use super::names::RUNTIME;
-use crate::runtime::real::{LOWER, OVER};
+use cgpu::runtime::real::{LOWER, OVER};
 
 /// The runtimes that ours may stand over, by the names of their programs.
 const KNOWN: [&str; 2] = ["runc", "crun"];

@@ -6,8 +6,8 @@ use super::{
     ContainerFigures, DriverFigures, DriverGpu, GpuFigures, Mode, ProcessFigures, Program,
     ShareFigures, Snapshot, State,
 };
-use crate::admission::Condition;
-use crate::backend::Observed;
+use cgpu::admission::Condition;
+use cgpu::backend::Observed;
 use cgpu_core::gpu::{Gpu, GpuState};
 use cgpu_core::plan::{GpuRules, Kind, Plan, PlannedGpu};
 use cgpu_host::registry::Record;
@@ -276,8 +276,8 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::backend::Instance;
     use crate::view::DriverProcess;
+    use cgpu::backend::Instance;
     use cgpu_core::calls::Calls;
     use cgpu_core::units::MIB;
     use cgpu_host::process::ProcessId;
