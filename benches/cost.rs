@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use cgpu::admission::Admission;
 use cgpu::host::Host;
 use cgpu_core::plan::{Candidate, Kind, Plan, PlannedGpu, Proposal, WeightAsked};
 use cgpu_host::config::{Backend, Config};
@@ -455,8 +456,9 @@ impl Bench {
             let key = Key { root: "/run/runc".into(), id: format!("{n:064x}") };
             let start = Instant::now();
             let holder = Holder::Reserved { by: own };
-            let record = host.reserve(key.clone(), Path::new("/"), &proposal, holder);
-            host.tell_of(&record.expect("there is room"), None, None);
+            let record =
+                Admission::of(&host).reserve(key.clone(), Path::new("/"), &proposal, holder);
+            Admission::of(&host).tell_of(&record.expect("there is room"), None, None);
             (start.elapsed(), key)
         };
         // One short on each GPU's twentieth, so that one more has room.
@@ -467,7 +469,7 @@ impl Bench {
         for _ in 0..ADMIT_RUNS {
             let (time, key) = reserve(REGISTERED - 1);
             times.push(time);
-            host.release(&key).expect("it was reserved");
+            Admission::of(&host).release(&key).expect("it was reserved");
         }
         let what = format!("admission beside {} containers", REGISTERED - 1);
         println!("{what:<44} {:>9} {:>9} {:>9} {:>7}  ≤ 1 ms", "", ms(median(times)), "", "");

@@ -53,7 +53,21 @@ const END_PATIENCE: Duration = Duration::from_secs(2);
 /// How long all monitors together may take to search what gone containers have left, whose records are collected.
 const COLLECT_PATIENCE: Duration = Duration::from_secs(1);
 
-impl Host {
+/// What of a host is reserved, and by whom: the records of its registry, changed under its lock.
+#[derive(Debug, Clone, Copy)]
+pub struct Admission<'a> {
+    host: &'a Host,
+}
+
+impl<'a> Admission<'a> {
+    /// The admission of `host`.
+    #[must_use]
+    pub fn of(host: &'a Host) -> Self {
+        Admission { host }
+    }
+}
+
+impl Admission<'_> {
     /// Starts what has to be there before the runtime makes the container of `record`; `begun` is what
     /// the host's backend has begun of that.
     ///
@@ -67,8 +81,8 @@ impl Host {
         begun: Option<Launcher>,
     ) -> Result<(), AdmissionError> {
         let kind = record.plan.backend;
-        let begun = begun.filter(|_| kind == self.backend);
-        let launch = begun.unwrap_or_else(|| self.isolation(kind).begin_launch());
+        let begun = begun.filter(|_| kind == self.host.backend);
+        let launch = begun.unwrap_or_else(|| self.host.isolation(kind).begin_launch());
         Ok(launch(tenant(record), how)?)
     }
 
@@ -78,7 +92,7 @@ impl Host {
     ///
     /// Where it can't: then it must not become a runtime.
     pub fn enter(&self, record: &Record) -> Result<(), AdmissionError> {
-        Ok(self.isolation(record.plan.backend).enter(tenant(record))?)
+        Ok(self.host.isolation(record.plan.backend).enter(tenant(record))?)
     }
 
     /// The record of `key`, without waiting for the lock.
@@ -87,7 +101,7 @@ impl Host {
     ///
     /// Where it can't be read, or who could have written it isn't root.
     pub fn registered(&self, key: &Key) -> Result<Option<Record>, AdmissionError> {
-        Ok(self.look_at_registry()?.find(key)?)
+        Ok(self.host.look_at_registry()?.find(key)?)
     }
 
     /// The plan that `proposal` would come to now for the bundle in `dir`; changes nothing.
@@ -96,12 +110,15 @@ impl Host {
     ///
     /// Where it would not be admitted.
     pub fn would_admit(&self, proposal: &Proposal, dir: &Path) -> Result<Plan, AdmissionError> {
-        let registry = self.look_at_registry()?;
+        let registry = self.host.look_at_registry()?;
         let living = registry.living()?;
         let others = living.iter().filter(|record| record.bundle != dir || record.is_leaked());
         let holdings: Vec<_> = others.map(Record::holding).collect();
-        let placed =
-            proposal.place(&holdings, &self.limits(&registry)?, self.config.admission.placement);
+        let placed = proposal.place(
+            &holdings,
+            &self.limits(&registry)?,
+            self.host.config.admission.placement,
+        );
         placed.map_err(|refusal| named(refusal, &registry))
     }
 
@@ -118,14 +135,14 @@ impl Host {
         proposal: &Proposal,
         holder: Holder,
     ) -> Result<Record, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Quick)?;
         if let Some(old) = locked.find(&key)? {
             self.give_up(&registry, &mut locked, &old, bundle, &holder)?;
         }
         let limits = self.limits(&registry)?;
-        let placement = self.config.admission.placement;
+        let placement = self.host.config.admission.placement;
         let plan = match proposal.place(locked.holdings(), &limits, placement) {
             Ok(plan) => plan,
             Err(_) => {
@@ -168,7 +185,7 @@ impl Host {
     /// Who tells of this host's containers.
     #[must_use]
     pub fn teller(&self) -> Teller {
-        Teller::of_host(&self.config.state_dir)
+        Teller::of_host(&self.host.config.state_dir)
     }
 
     /// The event of a create, and so the one line that the log has of it: what the container of `record` gets,
@@ -176,12 +193,12 @@ impl Host {
     pub fn tell_of(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
         let Record { key: Key { id, root }, short_id, plan, .. } = record;
         // Why a whole container has no backend needs no word.
-        let is_chosen = plan.backend == self.backend && !plan.is_whole();
+        let is_chosen = plan.backend == self.host.backend && !plan.is_whole();
         // Another container's has the id's first characters.
         let is_others = !id.starts_with(short_id.trim_end_matches('_'));
         let teller = self.teller();
         teller.tell(Event {
-            chosen: is_chosen.then(|| self.why_backend.to_owned()),
+            chosen: is_chosen.then(|| self.host.why_backend.to_owned()),
             driver_files: files.map(|files| files.name().to_owned()),
             short_id: is_others.then(|| short_id.clone()),
             not_held: self.shares_not_held(plan),
@@ -194,10 +211,13 @@ impl Host {
 
     /// The events of a bundle's settings that nearly mean something.
     pub fn report_near_misses(&self, key: &Key, bundle: &Bundle, decision: &Decision) {
-        if decision.near_misses.is_empty() || require_root().is_err() || self.registry().is_err() {
+        if decision.near_misses.is_empty()
+            || require_root().is_err()
+            || self.host.registry().is_err()
+        {
             return;
         }
-        cgpu_host::log::init(&self.config.log);
+        cgpu_host::log::init(&self.host.config.log);
         let name = names::of_bundle(&key.id, bundle);
         for near in &decision.near_misses {
             let event = Event::new(EventKind::Warned).of(&key.id, name.as_deref(), &key.root);
@@ -213,7 +233,7 @@ impl Host {
         (error, cause): (&dyn Error, Cause),
     ) {
         // The directory is made, or seen not to be ours; who isn't root can write nothing there.
-        if require_root().is_err() || self.registry().is_err() {
+        if require_root().is_err() || self.host.registry().is_err() {
             return;
         }
         let reason = report::sentence(error);
@@ -244,7 +264,11 @@ impl Host {
                 let Key { id, root } = old.key.clone();
                 Err(RegistryError::InUse { id, root, by }.into())
             }
-            _ => match self.isolation(old.plan.backend).leftover(&old.short_id, COLLECT_PATIENCE) {
+            _ => match self
+                .host
+                .isolation(old.plan.backend)
+                .leftover(&old.short_id, COLLECT_PATIENCE)
+            {
                 Leftover::WatchedBy(monitor) => self.keep_leaked(locked, old, monitor),
                 Leftover::Nothing | Leftover::Unknown => {
                     self.end(locked, old, Some("its container is made anew"))
@@ -267,7 +291,7 @@ impl Host {
         bundle: &Path,
         init: Option<ProcessId>,
     ) -> Result<bool, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         // Until the record says that isolation is on: whoever collects meanwhile would end
         // what is just being made, and the rest of it would belong to nobody.
         let mut locked = registry.lock()?;
@@ -295,7 +319,7 @@ impl Host {
     /// Isolation first: a record that says active is never in the wrong, and until then
     /// it is the runtime's, whose end ends whatever was made.
     fn isolate(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
-        self.isolation(record.plan.backend).activate(tenant(record))?;
+        self.host.isolation(record.plan.backend).activate(tenant(record))?;
         failpoint("hook-isolated");
         locked.put(record)?;
         failpoint("hook-activated");
@@ -309,7 +333,7 @@ impl Host {
     ///
     /// Where the registry can't be used.
     pub fn rename(&self, from: &Key, to: &Key, bundle: &Path) -> Result<(), AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         if let Some(record) = locked.find(from)? {
             if let Some(before) = locked.find(to)? {
@@ -337,7 +361,7 @@ impl Host {
         bundle: &Path,
         id: &str,
     ) -> Result<Option<Record>, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let locked = registry.lock()?;
         Ok(locked.find_by_bundle(bundle, id)?)
     }
@@ -349,7 +373,7 @@ impl Host {
     ///
     /// Where something is left; the record then stays, and is collected later.
     pub fn release(&self, key: &Key) -> Result<bool, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let leftover = self.leftover(&registry, key, None)?;
         let mut locked = registry.lock()?;
         let Some(record) = locked.find(key)? else { return Ok(false) };
@@ -363,7 +387,7 @@ impl Host {
     ///
     /// As [`release`](Self::release).
     pub fn withdraw(&self, key: &Key) -> Result<(), AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         match locked.find(key)? {
             Some(record) => self.unregister(&mut locked, &record),
@@ -377,7 +401,7 @@ impl Host {
     ///
     /// As [`release`](Self::release).
     pub fn release_unmade(&self, key: &Key) -> Result<bool, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         let Some(record) = locked.find(key)? else { return Ok(false) };
         self.end(&mut locked, &record, None)?;
@@ -398,7 +422,7 @@ impl Host {
             // the monitor sees no end before the hook's.
             let is_maker = holder.process().is_some_and(|by| Some(by.pid) == caller);
             let patience = if is_maker { Duration::ZERO } else { END_PATIENCE };
-            let leftover = self.isolation(plan.backend).leftover(&short_id, patience);
+            let leftover = self.host.isolation(plan.backend).leftover(&short_id, patience);
             (short_id, leftover)
         }))
     }
@@ -475,7 +499,7 @@ impl Host {
         choose: impl FnOnce(&Registry) -> Result<Record, RegistryError>,
         change: impl FnOnce(&Plan) -> Result<Change, ChangeError>,
     ) -> Result<Plan, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Close)?;
         let before = choose(&registry)?;
@@ -492,7 +516,7 @@ impl Host {
         let between = before.plan.covering(&plan);
         locked.put(&Record { plan: between, ..before.clone() })?;
         let after = Record { plan, ..before.clone() };
-        let isolation = self.isolation(after.plan.backend);
+        let isolation = self.host.isolation(after.plan.backend);
         if let Err(error) = isolation.set(tenant(&before), change) {
             locked.put(&before)?;
             return Err(error.into());
@@ -542,7 +566,7 @@ impl Host {
     ///
     /// Where something is left, as under [`release`](Self::release).
     pub fn release_ended(&self, key: &Key, caller: i32) -> Result<bool, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         // A monitor that has seen the last way to the memory of its container end becomes this hook.
         if let Some(own) = ProcessId::own() {
             let mut locked = registry.lock()?;
@@ -576,17 +600,18 @@ impl Host {
     ///
     /// Where the registry can't be used.
     pub fn collect(&self) -> Result<Collected, AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         let records = self.collect_locked(&mut locked, Look::Close)?;
         let lost = self.lost(&locked, |_| true)?;
-        let mut orphans = lost::orphans(&self.config.state_dir, |name| locked.has_short_id(name))?;
+        let mut orphans =
+            lost::orphans(&self.host.config.state_dir, |name| locked.has_short_id(name))?;
         orphans.retain(|orphan| {
             let id = &orphan.short_id;
             if orphan.monitor.is_some() {
                 return true;
             }
-            match self.isolation(Kind::Gate).deactivate(id) {
+            match self.host.isolation(Kind::Gate).deactivate(id) {
                 Ok(()) => info!(id, "removed: what was left of a monitor without a record"),
                 Err(error) => {
                     let error: &dyn Error = &error;
@@ -622,7 +647,8 @@ impl Host {
                 Look::Quick => Duration::ZERO,
                 Look::Close => COLLECT_PATIENCE.saturating_sub(asked.elapsed()),
             };
-            let leftover = self.isolation(record.plan.backend).leftover(&record.short_id, patience);
+            let leftover =
+                self.host.isolation(record.plan.backend).leftover(&record.short_id, patience);
             let ended = match leftover {
                 Leftover::WatchedBy(monitor) => match self.keep_leaked(locked, &record, monitor) {
                     Ok(()) => continue,
@@ -648,7 +674,7 @@ impl Host {
 
     /// Ends isolation and registration.
     fn unregister(&self, locked: &mut Locked<'_>, record: &Record) -> Result<(), AdmissionError> {
-        self.isolation(record.plan.backend).deactivate(&record.short_id)?;
+        self.host.isolation(record.plan.backend).deactivate(&record.short_id)?;
         failpoint("hook-deactivated");
         locked.remove(&record.key)?;
         self.share_out(locked, &record.plan.gpus);

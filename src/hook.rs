@@ -18,6 +18,7 @@ use serde::Deserialize;
 use thiserror::Error;
 use tracing::warn;
 
+use crate::admission::Admission;
 use crate::admission::marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError};
 use crate::host;
@@ -201,7 +202,7 @@ pub fn calls(
 pub fn deregister(config: Option<&Path>, key: &Key) {
     let released = Host::load(config.map(AsRef::as_ref))
         .map_err(|error| Box::new(error) as Box<dyn Error>)
-        .and_then(|host| Ok(host.release_ended(key, getppid().as_raw())?));
+        .and_then(|host| Ok(Admission::of(&host).release_ended(key, getppid().as_raw())?));
     if let Err(error) = released {
         warn!(id = key.id, error, "{}", admission::UNDONE);
     }
@@ -272,7 +273,7 @@ fn write(bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
 /// says, and crun what any hook says.
 fn tell_of_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
-    host.tell_of_refusal(key, name.as_deref(), (error, error.why()));
+    Admission::of(host).tell_of_refusal(key, name.as_deref(), (error, error.why()));
 }
 
 fn call(
@@ -341,21 +342,21 @@ fn activate(host: &Host, caller: &Caller, state: &State) -> Result<(), HookError
         Caller::Wrapper { key } => key.clone(),
         Caller::Precreate { token } => {
             let key = bundle_key(&bundle, &state.id);
-            host.rename(&announced(token), &key, &bundle)?;
+            Admission::of(host).rename(&announced(token), &key, &bundle)?;
             key
         }
         // The wrapper's own hook is in the bundle, too: one of the two comes first.
-        Caller::Alone => match host.find_by_bundle(&bundle, &state.id)? {
+        Caller::Alone => match Admission::of(host).find_by_bundle(&bundle, &state.id)? {
             Some(record) => record.key,
             None => bundle_key(&bundle, &state.id),
         },
     };
     if host.may_get_more() {
-        let record = host.registered(&key)?;
+        let record = Admission::of(host).registered(&key)?;
         let bundle = Bundle::load(&bundle, Path::new("config.json"))?;
         record.map_or(Ok(()), |record| host.refuse_more(&record, &bundle))?;
     }
-    if host.activate(&key, &bundle, init)? {
+    if Admission::of(host).activate(&key, &bundle, init)? {
         return Ok(());
     }
     if request.is_none() {
@@ -374,7 +375,7 @@ fn asked(host: &Host, dir: &Path, id: &str) -> Result<Option<Request>, HookError
     let mut host = host.clone();
     host.config.driver.whole = Whole::Off;
     let decision = host.decide(&bundle, Some(id), EntryPoint::LateHook)?;
-    host.report_near_misses(&bundle_key(dir, id), &bundle, &decision);
+    Admission::of(&host).report_near_misses(&bundle_key(dir, id), &bundle, &decision);
     Ok(decision.request().cloned())
 }
 
@@ -400,9 +401,9 @@ fn register(
     };
     let bundle = Bundle::load(dir, Path::new("config.json"));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
-    let record = host.reserve(key.clone(), dir, &proposal, holder)?;
-    host.tell_of(&record, name.as_deref(), None);
-    host.activate(&key, dir, init)?;
+    let record = Admission::of(host).reserve(key.clone(), dir, &proposal, holder)?;
+    Admission::of(host).tell_of(&record, name.as_deref(), None);
+    Admission::of(host).activate(&key, dir, init)?;
     Ok(())
 }
 
@@ -421,7 +422,7 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
             keys.extend([announced(token), bundle_key(&bundle, &state.id)]);
         }
         Caller::Alone => {
-            let found = host.find_by_bundle(&bundle, &state.id).ok().flatten();
+            let found = Admission::of(host).find_by_bundle(&bundle, &state.id).ok().flatten();
             keys.extend(found.map(|record| record.key));
             keys.push(bundle_key(&bundle, &state.id));
         }
@@ -429,8 +430,8 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
     for key in keys {
         let released = match caller {
             // A job may call us itself, as its last word.
-            Caller::Alone => host.release(&key),
-            _ => host.release_ended(&key, getppid().as_raw()),
+            Caller::Alone => Admission::of(host).release(&key),
+            _ => Admission::of(host).release_ended(&key, getppid().as_raw()),
         };
         if let Err(error) = released {
             let error: &dyn Error = &error;
@@ -444,7 +445,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let mut write = |bytes: &[u8]| write(bytes, output);
     let mut bundle = Bundle::from_bytes(bytes, PathBuf::new(), "config.json".into())?;
     let decision = host.decide(&bundle, None, EntryPoint::PrecreateHook)?;
-    host.report_near_misses(&announced(&token()), &bundle, &decision);
+    Admission::of(host).report_near_misses(&announced(&token()), &bundle, &decision);
     let Some(request) = decision.request() else { return write(bytes) };
     if host.serves_unregistered(request) {
         return match host.equip_unregistered(request, &mut bundle)? {
@@ -477,25 +478,26 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by };
     // It has no id that an engine's file could be found by; a pod's has its name all the same.
     let name = names::of_bundle(&token, &bundle);
-    let record = host.reserve(announced(&token), Path::new(""), &proposal, holder)?;
+    let record =
+        Admission::of(host).reserve(announced(&token), Path::new(""), &proposal, holder)?;
     let driver = host.driver_of(&record.plan, &inventory, &bundle, request.is_as_brought());
     let (nodes, driver) = match driver {
         Ok(driver) => driver,
         Err(error) => {
-            if let Err(error) = host.withdraw(&announced(&token)) {
+            if let Err(error) = Admission::of(host).withdraw(&announced(&token)) {
                 not_taken_back(&error);
             }
             return Err(error.into());
         }
     };
-    host.tell_of(&record, name.as_deref(), Some(driver.mode));
+    Admission::of(host).tell_of(&record, name.as_deref(), Some(driver.mode));
     let equip = || -> Result<(), HookError> {
         bundle.apply(&host.edits((&record, request), &bundle, nodes, driver.edits, calls)?)?;
         write(bundle.to_text().as_bytes())
     };
     equip().inspect_err(|_| {
         // Nobody will come for it.
-        if let Err(error) = host.release_unmade(&announced(&token)) {
+        if let Err(error) = Admission::of(host).release_unmade(&announced(&token)) {
             not_taken_back(&error);
         }
     })

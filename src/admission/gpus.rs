@@ -1,8 +1,8 @@
 //! Settings of GPUs: what goes for each now, and how that is changed.
 
 use super::AdmissionError;
+use crate::admission::Admission;
 use crate::backend;
-use crate::host::Host;
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{
     GpuChange, GpuRules, Kind, Limits, Occupancy, POLICY_NATIVE, Plan, PlannedGpu, policy_of,
@@ -14,14 +14,14 @@ use cgpu_host::registry::{
     GpuSettings, HostSettings, Locked, Look, Registry, RegistryError, share,
 };
 
-impl Host {
+impl Admission<'_> {
     /// How much may be promised on each GPU.
     ///
     /// # Errors
     ///
     /// Where it can't be read what was set of the GPUs.
     pub(super) fn limits(&self, registry: &Registry) -> Result<Limits, RegistryError> {
-        let admission = &self.config.admission;
+        let admission = &self.host.config.admission;
         let settings = registry.gpu_settings()?;
         let max_inst_of =
             settings.iter().filter_map(|(uuid, set)| Some((uuid.clone(), set.max_inst?)));
@@ -50,31 +50,31 @@ impl Host {
         uuid: &str,
     ) -> Result<GpuRules, RegistryError> {
         let set = registry.gpu_settings()?.remove(uuid).unwrap_or_default();
-        Ok(backend::gpu_rules(self.backend, &self.config, index).unwrap_or_else(|| {
+        Ok(backend::gpu_rules(self.host.backend, &self.host.config, index).unwrap_or_else(|| {
             let rules = self.rules_of(set, &[]);
             // Who has a weight may have selected another policy.
-            let held = share::read(&self.config.state_dir, uuid).ok().flatten();
+            let held = share::read(&self.host.config.state_dir, uuid).ok().flatten();
             GpuRules { policy: held.map_or(rules.policy, |held| held.policy), ..rules }
         }))
     }
 
     /// The policy of GPUs of which none is set: the driver's own, where nothing here holds another.
     fn usual_policy(&self) -> u32 {
-        match self.backend {
-            Kind::Gate => self.config.compute.policy,
+        match self.host.backend {
+            Kind::Gate => self.host.config.compute.policy,
             Kind::Km | Kind::None => POLICY_NATIVE,
         }
     }
 
     /// What goes for a GPU of which `set` was set, while these containers are on it.
     fn rules_of(&self, set: GpuSettings, tenants: &[Tenant]) -> GpuRules {
-        let compute = &self.config.compute;
+        let compute = &self.host.config.compute;
         let usual = self.usual_policy();
         let has_weight = tenants.iter().any(|tenant| tenant.weight > 1);
         let has_priority = tenants.iter().any(|tenant| tenant.high_priority);
         GpuRules {
             policy: policy_of(set.policy, usual, has_weight, has_priority),
-            max_inst: set.max_inst.unwrap_or(self.config.admission.max_inst),
+            max_inst: set.max_inst.unwrap_or(self.host.config.admission.max_inst),
             prio_ratio: set.prio_ratio.unwrap_or(compute.prio_ratio),
         }
     }
@@ -82,14 +82,14 @@ impl Host {
     /// Tells monitors what containers have of the computing time of these GPUs, on which one came,
     /// changed or went. What can't be told they learn of at the next change.
     pub(super) fn share_out(&self, locked: &Locked<'_>, gpus: &[PlannedGpu]) {
-        if self.backend != Kind::Gate {
+        if self.host.backend != Kind::Gate {
             return;
         }
         let told = locked.registry().gpu_settings().and_then(|settings| {
             let shared = gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_some());
             shared.map(|gpu| &gpu.uuid).try_for_each(|uuid| {
                 let set = settings.get(uuid).copied().unwrap_or_default();
-                locked.share_out(uuid, self.config.compute.idle, |tenants| {
+                locked.share_out(uuid, self.host.config.compute.idle, |tenants| {
                     self.rules_of(set, tenants)
                 })
             })
@@ -106,7 +106,7 @@ impl Host {
     ///
     /// Where the registry can't be used.
     pub fn share_out_all(&self) -> Result<(), AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let locked = registry.lock()?;
         for record in registry.living()? {
             self.share_out(&locked, &record.plan.gpus);
@@ -120,10 +120,10 @@ impl Host {
         if !plan.asks_for_shares() {
             return None;
         }
-        let registry = self.look_at_registry().ok();
+        let registry = self.host.look_at_registry().ok();
         let settings = registry.and_then(|registry| registry.gpu_settings().ok());
         let policy = |gpu: &PlannedGpu| {
-            let held = share::read(&self.config.state_dir, &gpu.uuid).ok().flatten();
+            let held = share::read(&self.host.config.state_dir, &gpu.uuid).ok().flatten();
             held.map_or_else(
                 || {
                     let set =
@@ -146,16 +146,16 @@ impl Host {
     /// change; then it has what it had.
     pub fn set_gpu(&self, word: &str, change: GpuChange) -> Result<GpuRules, AdmissionError> {
         let gpu = self.gpu_named(word)?;
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         self.collect_locked(&mut locked, Look::Close)?;
         let there = Occupancy::of(&gpu.uuid, locked.holdings());
         let rules = self.gpu_rules(&registry, gpu.index, &gpu.uuid)?;
-        change.check(gpu.index, rules, there, self.backend)?;
-        backend::set_gpu(self.backend, &self.config, &gpu, change)?;
+        change.check(gpu.index, rules, there, self.host.backend)?;
+        backend::set_gpu(self.host.backend, &self.host.config, &gpu, change)?;
         locked.put_gpu(&gpu.uuid, change)?;
         let set = registry.gpu_settings()?.remove(&gpu.uuid).unwrap_or_default();
-        locked.share_out(&gpu.uuid, self.config.compute.idle, |tenants| {
+        locked.share_out(&gpu.uuid, self.host.config.compute.idle, |tenants| {
             self.rules_of(set, tenants)
         })?;
         self.teller().tell(Event {
@@ -174,7 +174,7 @@ impl Host {
     ///
     /// Where that can't be written.
     pub fn set_default_memory(&self, mib: u64) -> Result<(), AdmissionError> {
-        let registry = self.registry()?;
+        let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         locked.put_host(HostSettings { default_memory_mib: Some(mib) })?;
         let setting = Some(format!("default_memory={mib}MiB"));
@@ -188,7 +188,7 @@ impl Host {
     ///
     /// Where there is none, or the GPUs aren't known.
     pub fn gpu_named(&self, word: &str) -> Result<Gpu, AdmissionError> {
-        let inventory = inventory::cached(&self.inventory_settings())?.unwrap_or_default();
+        let inventory = inventory::cached(&self.host.inventory_settings())?.unwrap_or_default();
         let named = |gpu: &&Gpu| {
             word.parse() == Ok(gpu.index)
                 || word == gpu.uuid

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use super::AdmissionError;
-use crate::host::{Host, tenant};
+use crate::admission::Admission;
+use crate::host::tenant;
 use crate::names;
 use cgpu_core::plan::{Holding, Kind};
 use cgpu_host::events::Event;
@@ -71,12 +72,12 @@ impl Condition {
     }
 }
 
-impl Host {
+impl Admission<'_> {
     /// How the container of `record` stands.
     #[must_use]
     pub fn condition(&self, record: &Record) -> Condition {
         self.condition_where(record, || {
-            let place = MonitorDir::of(&self.config.state_dir, &record.short_id);
+            let place = MonitorDir::of(&self.host.config.state_dir, &record.short_id);
             !matches!(place.process(), Ok(None))
         })
     }
@@ -103,7 +104,7 @@ impl Host {
         locked: &Locked<'_>,
         is_meant: impl Fn(&Holding) -> bool,
     ) -> Result<Vec<Record>, RegistryError> {
-        let place = |short_id: &str| MonitorDir::of(&self.config.state_dir, short_id);
+        let place = |short_id: &str| MonitorDir::of(&self.host.config.state_dir, short_id);
         locked.records_where(|short_id, holding| {
             is_meant(holding) && place(short_id).is_lost_and_not_seen()
         })
@@ -115,13 +116,13 @@ impl Host {
         for record in lost {
             // A container that has ended ends its monitor.
             let Some(first) = record.holder.init().filter(|first| first.alive()) else { continue };
-            let place = MonitorDir::of(&self.config.state_dir, &record.short_id);
+            let place = MonitorDir::of(&self.host.config.state_dir, &record.short_id);
             let name = names::of(&record);
             let tell = |event: Event| {
                 let (id, root) = (record.container_id(), &record.key.root);
                 self.teller().tell(event.of(id, name.as_deref(), root));
             };
-            let look = || self.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
+            let look = || self.host.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
             if let Err(error) = place.look_after_lost(tell, look) {
                 let (id, error): (_, &dyn std::error::Error) = (&record.key.id, &error);
                 tracing::warn!(id, error, "{UNSEEN}");
@@ -135,10 +136,10 @@ impl Host {
     ///
     /// Where the registry or the monitors' directory can't be read.
     pub fn orphans(&self) -> Result<Vec<Orphan>, AdmissionError> {
-        let state_dir = &self.config.state_dir;
+        let state_dir = &self.host.config.state_dir;
         // A record is there before its monitor's directory is, and after it.
         let before = orphans(state_dir, |_| false)?;
-        let records = self.look_at_registry()?.records()?;
+        let records = self.host.look_at_registry()?.records()?;
         let is_registered = |name: &str| records.iter().any(|record| record.short_id == name);
         let mut now = orphans(state_dir, is_registered)?;
         now.retain(|orphan| before.iter().any(|other| other.short_id == orphan.short_id));

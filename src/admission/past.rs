@@ -1,12 +1,12 @@
 //! What events say of a container's past, for a refusal: that it had a GPU which the host no longer has.
 
 use super::AdmissionError;
-use crate::host::Host;
+use crate::admission::Admission;
 use cgpu_core::plan::ResolveError;
 use cgpu_host::events::{Event, Follower, Kind, Store};
 use cgpu_host::registry::Key;
 
-impl Host {
+impl Admission<'_> {
     /// `error` of the container of `key`, called `name`, which says so if the container had the missing GPU.
     #[must_use]
     pub fn with_past(
@@ -18,7 +18,7 @@ impl Host {
         let AdmissionError::Resolve(ResolveError::GoneGpu { said, item, known, .. }) = error else {
             return error;
         };
-        let events = Follower::new(Store::of(&self.config.state_dir))
+        let events = Follower::new(Store::of(&self.host.config.state_dir))
             .and_then(|mut events| events.read())
             .unwrap_or_default();
         let had_before = had(&events, (&key.id, name), &item);

@@ -23,6 +23,7 @@ use real::{Real, RealRuntimeError};
 use thiserror::Error;
 use tracing::warn;
 
+use crate::admission::Admission;
 use crate::admission::{self, AdmissionError, marks};
 use crate::backend::{Launch, Launcher};
 use crate::hook;
@@ -205,7 +206,7 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
             reserved.undo();
             let (host, name) = (&reserved.host, reserved.name.as_deref());
             let error = RuntimeError::from(error);
-            host.tell_of_refusal(&reserved.key, name, (&error, error.why()));
+            Admission::of(host).tell_of_refusal(&reserved.key, name, (&error, error.why()));
             error
         }
     }
@@ -220,7 +221,7 @@ fn tell_of_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error
     let bundle = Bundle::load(&bundle_dir(create), &bundle_file(create));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
     cgpu_host::log::init(&host.config.log);
-    host.tell_of_refusal(&key, name.as_deref(), (error, error.why()));
+    Admission::of(&host).tell_of_refusal(&key, name.as_deref(), (error, error.why()));
 }
 
 /// Where the bundle is.
@@ -273,7 +274,7 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
         let key = Key { root: root.clone(), id: id.to_owned() };
         // In this order: a record that is made later is of a container that is.
         let kept = kept(id)?;
-        let record = host.registered(&key)?;
+        let record = Admission::of(&host).registered(&key)?;
         match kept::joins(record.as_ref(), kept.as_ref()) {
             Joins::Outside => {}
             Joins::Nowhere if kept::has_ended(real, Path::new(&root), id) => {}
@@ -287,7 +288,7 @@ fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), 
                     // read is the runtime's to refuse.
                     let _ = complete(&host, record, process);
                 }
-                return Ok(host.enter(record)?);
+                return Ok(Admission::of(&host).enter(record)?);
             }
         }
     }
@@ -321,7 +322,8 @@ fn keep(
     for id in ids() {
         // What isn't there, or can't be read, is the runtime's to refuse.
         let Ok(Some(kept)) = kept(id) else { continue };
-        let record = host.registered(&Key { root: root.clone(), id: id.to_owned() })?;
+        let record =
+            Admission::of(&host).registered(&Key { root: root.clone(), id: id.to_owned() })?;
         if let Joins::Behind(record) = kept::joins(record.as_ref(), Some(&kept))
             && record.plan.backend == Kind::Gate
         {
@@ -365,7 +367,7 @@ impl Reserved {
             Mode::Cdi | Mode::Native | Mode::Off => None,
         };
         let files = Some(injection.mode).filter(|_| !as_brought);
-        self.host.tell_of(record, self.name.as_deref(), files);
+        Admission::of(&self.host).tell_of(record, self.name.as_deref(), files);
         self.is_told = true;
         Ok((nodes, injection.edits))
     }
@@ -400,20 +402,20 @@ impl Reserved {
                 },
                 config: self.host.config_path.as_deref(),
             };
-            self.host.launch(record, how, begun)?;
+            Admission::of(&self.host).launch(record, how, begun)?;
         }
         failpoint("launched");
         if changed {
             bundle.save()?;
         }
         failpoint("bundle-replaced");
-        self.host.enter(record)
+        Admission::of(&self.host).enter(record)
     }
 
     fn undo(&self) {
         let undone = match self.is_told {
-            true => self.host.release_unmade(&self.key).map(drop),
-            false => self.host.withdraw(&self.key),
+            true => Admission::of(&self.host).release_unmade(&self.key).map(drop),
+            false => Admission::of(&self.host).withdraw(&self.key),
         };
         if let Err(error) = undone {
             let error: &dyn Error = &error;
@@ -446,7 +448,7 @@ fn prepare(
     let root = key_root(real, create.root.as_deref());
     if !decision.near_misses.is_empty() {
         let key = Key { root: root.clone(), id: id.unwrap_or_default().to_owned() };
-        host.report_near_misses(&key, &bundle, &decision);
+        Admission::of(&host).report_near_misses(&key, &bundle, &decision);
     }
     let request = match decision.verdict {
         Verdict::Ours(request) => request,
@@ -498,7 +500,7 @@ fn register(
     let name = names::of_bundle(&key.id, &bundle);
     let proposal = host
         .plan(request, &inventory)
-        .map_err(|error| host.with_past(error, &key, name.as_deref()))?;
+        .map_err(|error| Admission::of(&host).with_past(error, &key, name.as_deref()))?;
     let as_brought = request.is_as_brought();
     if as_brought && proposal.is_empty() {
         return Ok(None);
@@ -526,9 +528,9 @@ fn register(
     // What a precreate hook has reserved for this bundle is ours to give.
     let program = host::own_program(marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
-        host.release_unmade(&hook::announced(token))?;
+        Admission::of(&host).release_unmade(&hook::announced(token))?;
     }
-    let record = host.reserve(key.clone(), bundle.dir(), &proposal, holder)?;
+    let record = Admission::of(&host).reserve(key.clone(), bundle.dir(), &proposal, holder)?;
     let mut reserved = Reserved { host, key, name, nvidia: None, is_told: false };
     let equipped = reserved.driver(&record, &inventory, &bundle, as_brought).and_then(|driver| {
         Ok(reserved.equip((&record, request), &mut bundle, driver, calls, (by, begun))?)

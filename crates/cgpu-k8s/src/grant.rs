@@ -15,8 +15,8 @@ use tokio::time::sleep;
 use tracing::info;
 
 use crate::cluster::Cluster;
+use crate::complaint::Complaint;
 use crate::environment::{Known, environment, weight, whole_environment};
-use crate::life::Complaint;
 use crate::node::said;
 use crate::place::parts;
 use crate::plugin::Plugin;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use tracing::{info, warn};
 
+use crate::complaint::Complaint;
 use crate::kernel_log::KernelLog;
-use crate::life::Complaint;
 use crate::units::SharedGpu;
 use crate::xid::{Broken, Verdict};
 

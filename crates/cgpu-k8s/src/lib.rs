@@ -44,6 +44,8 @@ mod args;
 
 mod certificate;
 
+mod complaint;
+
 mod directory;
 
 mod health;

@@ -28,6 +28,7 @@ use tracing::{info, warn};
 use crate::Args;
 use crate::authority::KubeletConnection;
 use crate::cluster::{Cluster, PATIENCE};
+use crate::complaint::Complaint;
 use crate::directory::Directory;
 use crate::grant::keep_grants;
 use crate::health::Health;
@@ -306,19 +307,6 @@ fn node_name(args: &Args) -> Result<String> {
     let name =
         fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host's name")?;
     Ok(name.trim().to_lowercase())
-}
-
-/// What was complained of last: the same is not told each second.
-#[derive(Debug, Default)]
-pub(crate) struct Complaint(String);
-
-impl Complaint {
-    pub(crate) fn tell(&mut self, what: String) {
-        if self.0 != what {
-            warn!("{what}");
-            self.0 = what;
-        }
-    }
 }
 
 /// The GPUs as they are known, or as the driver tells them where they aren't; then they are.

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use crate::ask::{CORE_PERCENTAGE, whole};
 use crate::cluster::{Cluster, annotate};
-use crate::life::Complaint;
+use crate::complaint::Complaint;
 use crate::node::{self, GPU_COUNT_CAPACITY, Given, GivenByUid, Lost, labels};
 use crate::plugin::Plugin;
 use crate::pods::{given, holdings, named};

@@ -19,7 +19,7 @@ use tokio::time::sleep;
 
 use crate::ask::AskRules;
 use crate::cluster::{Cluster, in_time};
-use crate::life::Complaint;
+use crate::complaint::Complaint;
 use crate::plugin::Plugin;
 use crate::pods::{lost, named};
 

@@ -7,14 +7,15 @@
 mod args;
 mod cells;
 mod choose;
+mod collector;
 mod history;
-mod look;
 mod print;
 mod query;
+mod run;
 mod sheet;
 mod socket;
 mod watch;
 
 pub use args::{Args, Format};
-pub use look::run;
 pub use print::is_broken_pipe;
+pub use run::run;

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
+use cgpu::admission::Admission;
 use cgpu::admission::AdmissionError;
 
 use cgpu::backend::Obstacle;
@@ -117,7 +118,9 @@ impl Shown {
         let gpus = self.known_gpus();
         let gpu = gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
         let registry = self.host.look_at_registry().map_err(|_| Errno::EIO)?;
-        self.host.chosen_anew().gpu_rules(&registry, index, &gpu.uuid).map_err(|_| Errno::EIO)
+        Admission::of(&self.host.chosen_anew())
+            .gpu_rules(&registry, index, &gpu.uuid)
+            .map_err(|_| Errno::EIO)
     }
 
     /// The weight that no container has: as `cgpu ps` shows it.
@@ -174,11 +177,12 @@ impl Shown {
     fn grant(&self, wish: &Wish) -> Result<(), (Errno, String)> {
         match wish {
             Wish::Gpu(gpu, change) => {
-                let set = self.host.chosen_anew().set_gpu(&gpu.to_string(), *change);
+                let set =
+                    Admission::of(&self.host.chosen_anew()).set_gpu(&gpu.to_string(), *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             Wish::DefaultMemory(mib) => {
-                let set = self.host.chosen_anew().set_default_memory(*mib);
+                let set = Admission::of(&self.host.chosen_anew()).set_default_memory(*mib);
                 set.map_err(|error| (errno(&error), error.to_string()))
             }
             Wish::Container(short_id, change) => {
@@ -191,7 +195,7 @@ impl Shown {
                 if is_so {
                     return Ok(());
                 }
-                let set = self.host.chosen_anew().set_of(&record.key, *change);
+                let set = Admission::of(&self.host.chosen_anew()).set_of(&record.key, *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             // Our instances are made by creates, and end with their containers.
@@ -205,7 +209,7 @@ impl Shown {
                     .to_owned(),
             )),
             Wish::Destroy(short_id) => {
-                let collected = self.host.chosen_anew().collect();
+                let collected = Admission::of(&self.host.chosen_anew()).collect();
                 collected.map_err(|error| (Errno::EIO, error.to_string()))?;
                 match self.record(short_id) {
                     Err(_) => Ok(()),

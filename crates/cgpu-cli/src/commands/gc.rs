@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 
 use super::table::printable;
+use cgpu::admission::Admission;
 use cgpu::host::Host;
 
 /// Collects stale records, and says which.
@@ -14,7 +15,7 @@ use cgpu::host::Host;
 /// Where the registry can't be used.
 pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
     cgpu_host::log::init(&host.config.log);
-    let collected = host.collect()?;
+    let collected = Admission::of(host).collect()?;
     for record in collected.records {
         writeln!(out, "{} of {}", printable(&record.key.id), printable(&record.key.root))?;
     }

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::table::printable;
 use crate::view::{ContainerFigures, GpuFigures, Processes, collect, collect_records};
+use cgpu::admission::Admission;
 use cgpu::host::Host;
 use cgpu::names;
 use cgpu_core::units::bytes_to_mib;
@@ -60,7 +61,7 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
             snapshot.containers.first().map(of_container)
         }
         Thing::Gpu => {
-            let uuid = host.gpu_named(word()?)?.uuid;
+            let uuid = Admission::of(host).gpu_named(word()?)?.uuid;
             collect(host, Processes::Numbered, None)?
                 .gpus
                 .iter()

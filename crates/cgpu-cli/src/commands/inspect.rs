@@ -9,6 +9,7 @@ use serde_json::json;
 use super::Format;
 use super::table::{aligned, printable};
 use crate::nvml;
+use cgpu::admission::Admission;
 use cgpu::host;
 use cgpu::host::Host;
 use cgpu::runtime::{nvidia, real};
@@ -43,7 +44,7 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
             writeln!(out)?;
         }
         (Format::Text, Some((plan, injection)), _) => {
-            let held = host.shares_not_held(plan).is_none();
+            let held = Admission::of(&host).shares_not_held(plan).is_none();
             out.write_all(text(plan, held).as_bytes())?;
             let why = printable(&injection.why);
             writeln!(out, "driver files: {} ({why})", injection.mode.name())?;
@@ -70,7 +71,7 @@ fn planned(host: &mut Host, request: &Request, bundle: &Bundle) -> Result<(Plan,
         None => nvml::probe(&settings)?.reserving(settings.reserve_mib),
     };
     let proposal = host.plan(request, &inventory)?;
-    let plan = host.would_admit(&proposal, bundle.dir())?;
+    let plan = Admission::of(host).would_admit(&proposal, bundle.dir())?;
     if request.is_as_brought() {
         return Ok((plan, Injection::as_brought()));
     }

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::table::printable;
+use cgpu::admission::Admission;
 use cgpu::host::Host;
 use cgpu_core::plan::{Change, GpuChange, Plan};
 use cgpu_core::request::amount::size_mib;
@@ -142,7 +143,7 @@ fn pairs(words: &[String]) -> Result<impl Iterator<Item = (&str, &str)>> {
 fn change_container(host: &Host, word: &str, wishes: &[Wish], out: &mut dyn Write) -> Result<()> {
     let mut plan = None;
     for wish in wishes {
-        plan = Some(host.set(word, |plan| wish.change(plan))?);
+        plan = Some(Admission::of(host).set(word, |plan| wish.change(plan))?);
     }
     let Some(plan) = plan else {
         bail!(
@@ -160,7 +161,7 @@ fn change_container(host: &Host, word: &str, wishes: &[Wish], out: &mut dyn Writ
 fn change_gpu(host: &Host, word: &str, changes: &[GpuChange], out: &mut dyn Write) -> Result<()> {
     let mut rules = None;
     for change in changes {
-        rules = Some(host.set_gpu(word, *change)?);
+        rules = Some(Admission::of(host).set_gpu(word, *change)?);
     }
     let Some(rules) = rules else {
         bail!(
@@ -196,7 +197,7 @@ fn change_host(host: &Host, words: &[String], out: &mut dyn Write) -> Result<()>
     let Some(mib) = mib else {
         bail!("nothing to change; write `cgpu set host default_memory=4GiB`, or 0 for whole GPUs");
     };
-    host.set_default_memory(mib)?;
+    Admission::of(host).set_default_memory(mib)?;
     writeln!(out, "host: default_memory={mib}MiB")?;
     Ok(out.flush()?)
 }

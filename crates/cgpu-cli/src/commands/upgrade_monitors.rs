@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::{Result, bail};
 
 use super::table::printable;
+use cgpu::admission::Admission;
 use cgpu::backend::gate::MONITOR;
 use cgpu::host::{Host, own_program};
 use cgpu_monitor::gate::upgrade::upgrade;
@@ -15,7 +16,7 @@ use cgpu_monitor::gate::upgrade::upgrade;
 ///
 /// Where one of them was not updated; the others are.
 pub fn run(host: &Host, out: &mut dyn Write) -> Result<()> {
-    host.share_out_all()?;
+    Admission::of(host).share_out_all()?;
     let mut failed = Vec::new();
     for upgraded in upgrade(&host.config.state_dir, &own_program(MONITOR)?)? {
         let id = printable(&upgraded.short_id);

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::facts::{Divisible, Own, Records, Seen, Unstarted};
 use super::sentence;
+use cgpu::admission::Admission;
 use cgpu::admission::{Condition, UNSTARTED_S, deletion};
 use cgpu::host::{Host, require_root};
 use cgpu_core::gpu::Gpu;
@@ -98,7 +99,7 @@ fn records(host: &Host) -> Result<Records, String> {
     let mut found = Records { total: records.len(), stale, ..Records::default() };
     for record in living {
         let id = record.key.id.clone();
-        match host.condition(&record) {
+        match Admission::of(host).condition(&record) {
             Condition::Closed => found.closed.push(id),
             Condition::Created { age_s } if age_s >= UNSTARTED_S => {
                 found.unstarted.push(Unstarted { id, age_s, deletion: deletion(&record.key) });
@@ -106,7 +107,7 @@ fn records(host: &Host) -> Result<Records, String> {
             _ => {}
         }
     }
-    for orphan in host.orphans().map_err(|error| sentence(&error))? {
+    for orphan in Admission::of(host).orphans().map_err(|error| sentence(&error))? {
         match orphan.monitor {
             Some(_) => found.unregistered.push(orphan.short_id),
             None => found.leftovers += 1,

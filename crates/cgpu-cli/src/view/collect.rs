@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::assemble::{Found, FoundContainer};
 use super::{Driver, DriverFigures, Snapshot};
+use cgpu::admission::Admission;
 use cgpu::backend::gate::note_held;
 use cgpu::backend::{BackendError, Observed};
 use cgpu::host::Host;
@@ -78,8 +79,8 @@ pub fn collect_records(
             let observed = observed.remove(&record.short_id);
             let answers = observed.as_ref().is_some_and(|one| one.instances.is_some());
             let condition = match answers {
-                true => host.condition_where(&record, || true),
-                false => host.condition(&record),
+                true => Admission::of(host).condition_where(&record, || true),
+                false => Admission::of(host).condition(&record),
             };
             let age_s = record.holder.process().map(age_s);
             FoundContainer { condition, name, age_s, observed, record }
@@ -167,7 +168,7 @@ fn rules(
         if rules.contains_key(uuid) {
             continue;
         }
-        match host.gpu_rules(&registry, index, uuid) {
+        match Admission::of(host).gpu_rules(&registry, index, uuid) {
             Ok(found) => drop(rules.insert(uuid.clone(), found)),
             // It is the same for all.
             Err(error) => {

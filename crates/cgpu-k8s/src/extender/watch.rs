@@ -21,7 +21,7 @@ use super::bind::Binder;
 use super::fleet::{Fleet, FleetRules, PodName};
 use crate::ask::{AskRules, PodAsk};
 use crate::cluster::{annotate, in_time};
-use crate::life::Complaint;
+use crate::complaint::Complaint;
 use crate::node::Given;
 use crate::tell::{By, REFUSED, tell_pod_of, warning};
 use crate::written::shares;

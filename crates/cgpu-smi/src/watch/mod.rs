@@ -1,4 +1,4 @@
-//! Full screen: looks in a thread of its own, draws what that found, and does what keys say.
+//! Full screen: collects in a thread of its own, draws what that found, and does what keys say.
 //!
 //! Owns the terminal, which is as it was when this ends, whatever ends it. Must not decide what keys
 //! mean: see [`state`].
@@ -21,7 +21,8 @@ use std::io::{self, IsTerminal};
 
 use crate::args::Args;
 use crate::cells::Signs;
-use crate::look::{Eyes, now, signs};
+use crate::collector::Collector;
+use crate::print::{now, signs};
 use crate::sheet::{Look, sheet};
 use state::{After, HELP, State};
 
@@ -36,16 +37,16 @@ const KEY_PAUSE: Duration = Duration::from_millis(50);
 /// # Errors
 ///
 /// Where there is no terminal, or the host can't be looked at in the beginning.
-pub(crate) fn run(mut eyes: Eyes, args: &Args) -> Result<()> {
+pub(crate) fn run(mut collector: Collector, args: &Args) -> Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("--watch needs a terminal; use --loop to print again and again");
     }
     // What is wrong from the beginning is said as it always is.
-    let first = eyes.glance()?;
+    let first = collector.collect_without_driver()?;
     let (look_now, wishes) = mpsc::channel();
     let (send, looked) = mpsc::channel();
     let pause = args.r#loop.unwrap_or(PAUSE);
-    thread::spawn(move || look_again(eyes, pause, &wishes, &send));
+    thread::spawn(move || collect_again(collector, pause, &wishes, &send));
     let mut state = State::new(first, args.processes, now());
     ratatui::run(|terminal| {
         let signs = signs();
@@ -81,15 +82,15 @@ pub(crate) fn run(mut eyes: Eyes, args: &Args) -> Result<()> {
     })
 }
 
-/// Looks until nobody wants it any more.
-fn look_again(
-    mut eyes: Eyes,
+/// Collects until the screen has ended.
+fn collect_again(
+    mut collector: Collector,
     pause: Duration,
     wishes: &Receiver<()>,
     send: &Sender<Result<Snapshot, String>>,
 ) {
     loop {
-        if send.send(eyes.look().map_err(|error| format!("{error:#}"))).is_err() {
+        if send.send(collector.collect().map_err(|error| format!("{error:#}"))).is_err() {
             return;
         }
         if wishes.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {

@@ -1,21 +1,18 @@
-//! Looks once, or again and again, and prints what was asked for.
+//! What the command line asks for: prints once, again and again, or shows it full screen.
 
 use std::env;
 use std::io::{self, IsTerminal, Write};
 use std::thread;
-use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use cgpu::host::Host;
-use cgpu_cli::view::{Driver, Processes, Snapshot, collect};
-use cgpu_host::registry::RegistryError;
+use cgpu_cli::view::{Driver, Processes, Snapshot};
 use ratatui::crossterm::terminal;
 
 use crate::args::{Args, Format};
-use crate::cells::Signs;
-use crate::choose::chosen;
+use crate::collector::Collector;
 use crate::history::History;
-use crate::print::{Colours, print};
+use crate::print::{Colours, now, print, signs};
 use crate::query::{self, Style, container_fields, gpu_fields};
 use crate::sheet::{Look, sheet};
 use crate::socket;
@@ -28,7 +25,7 @@ const WIDTH: usize = 120;
 ///
 /// # Errors
 ///
-/// Where the host can't be looked at, or what was asked for isn't there.
+/// If the host can't be read, or what was asked for isn't there.
 pub fn run(args: &Args) -> Result<()> {
     if is_help(&args.query_gpu) {
         return Ok(io::stdout().write_all(query::help(&gpu_fields()).as_bytes())?);
@@ -44,58 +41,21 @@ pub fn run(args: &Args) -> Result<()> {
             true => Processes::Named,
             false => Processes::Numbered,
         };
-    let mut eyes = Eyes { host, driver, processes, ids: args.id.clone() };
+    let mut collector = Collector { host, driver, processes, ids: args.id.clone() };
     if args.serve {
-        let view = eyes.host.config.view.clone();
-        return socket::serve(&view, move || eyes.look());
+        let view = collector.host.config.view.clone();
+        return socket::serve(&view, move || collector.collect());
     }
     if args.watch {
-        return watch::run(eyes, args);
+        return watch::run(collector, args);
     }
     loop {
-        let snapshot = eyes.look()?;
+        let snapshot = collector.collect()?;
         show(&snapshot, args, &mut io::stdout().lock())?;
         match args.r#loop {
             Some(pause) => thread::sleep(pause),
             None => return Ok(()),
         }
-    }
-}
-
-/// Who looks, and at what.
-#[derive(Debug)]
-pub(crate) struct Eyes {
-    host: Host,
-    driver: Option<Driver>,
-    processes: Processes,
-    /// The GPUs that are looked at; all where there are none.
-    ids: Vec<String>,
-}
-
-impl Eyes {
-    /// What there is now: what we see ourselves, or what root's service tells somebody else.
-    ///
-    /// # Errors
-    ///
-    /// Where the host can't be looked at, or has no such GPU.
-    pub(crate) fn look(&mut self) -> Result<Snapshot> {
-        let found = match collect(&self.host.chosen_anew(), self.processes, self.driver.as_mut()) {
-            Err(RegistryError::NotRoot { .. }) => socket::ask(&self.host.config.view.socket)?,
-            found => found?,
-        };
-        Ok(chosen(found, &self.ids)?)
-    }
-
-    /// The same without asking NVIDIA's driver, which may take long.
-    ///
-    /// # Errors
-    ///
-    /// As [`look`](Self::look).
-    pub(crate) fn glance(&mut self) -> Result<Snapshot> {
-        let driver = self.driver.take();
-        let found = self.look();
-        self.driver = driver;
-        found
     }
 }
 
@@ -160,15 +120,4 @@ fn page(snapshot: &Snapshot, args: &Args, out: &mut dyn Write) -> Result<()> {
     };
     let colours = Colours::wanted(is_terminal, env::var_os("NO_COLOR").as_deref());
     Ok(print(&sheet(snapshot, &look).lines, colours, out)?)
-}
-
-/// What this terminal shows.
-pub(crate) fn signs() -> Signs {
-    let [all, ctype, lang] = ["LC_ALL", "LC_CTYPE", "LANG"].map(|name| env::var(name).ok());
-    Signs::of_locale([all.as_deref(), ctype.as_deref(), lang.as_deref()])
-}
-
-/// The time, to the second, in UTC.
-pub(crate) fn now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
