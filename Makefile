@@ -14,7 +14,7 @@ STATIC  := cgpu-runtime cgpu-hook cgpu-monitor
 IN_IMAGE := cgpu-node-setup cgpu-scheduler-extender
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build core sim unit test soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages image manifests packages test-packages test-host test-engines test-kubernetes prepush
+.PHONY: help deps build core sim nextest check test test-all test-programs soak gpu gpu-programs demo pictures bench fmt lint deny typos fuzz install uninstall pages image manifests packages test-packages test-host test-engines test-kubernetes prepush
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,17 +40,35 @@ sim:
 	$(CARGO) build --release --locked -p cgpu-sim --bin cgpu-sim
 	$(CARGO) rustc --release --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
 
-# Many tests wait, in `test` for containers and engines: with a thread for each processor, these do nothing then.
-unit test: export RUST_TEST_THREADS ?= $(shell echo $$((3 * $$(nproc))))
+# Each test is a process of its own, and many run at once (.config/nextest.toml). They run as they were built: cargo would put
+# an rmtool in the place of the static one. The speed of nextest is none of the tests': it is built in a minute or two less.
+BUILT   := target/nextest
+NEXTEST := $(CARGO) nextest run --cargo-metadata $(BUILT)/cargo.json --binaries-metadata $(BUILT)/binaries.json
+nextest:
+	@command -v cargo-nextest >/dev/null || CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off \
+		CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_DEBUG=false \
+		$(CARGO) install --locked --no-default-features --features default-no-update cargo-nextest@0.9.151
 
-unit: ## test the libraries alone; needs no privilege and no engine
+check: ## what to run first: format, clippy, and the libraries' tests; needs no privilege and no engine
+	$(CARGO) fmt --all -- --check
+	$(CARGO) clippy --locked --workspace -- -D warnings
 	$(CARGO) test --locked --lib -p cgpu -p cgpu-cli -p cgpu-monitor -p cgpu-inject -p cgpu-host -p cgpu-core -p nvrm
 
-test: deps ## test everything, real engines included (root)
+# Half a minute is what a test waits for anything, where nothing else runs.
+test test-all: export CGPU_TEST_PATIENCE ?= 4
+
+test: test-programs ## test all that an ordinary change can break, real engines included (root)
+	$(NEXTEST)
+
+test-all: test-programs ## test everything: also what repeats `test` over other runtimes and older images (root)
+	$(NEXTEST) --profile all
+
+test-programs: deps nextest
 	$(CARGO) build --locked --workspace --bins
+	@mkdir -p $(BUILT)
+	$(CARGO) metadata --locked --format-version 1 > $(BUILT)/cargo.json
+	$(CARGO) nextest list --locked --workspace --list-type binaries-only --message-format json > $(BUILT)/binaries.json
 	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
-	$(CARGO) test --locked --lib --tests --no-fail-fast
-	$(CARGO) test --locked --no-fail-fast -p cgpu-http -p cgpu-sim -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s -p cgpu-record -p cgpu-pages -p cgpu-cli -p cgpu-monitor -p cgpu-inject -p cgpu-host -p cgpu-core -p nvrm
 
 # The programs of the tests, with all their assertions.
 soak: deps ## kill at random for MINUTES=60 with WORKERS=8 and a SEED; judged, counted (root)
@@ -71,8 +89,11 @@ gpu-programs: build ## build all that tests/gpu/run needs, to be carried to a ma
 gpu: gpu-programs ## ask the GPU of this machine what is promised of it; one table (root)
 	@tests/gpu/run
 
-demo: deps core sim ## two containers share a simulated GPU, within their quotas (root)
-	@tests/demo $(RELEASE)
+# Built as the tests are: what is linked for release takes three times as long to build.
+demo: deps ## two containers share a simulated GPU, within their quotas (root)
+	$(CARGO) build --locked -p cgpu -p cgpu-cli -p cgpu-sim --bins
+	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+	@tests/demo target/debug
 
 pictures: deps build sim ## make the pictures of the documents anew, the session by real commands (root)
 	@touch target/smi.txt
@@ -181,4 +202,4 @@ test-kubernetes: deps ## run pods in a real Kubernetes on this machine, over sim
 	done
 	tests/kubernetes/run target/debug
 
-prepush: lint test deny ## what CI does, and more
+prepush: lint test-all deny ## what CI does, and more

@@ -1,9 +1,9 @@
 //! `make bench`: what policies come to, in virtual time: a table beside the untouched driver's, and what the
 //! plots of `docs/compute.md` are drawn from.
 //!
-//! Not timed: the numbers are the same on each machine. `tests/compute` holds them to their bounds.
+//! Not timed: the numbers are the same on each machine. `tests/gate/compute` holds them to their bounds.
 
-#[path = "../tests/compute/world.rs"]
+#[path = "../tests/gate/compute/world.rs"]
 mod world;
 
 use cgpu_core::sched::Idle;

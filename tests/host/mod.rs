@@ -17,7 +17,7 @@ use std::process::{Child, Stdio};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Bundle, Outcome, PATIENCE, Runtime, Scratch, eventually, run_with_input, run_with_timeout,
+    Bundle, Outcome, Runtime, Scratch, eventually, run_with_input, run_with_timeout, timeout,
 };
 
 /// Memory of the one GPU.
@@ -177,7 +177,7 @@ impl Host {
         let mut command = self
             .scratch
             .command(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"));
-        run_with_timeout(command.arg("--config").arg(self.config()).args(words), PATIENCE)
+        run_with_timeout(command.arg("--config").arg(self.config()).args(words), timeout())
     }
 
     /// The registered containers, by `cgpu ps`.
@@ -248,7 +248,7 @@ impl Host {
         let mut command = self.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
         command.args(words).arg("--config").arg(self.config());
         command.env(cgpu_host::failpoint::VARIABLE, place);
-        run_with_input(&mut command, input.as_ref(), PATIENCE)
+        run_with_input(&mut command, input.as_ref(), timeout())
     }
 
     /// The words that tell `cgpu-hook` a container of [`runtime`](Self::runtime).

@@ -8,7 +8,7 @@ use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, monit
 use crate::host::ask;
 use crate::lost::{UNREGISTERED, lose_records};
 use crate::support::{
-    Containerd, Docker, IMAGE, Outcome, PATIENCE, Podman, Restart, Scratch, run_with_timeout,
+    Containerd, Docker, IMAGE, Outcome, Podman, Restart, Scratch, run_with_timeout, timeout,
     wait_until,
 };
 
@@ -165,7 +165,7 @@ fn under_podman_the_quota_holds() {
     let refused = podman.exec("demo", &[RMTOOL, "fill"]).fails();
     assert!(refused.stderr.contains(UNREGISTERED[0]), "{refused}");
     podman.remove("demo").ok();
-    assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+    assert!(wait_until(timeout(), || monitors(&gated.host).is_empty()));
     gated.host.gc();
     gated.soon_is_empty();
 }
@@ -233,7 +233,7 @@ fn in_a_pod_the_quota_holds_under_every_kind_of_profile() {
         assert!(refused.stderr.contains(UNREGISTERED[0]), "{refused}");
         cri.stop(&id).ok();
         cri.remove(&id).ok();
-        assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+        assert!(wait_until(timeout(), || monitors(&gated.host).is_empty()));
         gated.host.gc();
         gated.soon_is_empty();
     }
@@ -377,7 +377,7 @@ fn the_demo_shows_what_it_tells_on_one_screen() {
     assert!(programs.join("cgpu-sim").exists(), "cargo build --workspace --bins");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/demo");
     let mut demo = scratch.command(demo);
-    let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), PATIENCE).ok();
+    let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), timeout()).ok();
     assert!(!told.stdout.contains("skipped"), "{told}");
     assert_eq!(told.stderr, "", "{told}");
     for line in [

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::activation::end_monitor;
 use crate::gated::{ASK, FIRST_MIB, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, rmtool};
 use crate::host::ask;
-use crate::support::{Docker, IMAGE, PATIENCE, eventually, run_with_timeout};
+use crate::support::{Docker, IMAGE, eventually, run_with_timeout, timeout};
 use crate::table::{QUOTA_MIB, words_of};
 
 /// When a file of events is full, in bytes.
@@ -61,7 +61,7 @@ fn follow(gated: &Gated, more: &[&str]) -> (Child, Receiver<String>) {
 #[track_caller]
 fn comes(lines: &Receiver<String>, part: &str) -> String {
     loop {
-        let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("{part} didn't come"));
+        let line = lines.recv_timeout(timeout()).unwrap_or_else(|_| panic!("{part} didn't come"));
         if line.contains(part) {
             return line;
         }
@@ -310,7 +310,7 @@ fn whoever_has_read_enough_ends_it_quietly() {
             dir = gated.host.scratch.path().display(),
         );
         let mut command = Command::new("sh");
-        let said = run_with_timeout(command.args(["-c", &script]), PATIENCE).ok();
+        let said = run_with_timeout(command.args(["-c", &script]), timeout()).ok();
         assert!(
             said.stdout.contains(" app: created") && said.stdout.lines().count() == 1,
             "{said}"
@@ -330,7 +330,7 @@ fn who_is_not_root_is_told_so() {
         gated.host.config().display()
     );
     let mut command = Command::new("sh");
-    let said = run_with_timeout(command.args(["-c", &script]), PATIENCE);
+    let said = run_with_timeout(command.args(["-c", &script]), timeout());
     assert!(!said.status.success() && said.stderr.contains("root"), "{said}");
     gated.soon_is_empty();
 }
@@ -342,7 +342,7 @@ fn the_log_can_be_journald_s_or_standard_error() {
     gated.host.set("log", "journald");
     let socket = gated.host.scratch.directory("journal");
     let journald = std::os::unix::net::UnixDatagram::bind(socket.join("socket")).unwrap();
-    journald.set_read_timeout(Some(PATIENCE)).unwrap();
+    journald.set_read_timeout(Some(timeout())).unwrap();
     let script =
         "mkdir -p /run/systemd/journal && mount --bind \"$0\" /run/systemd/journal && exec \"$@\"";
     let cgpu = crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu");
@@ -352,7 +352,7 @@ fn the_log_can_be_journald_s_or_standard_error() {
         let mut command = Command::new(how[0]);
         command.args(&how[1..]).arg(cgpu).arg("--config").arg(&config);
         // Of a quota the monitor tells.
-        run_with_timeout(command.args(["set", "app", "--weight", "2"]), PATIENCE).ok()
+        run_with_timeout(command.args(["set", "app", "--weight", "2"]), timeout()).ok()
     };
     set(&["unshare", "-m", "sh", "-c", script, socket.to_str().unwrap()]);
     let mut bytes = [0; 4096];

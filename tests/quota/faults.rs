@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 use crate::activation::end_monitor;
 use crate::attacks::MOST_TIME_OVER;
 use crate::gated::{Gated, MIB, RMTOOL, got_bytes, monitors, stop};
-use crate::support::{Bundle, Outcome, PATIENCE, eventually, run_with_timeout, wait_until};
+use crate::support::{Bundle, Outcome, eventually, run_with_timeout, timeout, wait_until};
 
 /// The monitor of the only container.
 #[track_caller]
@@ -93,7 +93,7 @@ fn without_its_monitor_who_has_memory_keeps_it_and_gets_no_more() {
     assert_eq!(gated.used_bytes(0), 300 * MIB, "it keeps what it had");
     assert_eq!(gated.host.records().len(), 1, "it is there still, with its quota");
     runtime.kill(&bundle, "KILL").ok();
-    assert!(wait_until(PATIENCE, || runtime.status(&bundle) == "stopped"));
+    assert!(wait_until(timeout(), || runtime.status(&bundle) == "stopped"));
     runtime.call(&["delete", &bundle.id]).ok();
     gated.soon_is_empty();
     let said = holder.wait_with_output().unwrap();
@@ -142,7 +142,7 @@ fn replace(program: &Path) {
     // By a process of its own, as `Scratch::copy_program` does. Behind what an ELF file's headers name nobody looks.
     let mut copy = std::process::Command::new("sh");
     copy.args(["-c", "cp \"$0\" \"$1\" && echo a new version >> \"$1\""]).arg(program).arg(&new);
-    run_with_timeout(&mut copy, PATIENCE).ok();
+    run_with_timeout(&mut copy, timeout()).ok();
     std::fs::rename(&new, program).expect("it is ours");
 }
 
@@ -184,7 +184,7 @@ impl Installed {
     fn run_upgrade(&self, gated: &Gated) -> Outcome {
         let mut upgrade = gated.host.scratch.command(self.programs.join("cgpu"));
         upgrade.arg("--config").arg(gated.host.config()).arg("upgrade-monitors");
-        run_with_timeout(&mut upgrade, PATIENCE)
+        run_with_timeout(&mut upgrade, timeout())
     }
 
     /// The same, where each monitor is upgraded.
@@ -269,7 +269,7 @@ fn an_upgrade_needs_no_room_in_the_state_directory() {
     std::fs::create_dir(&state_dir).expect("nobody has made it yet");
     let mut mount = gated.host.scratch.command("mount");
     mount.args(["-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs"]).arg(&state_dir);
-    run_with_timeout(&mut mount, PATIENCE).ok();
+    run_with_timeout(&mut mount, timeout()).ok();
     let installed = Installed::of(&gated);
     let (monitor, pid) = (installed.monitor(), only_monitor(&gated));
     // It ends by ENOSPC, after having taken all there was.

@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::host::{Host, ask};
-use crate::support::{Bundle, Outcome, PATIENCE, eventually};
+use crate::support::{Bundle, Outcome, eventually, timeout};
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -236,7 +236,7 @@ impl Gated {
     fn status(&self, short_id: &str) -> std::io::Result<Value> {
         let socket = self.host.state_dir().join("gate").join(short_id).join("control");
         let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(timeout()))?;
         stream.write_all(b"\"status\"\n")?;
         let mut answer = String::new();
         BufReader::new(stream).read_line(&mut answer)?;

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::gated::{Gated, RMTOOL, RUNTIME, rmtool};
 use crate::host::ask;
-use crate::support::{Bundle, Containerd, PATIENCE, eventually, run_with_timeout};
+use crate::support::{Bundle, Containerd, eventually, run_with_timeout, timeout};
 
 /// What a container may have of the host's memory, and what it then takes.
 const LIMIT_BYTES: u64 = 64 << 20;
@@ -141,7 +141,8 @@ fn who_is_in_the_cgroup_of_a_container_without_cgroups_is_not_ended_with_it() {
     let root = runtime.root().display().to_string();
     let directory = bundle.directory.display().to_string();
     let ours = |words: &[&str]| {
-        run_with_timeout(&mut within(&[&[RUNTIME, "--root", &root], words].concat()), PATIENCE).ok()
+        run_with_timeout(&mut within(&[&[RUNTIME, "--root", &root], words].concat()), timeout())
+            .ok()
     };
     ours(&["create", "--bundle", &directory, "app"]);
     runtime.start(&bundle).ok();
@@ -209,7 +210,7 @@ fn in_a_pods_cgroup(look: impl Fn(Pid)) {
     let words = format!("{enter}exec \"$@\"");
     command.args(["-c", &words, "sh", RUNTIME, "--root"]).arg(runtime.root());
     command.args(["create", "--bundle"]).arg(&bundle.directory).arg("app");
-    run_with_timeout(&mut command, PATIENCE).ok();
+    run_with_timeout(&mut command, timeout()).ok();
     runtime.start(&bundle).ok();
     look(gated.monitor("app_________"));
     gated.fills(&bundle, 1000);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::activation::end_monitor;
 use crate::gated::{FIRST_MIB, Gated, MIB, RMTOOL, got_bytes, rmtool};
 use crate::host::ask;
-use crate::support::{Bundle, PATIENCE, Running, eventually, run_with_timeout, start};
+use crate::support::{Bundle, Running, eventually, run_with_timeout, start, timeout};
 
 const QUOTA_MIB: u64 = 1000;
 
@@ -144,7 +144,7 @@ fn who_holds_a_descriptor_until_the_containers_end_and_allocates_then_gets_nothi
         assert!(eventually(tried) && !holder.has_ended(), "{}", gated.host.log());
         assert_eq!(gated.host.container(LEAKED)["state"], "leaked");
         giver.unset("go");
-        let ended = holder.end(PATIENCE).ok();
+        let ended = holder.end(timeout()).ok();
         assert!(ended.has_line("got_bytes=0"), "{ended}");
         giver.unset("go.tried");
         assert_eq!(gated.sim.peak_bytes(0), 0, "{ended}\n{}", gated.host.log());
@@ -170,7 +170,7 @@ fn who_then_makes_a_client_of_its_own_is_killed() {
     giver.delete();
     is_reserved_for(&gated, holder.pid(), "rmtool");
     giver.set("go");
-    let ended = holder.end(PATIENCE);
+    let ended = holder.end(timeout());
     assert_eq!(ended.status.code(), None, "{ended}\n{}", gated.host.log());
     assert!(ended.has_line("reached=1"), "it tried: {ended}");
     gated.soon_is_empty();
@@ -202,7 +202,7 @@ fn a_container_whose_client_a_program_of_the_host_allocates_by_is_ended() {
     assert!(eventually(|| holder() == "rmtool"), "{:?}", gated.host.ps());
     assert_eq!(innocent.try_wait().expect("a child of ours"), None);
     taker.kill();
-    let _ = taker.end(PATIENCE);
+    let _ = taker.end(timeout());
     gated.host.runtime().delete(&neighbour).ok();
     let _ = innocent.wait();
     gated.soon_is_empty();
@@ -213,7 +213,7 @@ fn a_program_of_the_host_that_takes_memory_of_its_own_is_killed_and_the_containe
     let gated = Gated::new();
     let giver = Giver::start(&gated, SEND_AND_LIVE);
     let taker = giver.outside(&["recv-fd", "/shared/s", "1000", "own-client"]);
-    let ended = taker.end(PATIENCE);
+    let ended = taker.end(timeout());
     assert_eq!(ended.status.code(), None, "{ended}\n{}", gated.host.log());
     gated.soon_uses(0);
     gated.fills(&giver.bundle, QUOTA_MIB);
@@ -257,7 +257,7 @@ fn a_lost_monitors_container_is_ended_if_its_memory_is_taken_from_outside() {
         // It is killed for memory of its own, and lives on with the container's.
         assert!(eventually(|| holder.has_ended() != more.is_empty()), "{more:?}");
         holder.kill();
-        let _ = holder.end(PATIENCE);
+        let _ = holder.end(timeout());
         giver.delete();
         gated.soon_is_empty();
     }
@@ -276,7 +276,7 @@ fn a_lost_monitors_container_lives_on_if_its_descriptors_are_merely_held() {
     assert_eq!(events(&gated, "leaked"), Vec::<Value>::new());
     assert_eq!(gated.host.runtime().status(&giver.bundle), "running");
     holder.kill();
-    let _ = holder.end(PATIENCE);
+    let _ = holder.end(timeout());
     giver.delete();
     gated.soon_is_empty();
 }
@@ -313,7 +313,7 @@ impl Bus {
             print(bus.recv(100).decode())\n";
         let mut command = Command::new("python3");
         command.args(["-c", ASK]).arg(shared.join("bus"));
-        run_with_timeout(&mut command, PATIENCE).stdout.starts_with("OK ")
+        run_with_timeout(&mut command, timeout()).stdout.starts_with("OK ")
     }
 }
 
@@ -385,6 +385,6 @@ fn the_quota_is_released_when_the_last_program_has_ended_though_the_worker_was_t
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(holders(), 1);
     second.kill();
-    let _ = second.end(PATIENCE);
+    let _ = second.end(timeout());
     gated.soon_is_empty();
 }

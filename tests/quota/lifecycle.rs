@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::gated::{ASK, Gated, MIB, RMTOOL, RUNTIME, got_bytes, monitors, rmtool, stop};
 use crate::host::ask;
 use crate::support::{
-    Bundle, Containerd, Docker, IMAGE, Outcome, PATIENCE, Restart, Runtime, eventually, wait_until,
+    Bundle, Containerd, Docker, IMAGE, Outcome, Restart, Runtime, eventually, timeout, wait_until,
 };
 
 /// The runtime's reasons, without its clock.
@@ -387,12 +387,12 @@ fn a_monitor_is_the_last_that_the_kernel_kills_where_it_may_be() {
             let run = scope.spawn(|| runtime.run_by(by, &bundle));
             let pid = gated.monitor("app_________");
             let soon = || oom_score_adj(pid) == wanted;
-            assert!(wait_until(PATIENCE, soon), "{by:?}: {}", oom_score_adj(pid));
+            assert!(wait_until(timeout(), soon), "{by:?}: {}", oom_score_adj(pid));
             let runs = || {
                 let said = runtime.call(&["state", &bundle.id]);
                 said.status.success() && said.json()["status"] == "running"
             };
-            assert!(wait_until(PATIENCE, runs), "{}", gated.host.log());
+            assert!(wait_until(timeout(), runs), "{}", gated.host.log());
             gated.fills(&bundle, 1000);
             runtime.kill(&bundle, "KILL").ok();
             let _ = run.join();

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::activation::end_monitor;
 use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RUNTIME, SECOND_MIB, stop};
 use crate::nvml_standin;
-use crate::support::{Outcome, PATIENCE, eventually, run_with_timeout};
+use crate::support::{Outcome, eventually, run_with_timeout, timeout};
 
 fn smi_command(gated: &Gated, words: &[&str]) -> Command {
     let mut command = gated.host.scratch.command(Path::new(RUNTIME).with_file_name("cgpu-smi"));
@@ -27,7 +27,7 @@ fn smi_command(gated: &Gated, words: &[&str]) -> Command {
 }
 
 fn smi(gated: &Gated, words: &[&str]) -> Outcome {
-    run_with_timeout(&mut smi_command(gated, words), PATIENCE)
+    run_with_timeout(&mut smi_command(gated, words), timeout())
 }
 
 fn snapshot(gated: &Gated) -> Value {
@@ -260,7 +260,7 @@ fn what_the_driver_says_is_shown_and_one_that_hangs_keeps_nobody() {
     let by_driver = || {
         let mut command = gated.host.scratch.command(Path::new(RUNTIME).with_file_name("cgpu-smi"));
         command.arg("--config").arg(gated.host.config()).arg("--format=json");
-        run_with_timeout(&mut command, PATIENCE).ok().json()
+        run_with_timeout(&mut command, timeout()).ok().json()
     };
     let mut shown = Value::Null;
     eventually(|| {
@@ -315,7 +315,7 @@ fn a_member_of_the_group_looks_by_the_socket_and_others_are_told_why_not() {
         let mut command = gated.host.scratch.command("setpriv");
         command.args(["--reuid", "65534", "--regid", group, "--clear-groups"]);
         command.arg(&program).arg("--config").arg(gated.host.config());
-        run_with_timeout(command.args(["--no-nvml", "--format=json"]), PATIENCE)
+        run_with_timeout(command.args(["--no-nvml", "--format=json"]), timeout())
     };
     let refused = look(&gated, "65534").exits(1);
     assert!(refused.stderr.contains("looking needs root (sudo), or membership"), "{refused}");
@@ -389,14 +389,14 @@ fn watched(gated: &Gated, columns: u32, until: &str, keys: &str) -> String {
     let mut shown = Vec::new();
     let has = |shown: &[u8], part: &str| String::from_utf8_lossy(shown).contains(part);
     while !has(&shown, until) {
-        let more = seen.recv_timeout(PATIENCE);
+        let more = seen.recv_timeout(timeout());
         shown.extend(more.unwrap_or_else(|error| {
             panic!("{error}: {until} is not in {:?}", String::from_utf8_lossy(&shown))
         }));
     }
     child.stdin.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
     // It ends with the program.
-    while let Ok(more) = seen.recv_timeout(PATIENCE) {
+    while let Ok(more) = seen.recv_timeout(timeout()) {
         shown.extend(more);
     }
     assert!(child.wait().unwrap().success(), "{}", String::from_utf8_lossy(&shown));

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::activation::end_monitor;
 use crate::gated::{Gated, MIB, RMTOOL, monitors};
 use crate::host::names;
-use crate::support::{Bundle, Outcome, PATIENCE, eventually, program, wait_until};
+use crate::support::{Bundle, Outcome, eventually, program, timeout, wait_until};
 
 const QUOTA_MIB: u64 = 700;
 
@@ -100,7 +100,7 @@ fn a_container_without_a_record_takes_no_exec() {
         gated.host.cgpu(&["upgrade-monitors"]).ok();
         assert_eq!(gated.used_bytes(0), 100 * MIB);
         gated.host.runtime().delete(&bundle).ok();
-        assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()), "the keeper ends");
+        assert!(wait_until(timeout(), || monitors(&gated.host).is_empty()), "the keeper ends");
         // Its directory is all that is left, once the hook is done that the keeper became.
         let mut found = Vec::new();
         eventually(|| {
@@ -165,9 +165,9 @@ fn a_container_without_a_quota_takes_an_exec_whatever_its_id_was_before() {
     let pid = gated.host.container("again")["pid"].as_i64().unwrap();
     kill(nix::unistd::Pid::from_raw(pid.try_into().unwrap()), Signal::SIGKILL).unwrap();
     gated.soon_uses(0);
-    assert!(wait_until(PATIENCE, || runtime.status(&before) == "stopped"));
+    assert!(wait_until(timeout(), || runtime.status(&before) == "stopped"));
     fs::remove_dir_all(runtime.root().join("again")).unwrap();
-    assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+    assert!(wait_until(timeout(), || monitors(&gated.host).is_empty()));
     gated.host.soon_releases_all();
     // As if it had been killed before it could say so.
     let record = json!({"root": runtime.root(), "id": "again", "bundle": before.directory,
@@ -198,8 +198,8 @@ fn an_exec_in_a_container_that_has_ended_is_the_runtimes_to_refuse() {
         let bundle = holding(gated, &format!("by-{name}"));
         let runtime = gated.host.runtime();
         runtime.kill(&bundle, "KILL").ok();
-        assert!(wait_until(PATIENCE, || runtime.status(&bundle) == "stopped"));
-        assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+        assert!(wait_until(timeout(), || runtime.status(&bundle) == "stopped"));
+        assert!(wait_until(timeout(), || monitors(&gated.host).is_empty()));
         gated.host.soon_releases_all();
         let refused = runtime.exec(&bundle, &["true"]).fails();
         assert!(!refused.stderr.contains("cgpu: "), "{refused}");
@@ -226,7 +226,7 @@ fn a_runtime_that_nobody_knows_is_asked_for_the_bundle() {
     runtime.start(&plain).ok();
     assert_eq!(runtime.exec(&plain, &["echo", "in"]).ok().stdout, "in\n");
     runtime.delete(&plain).ok();
-    assert!(wait_until(PATIENCE, || monitors(&gated.host).is_empty()));
+    assert!(wait_until(timeout(), || monitors(&gated.host).is_empty()));
     gated.host.gc();
     gated.soon_is_empty();
 }
@@ -278,7 +278,7 @@ fn who_is_not_root_is_told_so() {
     let mut command = gated.host.scratch.command("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
     command.arg("--config").arg(gated.host.config()).arg("ps");
-    let told = crate::support::run_with_timeout(&mut command, PATIENCE).exits(1);
+    let told = crate::support::run_with_timeout(&mut command, timeout()).exits(1);
     assert!(told.stderr.contains("it is root's; run this as root"), "{told}");
     assert!(!told.stderr.contains("remove"), "{told}");
     gated.host.runtime().delete(&bundle).ok();

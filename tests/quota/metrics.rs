@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME, stop};
-use crate::support::{Outcome, PATIENCE, eventually, program, run_with_timeout};
+use crate::support::{Outcome, eventually, program, run_with_timeout, timeout};
 
 fn command(gated: &Gated, words: &[&str]) -> Command {
     let metrics = Path::new(RUNTIME).with_file_name("cgpu-metrics");
@@ -77,7 +77,7 @@ impl Prometheus {
     fn query(&self, expression: &str) -> Outcome {
         let mut command = Command::new(program("promtool"));
         command.args(["query", "instant", "--format=json", &self.url, expression]);
-        run_with_timeout(&mut command, PATIENCE)
+        run_with_timeout(&mut command, timeout())
     }
 
     /// The values of an expression; none while Prometheus doesn't answer.
@@ -183,7 +183,7 @@ fn an_update_is_counted_and_so_are_the_calls_before_it() {
     let bundle = gated.sleeping("replaced", 1000);
     gated.exec(&bundle, &["run", "start", "alloc 100MiB as a"]).ok();
     let value = |name: &str| {
-        let text = run_with_timeout(&mut command(&gated, &["--once"]), PATIENCE).ok().stdout;
+        let text = run_with_timeout(&mut command(&gated, &["--once"]), timeout()).ok().stdout;
         let line = text.lines().find(|line| line.starts_with(name)).map(str::to_owned);
         line.and_then(|line| line.rsplit(' ').next().unwrap().parse::<f64>().ok())
     };
@@ -245,17 +245,17 @@ fn the_alerts_are_rules_and_fire_on_what_they_say() {
     let directory = root().join("packaging/prometheus");
     for words in [["check", "rules", "cgpu.rules.yml"], ["test", "rules", "cgpu.test.yml"]] {
         let mut command = Command::new(program("promtool"));
-        run_with_timeout(command.args(words).current_dir(&directory), PATIENCE).ok();
+        run_with_timeout(command.args(words).current_dir(&directory), timeout()).ok();
     }
 }
 
 #[test]
 fn metrics_are_printed_once_and_an_address_of_no_use_is_told() {
     let gated = Gated::new();
-    let once = run_with_timeout(&mut command(&gated, &["--once"]), PATIENCE).ok().stdout;
+    let once = run_with_timeout(&mut command(&gated, &["--once"]), timeout()).ok().stdout;
     assert!(once.contains("cgpu_gpu_memory_total_bytes{gpu=\"0\"") && once.ends_with("# EOF\n"));
     let refused = |words: &[&str], part: &str| {
-        let outcome = run_with_timeout(&mut command(&gated, words), PATIENCE).fails();
+        let outcome = run_with_timeout(&mut command(&gated, words), timeout()).fails();
         assert!(outcome.stderr.contains(part), "{outcome}");
     };
     let by_cgpu = gated.host.cgpu(&["metrics", "--once", "--no-nvml"]).ok().stdout;

@@ -3,7 +3,7 @@
 use caps::Capability;
 
 use crate::gated::{Gated, rmtool};
-use crate::support::{PATIENCE, run_with_timeout};
+use crate::support::{run_with_timeout, timeout};
 
 /// What reaching into the container's processes takes, and nothing that the driver asks for.
 const KEPT: [Capability; 4] = [
@@ -51,6 +51,6 @@ fn what_the_driver_does_for_the_administrator_alone_it_does_for_no_container() {
     // Whoever has it gets it done.
     let dev = gated.host.scratch.path().join("sim/dev");
     let mut command = gated.host.scratch.command(rmtool());
-    let told = run_with_timeout(command.arg("--dev").arg(dev).args(words), PATIENCE).ok();
+    let told = run_with_timeout(command.arg("--dev").arg(dev).args(words), timeout()).ok();
     assert!(told.stdout.contains("control 0x20803041 ok"), "{told}");
 }

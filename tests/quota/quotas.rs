@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::gated::{FIRST_MIB, Gated, MIB, NO_MEMORY, RMTOOL, got_bytes};
 use crate::host::ask;
-use crate::support::{Bundle, Outcome, PATIENCE, eventually, run_with_timeout, wait_until};
+use crate::support::{Bundle, Outcome, eventually, run_with_timeout, timeout, wait_until};
 
 /// The container's bytes by a run of `words` with a quota of `mib`.
 fn run(gated: &Gated, mib: u64, words: &[&str]) -> Outcome {
@@ -108,7 +108,7 @@ fn holding(gated: &Gated, bytes: u64) -> i32 {
         let lives = |pid: u32| Path::new("/proc").join(pid.to_string()).exists();
         processes.find(|(pid, used)| **used >= bytes && lives(**pid)).map(|(pid, _)| *pid)
     };
-    wait_until(PATIENCE, || holds().is_some());
+    wait_until(timeout(), || holds().is_some());
     let pid = holds().unwrap_or_else(|| panic!("nobody holds {bytes}: {:?}", gated.sim.state()));
     i32::try_from(pid).expect("a pid fits")
 }
@@ -409,7 +409,7 @@ fn nccl_is_told_what_is_not_served_unless_somebody_says_otherwise() {
         let file = gated.host.scratch.file("process.json", process.to_string());
         let mut exec = runtime.command();
         exec.args(["exec", "--process"]).arg(file).arg(&bundle.id);
-        let told = run_with_timeout(&mut exec, PATIENCE).ok();
+        let told = run_with_timeout(&mut exec, timeout()).ok();
         assert!(told.has_line(&format!("nvls={wanted}")), "{gpus} {own:?}: {told}");
         runtime.delete(&bundle).ok();
     }

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::gated::{Gated, MIB, got_bytes, monitors, resident_bytes};
 use crate::host::ask;
-use crate::support::{Bundle, PATIENCE, eventually, run_with_timeout};
+use crate::support::{Bundle, eventually, run_with_timeout, timeout};
 
 /// What identifies a file, wherever it is mounted.
 type Identity = (u64, u64);
@@ -175,7 +175,7 @@ fn only_processes_of_the_host_change_what_a_monitor_enforces() {
     let say = |before: &[&str], socket: &str, line: &str| {
         let mut command = gated.host.scratch.command(before.first().unwrap_or(&"env"));
         command.args(before.iter().skip(1)).arg("python3").arg(&script);
-        let told = run_with_timeout(command.arg(place.join(socket)).arg(line), PATIENCE);
+        let told = run_with_timeout(command.arg(place.join(socket)).arg(line), timeout());
         told.stdout
     };
     let in_pids = ["unshare", "--pid", "--fork"];
@@ -251,7 +251,7 @@ fn a_container_with_the_hosts_pids_changes_nothing() {
     let script = gated.host.scratch.file("enter.py", format!("{SAY_CONNECTED}{script}{SAY_ON}"));
     let mut command = gated.host.scratch.command("python3");
     command.arg(&script).arg(place.join("control")).arg(&less);
-    let told = run_with_timeout(&mut command, PATIENCE);
+    let told = run_with_timeout(&mut command, timeout());
     assert!(
         told.stdout.contains("refused") && told.stdout.contains("the container whole"),
         "{told}"

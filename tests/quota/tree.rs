@@ -15,7 +15,7 @@ use serde_json::json;
 use crate::gated::{FIRST_MIB, Gated, MIB, RUNTIME, stop};
 use crate::host::{Host, TOTAL_MIB, ask};
 use crate::km_standin::StandIn;
-use crate::support::{PATIENCE, eventually, run_with_timeout};
+use crate::support::{eventually, run_with_timeout, timeout};
 
 /// The tree of a host, mounted until this is dropped.
 struct Tree {
@@ -182,11 +182,11 @@ fn container_has_the_tree(gated: &Gated, tree: &Tree) {
 fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
     let host = Host::new();
     let mut tree = Tree::mount(&host);
-    let again = run_with_timeout(&mut command(&host, &tree.dir), PATIENCE).exits(1);
+    let again = run_with_timeout(&mut command(&host, &tree.dir), timeout()).exits(1);
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
     // One that is stopped holds nobody up either.
     tree.stop();
-    let again = run_with_timeout(&mut command(&host, &tree.dir), PATIENCE).exits(1);
+    let again = run_with_timeout(&mut command(&host, &tree.dir), timeout()).exits(1);
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
     tree.signal(Signal::SIGCONT);
     // Whoever reads meanwhile gets an error, and does not hang.
@@ -212,13 +212,13 @@ fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
     let mut tree = tree;
     assert!(tree.served.wait().unwrap().success());
     let file = host.scratch.file("plain", "");
-    let refused = run_with_timeout(&mut command(&host, &file), PATIENCE).exits(1);
+    let refused = run_with_timeout(&mut command(&host, &file), timeout()).exits(1);
     assert!(refused.stderr.contains("is no directory"), "{refused}");
     let full = host.scratch.directory("full");
     fs::write(full.join("file"), "").unwrap();
-    let refused = run_with_timeout(&mut command(&host, &full), PATIENCE).exits(1);
+    let refused = run_with_timeout(&mut command(&host, &full), timeout()).exits(1);
     assert!(refused.stderr.contains("is not empty"), "{refused}");
-    let refused = run_with_timeout(&mut command(&host, Path::new("/proc")), PATIENCE).exits(1);
+    let refused = run_with_timeout(&mut command(&host, Path::new("/proc")), timeout()).exits(1);
     assert!(refused.stderr.contains("something is mounted on /proc already (proc)"), "{refused}");
 }
 
@@ -229,10 +229,10 @@ fn a_tree_in_the_background_is_there_when_the_command_returns_and_is_taken_down_
     let unmount = || host.cgpu(&["unmount", dir.to_str().unwrap()]);
     let none = unmount().exits(1);
     assert!(none.stderr.contains("no tree is mounted on"), "{none}");
-    let mounted = run_with_timeout(command(&host, &dir).arg("--detach"), PATIENCE).ok();
+    let mounted = run_with_timeout(command(&host, &dir).arg("--detach"), timeout()).ok();
     assert_eq!(mounted.stdout, format!("mounted on {}\n", dir.display()));
     assert_eq!(fs::read_to_string(dir.join("0/policy")).unwrap(), "5\n");
-    let again = run_with_timeout(command(&host, &dir).arg("--detach"), PATIENCE).exits(1);
+    let again = run_with_timeout(command(&host, &dir).arg("--detach"), timeout()).exits(1);
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
     unmount().ok();
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
@@ -260,7 +260,7 @@ fn a_write_goes_to_the_container_of_that_directory_whoever_else_has_its_id() {
     let runtime = |words: &[&str]| {
         let mut command = gated.host.scratch.command(RUNTIME);
         command.arg("--cgpu-config").arg(gated.host.config()).arg("--root").arg(&root);
-        run_with_timeout(command.args(words).current_dir(&other.directory), PATIENCE).ok()
+        run_with_timeout(command.args(words).current_dir(&other.directory), timeout()).ok()
     };
     runtime(&["create", "--pid-file", "init.pid", "twin"]);
     runtime(&["start", "twin"]);
@@ -331,7 +331,7 @@ fn a_script_for_the_original_works_with_another_prefix() {
                   cat $km/0/policy; cat $km/0/free_weight; cat $km/0/$dockerid/weight; \
                   echo 4 > $km/0/$dockerid/weight; cat $km/0/$dockerid/weight; cat $km/0/free_weight";
     let mut shell = Command::new("sh");
-    let said = run_with_timeout(shell.args(["-c", script]).env("km", &tree.dir), PATIENCE).ok();
+    let said = run_with_timeout(shell.args(["-c", script]).env("km", &tree.dir), timeout()).ok();
     let lines: Vec<&str> = said.stdout.lines().collect();
     assert_eq!(
         lines,

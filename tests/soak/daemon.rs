@@ -6,7 +6,7 @@ use procfs::process::Process;
 
 use crate::Soak;
 use crate::kill::kill_if;
-use crate::support::{PATIENCE, Restart, run_with_timeout};
+use crate::support::{Restart, run_with_timeout, timeout};
 
 /// `cgpu gc` again and again, with the least priority.
 pub(crate) fn collect(soak: &Soak) {
@@ -17,7 +17,7 @@ pub(crate) fn collect(soak: &Soak) {
             .args(["-n", "19"])
             .arg(crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu"));
         let collected =
-            run_with_timeout(command.arg("--config").arg(host.config()).arg("gc"), PATIENCE);
+            run_with_timeout(command.arg("--config").arg(host.config()).arg("gc"), timeout());
         soak.tally.count("collections", if collected.status.success() { "ok" } else { "failed" });
         if !collected.status.success() {
             soak.tally.wonder(collected.to_string());

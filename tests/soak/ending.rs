@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::engine::{Ask, Handle};
 use crate::gated::monitors;
 use crate::host::names;
-use crate::support::{PATIENCE, cgroup_members, run_with_timeout, wait_until};
+use crate::support::{cgroup_members, run_with_timeout, timeout, wait_until};
 use crate::tally::Kind;
 use crate::{GPUS_MIB, Soak};
 
@@ -122,11 +122,11 @@ pub(crate) fn check(soak: &Soak) {
     let words = ["sleep".to_owned(), "1000".to_owned()];
     let (all, id) =
         Handle::prepare(soak, false, "all", &ask, &words).expect("runc is always there");
-    let made = run_with_timeout(&mut all.create(soak), PATIENCE);
+    let made = run_with_timeout(&mut all.create(soak), timeout());
     if !made.status.success() {
         soak.tally.find(Kind::Leaked, format!("all of the GPUs can't be had again: {made}"));
     }
-    run_with_timeout(&mut all.remove(soak), PATIENCE).ok();
+    run_with_timeout(&mut all.remove(soak), timeout()).ok();
     wait_until(GOING, || is_collected(soak));
     for what in left(soak) {
         if soak.fleet.mark(&format!("{id} {what}")) {

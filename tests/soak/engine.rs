@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde_json::json;
 
 use crate::gated::{Gated, RMTOOL, RUNTIME, rmtool};
-use crate::support::{Bundle, Docker, IMAGE, Outcome, PATIENCE, run_with_timeout};
+use crate::support::{Bundle, Docker, IMAGE, Outcome, run_with_timeout, timeout};
 use crate::{GPUS_MIB, Soak};
 
 /// What a container asks for: MiB by index of the GPU.
@@ -142,7 +142,7 @@ impl Handle {
             command.args(["-e", &variable]);
         }
         command.args(["-v", &format!("{}:{RMTOOL}:ro", rmtool().display()), "--name", name, IMAGE]);
-        let made = run_with_timeout(command.args(words), PATIENCE);
+        let made = run_with_timeout(command.args(words), timeout());
         if !made.status.success() {
             if went(&made) == Went::Wrong {
                 soak.tally.wonder(format!("docker create: {made}"));
@@ -191,7 +191,7 @@ impl Handle {
             Handle::Runc(bundle) => self.runc(soak, &["state", &bundle.id]),
             Handle::Docker(id) => self.docker(soak, &["inspect", "--type", "container", id]),
         };
-        let asked = run_with_timeout(&mut ask, PATIENCE);
+        let asked = run_with_timeout(&mut ask, timeout());
         let unknown = UNKNOWN.iter().any(|words| asked.stderr.contains(words));
         match asked.status.success() {
             true => Some(false),
@@ -207,7 +207,7 @@ impl Handle {
             }
             Handle::Docker(id) => {
                 let mut ask = self.docker(soak, &["inspect", "--format", "{{.State.Pid}}", id]);
-                let told = run_with_timeout(&mut ask, PATIENCE);
+                let told = run_with_timeout(&mut ask, timeout());
                 told.text().parse().ok().filter(|pid| *pid > 0)
             }
         }

@@ -11,7 +11,7 @@ use crate::fleet::Life;
 use crate::gated::{NO_MEMORY, RMTOOL};
 use crate::kill::{has_words, is_told_lost, kill_if, kill_monitor, kill_with, monitor};
 use crate::support::{
-    Outcome, PATIENCE, Running, cgroup_members, run_with_timeout, start, wait_until,
+    Outcome, Running, cgroup_members, run_with_timeout, start, timeout, wait_until,
 };
 use crate::tally::Kind;
 
@@ -133,7 +133,7 @@ impl Container<'_> {
             0 => self.kill_of_runtime(running),
             _ => (running, false),
         };
-        let outcome = running.end(PATIENCE);
+        let outcome = running.end(timeout());
         self.tell(&format!("create ended: {}", outcome.status));
         let how = went(&outcome);
         let kind = match how {
@@ -157,7 +157,7 @@ impl Container<'_> {
                 self.kill_init();
                 return false;
             }
-            let started = run_with_timeout(&mut self.handle.start(self.soak), PATIENCE);
+            let started = run_with_timeout(&mut self.handle.start(self.soak), timeout());
             self.tell(&format!("start ended: {}", started.status));
             if !started.status.success() {
                 self.soak.tally.wonder(format!("{} {started}", self.id));
@@ -299,7 +299,7 @@ impl Container<'_> {
             self.soak.tally.find(Kind::Broken, what);
             running.kill();
         }
-        let outcome = running.end(PATIENCE);
+        let outcome = running.end(timeout());
         self.ended(&words, &outcome, deaths);
     }
 
@@ -331,7 +331,7 @@ impl Container<'_> {
         let later = Duration::from_micros(self.choices.u64(..200_000));
         std::thread::sleep(later);
         if running.has_ended() {
-            let outcome = running.end(PATIENCE);
+            let outcome = running.end(timeout());
             return self.ended(&words, &outcome, deaths);
         }
         running.kill();
@@ -407,14 +407,14 @@ impl Container<'_> {
                     removing.kill();
                     self.killed("remover");
                 }
-                let _ = removing.end(PATIENCE);
+                let _ = removing.end(timeout());
             }
             _ => {}
         }
         self.remove();
         for mut program in std::mem::take(&mut self.programs) {
             program.kill();
-            let _ = program.end(PATIENCE);
+            let _ = program.end(timeout());
         }
     }
 
@@ -428,7 +428,7 @@ impl Container<'_> {
                 "{} can't be removed: {said:?}",
                 self.soak.fleet.story(&self.id)
             );
-            said = Some(run_with_timeout(&mut self.handle.remove(self.soak), PATIENCE));
+            said = Some(run_with_timeout(&mut self.handle.remove(self.soak), timeout()));
             std::thread::sleep(Duration::from_millis(20));
         }
         self.soak.fleet.end(&self.id);

@@ -16,12 +16,9 @@ use nix::unistd::Pid;
 use super::command::last_lines;
 use super::image::PAUSE;
 use super::{
-    Cri, IMAGE, Image, Outcome, PATIENCE, Restart, Scratch, prerequisites, program,
-    run_with_timeout, wait_until,
+    Cri, IMAGE, Image, Outcome, Restart, Scratch, prerequisites, program, run_with_timeout,
+    timeout, wait_until,
 };
-
-/// How long containerd may take to answer.
-const STARTING: Duration = PATIENCE;
 
 /// How often an exec that prints nothing is made once more.
 const EXECS: u32 = 20;
@@ -127,7 +124,7 @@ impl Containerd {
     #[must_use]
     #[track_caller]
     pub fn call(&self, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(args), PATIENCE)
+        run_with_timeout(self.command().args(args), timeout())
     }
 
     /// `ctr run --runc-binary … OPTIONS IMAGE ID ARGS` with the runtime of this containerd.
@@ -184,7 +181,7 @@ impl Containerd {
             .arg(self.runtime_root());
         command.arg("--fifo-dir").arg(self.scratch.path().join("fifo"));
         command.arg("--cgroup").arg(format!("{}/{id}", self.scratch.cgroup()));
-        run_with_timeout(command.args(options).arg(image).arg(id).args(args), PATIENCE)
+        run_with_timeout(command.args(options).arg(image).arg(id).args(args), timeout())
     }
 
     /// `ctr task exec` in a running container, of what prints something: on a busy machine ctr 1.6 may end
@@ -197,7 +194,7 @@ impl Containerd {
             command
                 .args(["task", "exec", "--exec-id", "exec", "--fifo-dir"])
                 .arg(self.scratch.path().join("fifo"));
-            run_with_timeout(command.arg(id).args(args), PATIENCE)
+            run_with_timeout(command.arg(id).args(args), timeout())
         };
         let mut outcome = once();
         for _ in 0..EXECS {
@@ -234,7 +231,7 @@ impl Containerd {
         for namespace in NAMESPACES {
             run_with_timeout(
                 self.command().args(["--namespace", namespace, "image", "import"]).arg(&archive),
-                PATIENCE,
+                timeout(),
             )
             .ok();
         }
@@ -246,7 +243,7 @@ impl Containerd {
             Restart::Graceful => {
                 let pid = Pid::from_raw(self.daemon.id().cast_signed());
                 kill(pid, Signal::SIGTERM).expect("containerd is our child and not reaped yet");
-                let ended = wait_until(STARTING, || matches!(self.daemon.try_wait(), Ok(Some(_))));
+                let ended = wait_until(timeout(), || matches!(self.daemon.try_wait(), Ok(Some(_))));
                 assert!(ended, "containerd ignored SIGTERM: {}", last_lines(&self.log(), 30));
             }
             Restart::Killed => {
@@ -266,10 +263,11 @@ impl Containerd {
     fn wait_until_it_answers(&self) {
         let socket = socket(self.scratch.path());
         let up =
-            wait_until(STARTING, || socket.exists() && self.call(&["version"]).status.success());
+            wait_until(timeout(), || socket.exists() && self.call(&["version"]).status.success());
         assert!(
             up,
-            "containerd did not answer within {STARTING:?}; the end of its log:\n{}",
+            "containerd did not answer within {:?}; the end of its log:\n{}",
+            timeout(),
             last_lines(&self.log(), 30)
         );
     }

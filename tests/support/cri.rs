@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{IMAGE, Outcome, PATIENCE, Scratch, run_with_input, run_with_timeout};
+use super::{IMAGE, Outcome, Scratch, run_with_input, run_with_timeout, timeout};
 
 /// How long the first build of the client may take.
 const BUILDING: Duration = Duration::from_secs(600);
@@ -52,7 +52,7 @@ impl<'engine> Cri<'engine> {
         run_with_input(
             command.arg("--socket").arg(&self.socket).arg(verb),
             request.to_string().as_bytes(),
-            PATIENCE,
+            timeout(),
         )
     }
 
@@ -109,7 +109,7 @@ impl<'engine> Cri<'engine> {
     #[track_caller]
     pub fn exec_sync(&self, container_id: &str, args: &[&str]) -> Executed {
         let request =
-            json!({"container_id": container_id, "cmd": args, "timeout": PATIENCE.as_secs()});
+            json!({"container_id": container_id, "cmd": args, "timeout": timeout().as_secs()});
         let response = self.call("exec-sync", &request).ok().json();
         let code = response["exit_code"].as_i64().unwrap_or_default();
         Executed { code, stdout: text(&response, "stdout"), stderr: text(&response, "stderr") }
@@ -119,7 +119,7 @@ impl<'engine> Cri<'engine> {
     #[track_caller]
     pub fn exec_refused(&self, container_id: &str, args: &[&str]) -> Outcome {
         let request =
-            json!({"container_id": container_id, "cmd": args, "timeout": PATIENCE.as_secs()});
+            json!({"container_id": container_id, "cmd": args, "timeout": timeout().as_secs()});
         self.call("exec-sync", &request).fails()
     }
 

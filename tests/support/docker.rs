@@ -20,11 +20,8 @@ use serde_json::json;
 
 use super::command::last_lines;
 use super::{
-    IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, run_with_timeout, wait_until,
+    IMAGE, Image, Outcome, Scratch, prerequisites, program, run_with_timeout, timeout, wait_until,
 };
-
-/// How long dockerd may take to answer, or to end.
-const STARTING: Duration = PATIENCE;
 
 /// Choices made before dockerd starts.
 #[derive(Debug)]
@@ -190,7 +187,7 @@ impl Docker {
     #[must_use]
     #[track_caller]
     pub fn call(&self, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(args), PATIENCE)
+        run_with_timeout(self.command().args(args), timeout())
     }
 
     /// `docker run --network none --pull never ARGS`.
@@ -199,14 +196,14 @@ impl Docker {
     pub fn run(&self, args: &[&str]) -> Outcome {
         let mut command = self.command();
         command.args(["run", "--network", "none", "--pull", "never"]);
-        run_with_timeout(command.args(args), PATIENCE)
+        run_with_timeout(command.args(args), timeout())
     }
 
     /// `docker exec CONTAINER ARGS`.
     #[must_use]
     #[track_caller]
     pub fn exec(&self, container: &str, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(["exec", container]).args(args), PATIENCE)
+        run_with_timeout(self.command().args(["exec", container]).args(args), timeout())
     }
 
     /// `docker logs CONTAINER`.
@@ -233,7 +230,7 @@ impl Docker {
     #[track_caller]
     pub fn load(&self, image: &Image) {
         let archive = image.archive(&self.scratch);
-        run_with_timeout(self.command().arg("load").arg("-i").arg(archive), PATIENCE).ok();
+        run_with_timeout(self.command().arg("load").arg("-i").arg(archive), timeout()).ok();
     }
 
     /// Ends dockerd and starts it again; without live restore its containers end too.
@@ -259,10 +256,11 @@ impl Docker {
     fn terminate(&mut self) {
         let pid = Pid::from_raw(self.daemon.id().cast_signed());
         kill(pid, Signal::SIGTERM).expect("dockerd is our child and not reaped yet");
-        let ended = wait_until(STARTING, || matches!(self.daemon.try_wait(), Ok(Some(_))));
+        let ended = wait_until(timeout(), || matches!(self.daemon.try_wait(), Ok(Some(_))));
         assert!(
             ended,
-            "dockerd ignored SIGTERM for {STARTING:?}; the end of its log:\n{}",
+            "dockerd ignored SIGTERM for {:?}; the end of its log:\n{}",
+            timeout(),
             self.end_of_log()
         );
     }
@@ -270,10 +268,11 @@ impl Docker {
     fn wait_until_it_answers(&self) {
         let socket = self.scratch.path().join("docker.sock");
         let up =
-            wait_until(STARTING, || socket.exists() && self.call(&["version"]).status.success());
+            wait_until(timeout(), || socket.exists() && self.call(&["version"]).status.success());
         assert!(
             up,
-            "dockerd did not answer within {STARTING:?}; the end of its log:\n{}",
+            "dockerd did not answer within {:?}; the end of its log:\n{}",
+            timeout(),
             self.end_of_log()
         );
     }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde_json::json;
 
-use super::{PATIENCE, Scratch, run_with_timeout};
+use super::{Scratch, run_with_timeout, timeout};
 
 /// The image that every engine has loaded when it has started.
 pub const IMAGE: &str = "localhost/busybox:1";
@@ -60,7 +60,7 @@ impl Image {
     /// Writes the image as an archive into the scratch and returns the file's path.
     pub(super) fn archive(&self, scratch: &Scratch) -> PathBuf {
         let tar =
-            |args: &[&str]| run_with_timeout(scratch.command("tar").args(args), PATIENCE).ok();
+            |args: &[&str]| run_with_timeout(scratch.command("tar").args(args), timeout()).ok();
         let layer = scratch.path().join("layer.tar");
         match &self.rootfs {
             Some(rootfs) => {
@@ -73,7 +73,7 @@ impl Image {
                 tar(&["--numeric-owner", "-C", "image-rootfs", "-cf", "layer.tar", "."]);
             }
         }
-        let sum = run_with_timeout(scratch.command("sha256sum").arg("layer.tar"), PATIENCE).ok();
+        let sum = run_with_timeout(scratch.command("sha256sum").arg("layer.tar"), timeout()).ok();
         let digest =
             sum.stdout.split(' ').next().expect("sha256sum prints the digest first").to_owned();
         let architecture = match std::env::consts::ARCH {

@@ -53,12 +53,16 @@ pub use traces::Traces;
 
 use std::time::{Duration, Instant};
 
-/// How long one command of an engine may take before it is killed and the test fails.
-pub const PATIENCE: Duration = Duration::from_secs(600);
+/// How long a test waits for one command of an engine, or for one thing to happen, until it fails: half a minute, times the
+/// factor that `CGPU_TEST_PATIENCE` says, for machines that are slow or busy.
+pub fn timeout() -> Duration {
+    let factor = std::env::var("CGPU_TEST_PATIENCE").ok().and_then(|factor| factor.parse().ok());
+    Duration::from_secs(30) * factor.unwrap_or(1)
+}
 
 /// Waits for what has to come, however busy the machine is; says whether it came.
 pub fn eventually(condition: impl FnMut() -> bool) -> bool {
-    wait_until(PATIENCE, condition)
+    wait_until(timeout(), condition)
 }
 
 /// Asks `condition` every few milliseconds until it holds, at most for `limit`; says whether it

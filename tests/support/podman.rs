@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{IMAGE, Image, Outcome, PATIENCE, Scratch, prerequisites, program, run_with_timeout};
+use super::{IMAGE, Image, Outcome, Scratch, prerequisites, program, run_with_timeout, timeout};
 
 /// Choices made before the first container.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Podman {
     #[must_use]
     #[track_caller]
     pub fn call(&self, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(args), PATIENCE)
+        run_with_timeout(self.command().args(args), timeout())
     }
 
     /// `podman run OPTIONS ARGS` with the options that every container needs here; name [`IMAGE`],
@@ -141,14 +141,14 @@ impl Podman {
         command.args(["run", "--network", "none", "--pull", "never"]);
         command.args(["--cgroup-parent", &self.scratch.cgroup()]);
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
-        run_with_timeout(command.args(args), PATIENCE)
+        run_with_timeout(command.args(args), timeout())
     }
 
     /// `podman exec CONTAINER ARGS`.
     #[must_use]
     #[track_caller]
     pub fn exec(&self, container: &str, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(["exec", container]).args(args), PATIENCE)
+        run_with_timeout(self.command().args(["exec", container]).args(args), timeout())
     }
 
     /// `podman rm -f -t 0 CONTAINER`.
@@ -162,7 +162,7 @@ impl Podman {
     #[track_caller]
     pub fn load(&self, image: &Image) {
         let archive = image.archive(&self.scratch);
-        run_with_timeout(self.command().arg("load").arg("-i").arg(archive), PATIENCE).ok();
+        run_with_timeout(self.command().arg("load").arg("-i").arg(archive), timeout()).ok();
     }
 }
 

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{Bundle, Outcome, PATIENCE, Scratch, run_with_timeout, wait_until};
+use super::{Bundle, Outcome, Scratch, run_with_timeout, timeout, wait_until};
 
 /// A program that takes runc's arguments.
 #[derive(Debug, Clone)]
@@ -54,7 +54,7 @@ impl<'scratch> Runtime<'scratch> {
     #[must_use]
     #[track_caller]
     pub fn call(&self, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(args), PATIENCE)
+        run_with_timeout(self.command().args(args), timeout())
     }
 
     /// Runs the bundle's process to its end, and shows what it wrote.
@@ -63,7 +63,7 @@ impl<'scratch> Runtime<'scratch> {
     pub fn run(&self, bundle: &Bundle) -> Outcome {
         run_with_timeout(
             self.command().arg("run").arg("--bundle").arg(&bundle.directory).arg(&bundle.id),
-            PATIENCE,
+            timeout(),
         )
     }
 
@@ -78,7 +78,7 @@ impl<'scratch> Runtime<'scratch> {
         for (name, value) in inner.get_envs() {
             command.env(name, value.unwrap_or_default());
         }
-        run_with_timeout(&mut command, PATIENCE)
+        run_with_timeout(&mut command, timeout())
     }
 
     /// Creates the container as an engine would: from the bundle's directory, with log and pid file
@@ -86,7 +86,7 @@ impl<'scratch> Runtime<'scratch> {
     #[must_use]
     #[track_caller]
     pub fn create(&self, bundle: &Bundle) -> Outcome {
-        run_with_timeout(&mut self.create_command(bundle), PATIENCE)
+        run_with_timeout(&mut self.create_command(bundle), timeout())
     }
 
     /// The command that [`create`](Self::create) runs.
@@ -109,7 +109,7 @@ impl<'scratch> Runtime<'scratch> {
     #[must_use]
     #[track_caller]
     pub fn logged_exec(&self, bundle: &Bundle, args: &[&str]) -> Outcome {
-        run_with_timeout(self.logging(bundle).args(["exec", &bundle.id]).args(args), PATIENCE)
+        run_with_timeout(self.logging(bundle).args(["exec", &bundle.id]).args(args), timeout())
     }
 
     /// Starts a created container.
@@ -123,7 +123,7 @@ impl<'scratch> Runtime<'scratch> {
     #[must_use]
     #[track_caller]
     pub fn exec(&self, bundle: &Bundle, args: &[&str]) -> Outcome {
-        run_with_timeout(self.command().args(["exec", &bundle.id]).args(args), PATIENCE)
+        run_with_timeout(self.command().args(["exec", &bundle.id]).args(args), timeout())
     }
 
     /// Sends a signal to the container's first process.
@@ -139,7 +139,7 @@ impl<'scratch> Runtime<'scratch> {
     #[track_caller]
     pub fn delete(&self, bundle: &Bundle) -> Outcome {
         let mut outcome = None;
-        wait_until(PATIENCE, || {
+        wait_until(timeout(), || {
             let deleted = self.call(&["delete", "--force", &bundle.id]);
             let busy = "unable to remove container's cgroup: ";
             let done = deleted.status.success() || !deleted.stderr.contains(busy);

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::prerequisites::{prerequisites, program};
 use super::runtime::Runtime;
 use super::traces::{self, Traces};
-use super::{PATIENCE, cgroup, run_with_timeout, warden};
+use super::{cgroup, run_with_timeout, timeout, warden};
 
 /// What every scratch's name begins with.
 const PREFIX: &str = "cgpu-test-";
@@ -139,7 +139,7 @@ impl Scratch {
     /// just then would pass the descriptor to its child for a moment, and executing the copy would
     /// fail ("text file busy").
     pub fn copy_program(&self, from: &Path, to: &Path) {
-        run_with_timeout(self.command("cp").arg(from).arg(to), PATIENCE).ok();
+        run_with_timeout(self.command("cp").arg(from).arg(to), timeout()).ok();
     }
 
     /// Makes a root file system in the directory `name`: static busybox, links to its applets, the
@@ -165,7 +165,7 @@ impl Scratch {
     pub fn bundle(&self, id: &str, edit: impl FnOnce(&mut Value)) -> Bundle {
         let directory = self.directory(id);
         self.rootfs(&format!("{id}/rootfs"));
-        run_with_timeout(self.command("runc").arg("spec").current_dir(&directory), PATIENCE).ok();
+        run_with_timeout(self.command("runc").arg("spec").current_dir(&directory), timeout()).ok();
         let bundle = Bundle { directory, id: id.to_owned() };
         let mut config = bundle.config();
         config["process"]["terminal"] = json!(false);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 
-use super::{PATIENCE, Scratch, run_with_timeout};
+use super::{Scratch, run_with_timeout, timeout};
 
 /// How long making one of them may take, downloads and waiting for others included.
 const DOWNLOADING: Duration = Duration::from_secs(600);
@@ -64,7 +64,7 @@ pub(super) fn copy(scratch: &Scratch, name: &str, tree: &Path) -> PathBuf {
     if mount(overlay, &point, overlay, MsFlags::empty(), Some(options.as_str())).is_err() {
         // The temporary directory is an overlay itself, or there is no such file system.
         let source = tree.join(".");
-        run_with_timeout(scratch.command("cp").arg("-a").arg(source).arg(&point), PATIENCE).ok();
+        run_with_timeout(scratch.command("cp").arg("-a").arg(source).arg(&point), timeout()).ok();
     }
     point
 }

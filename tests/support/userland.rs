@@ -1,7 +1,7 @@
 //! What containers have in their images: C libraries of several ages and kinds, and ways to tell
 //! their loaders where libraries are.
 //!
-//! Each has our probe (`tests/driver/probe.c`) as `/probe`, which looks for a library as programs
+//! Each has our probe (`tests/driver/files/probe.c`) as `/probe`, which looks for a library as programs
 //! do, unless nothing is linked dynamically there. Each also has a library of its own in a place
 //! that nobody searches unless told: [`OWN_LIBRARY`], whose function `app` returns 7. What finds
 //! it must find it as well when there is a driver.
@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
-use super::{PATIENCE, Scratch, program, run_with_timeout, tree};
+use super::{Scratch, program, run_with_timeout, timeout, tree};
 
 /// The library that only the image has.
 pub const OWN_LIBRARY: &str = "libapp.so.1";
@@ -149,7 +149,7 @@ impl Userland {
             command.arg("-r").arg(root);
             command
         };
-        run_with_timeout(&mut ldconfig, PATIENCE).ok();
+        run_with_timeout(&mut ldconfig, timeout()).ok();
     }
 }
 
@@ -165,17 +165,17 @@ impl Rootfs {
 /// The probe, for every glibc.
 static PROBE: LazyLock<PathBuf> = LazyLock::new(|| {
     let dlopen_of_old = ["-nostartfiles", "-Wl,--no-as-needed", "-l:libdl.so.2"];
-    compile("cc", "probe", "tests/driver/probe.c", &dlopen_of_old)
+    compile("cc", "probe", "tests/driver/files/probe.c", &dlopen_of_old)
 });
 
 /// The probe, for musl.
 static MUSL_PROBE: LazyLock<PathBuf> =
-    LazyLock::new(|| compile("musl-gcc", "probe-musl", "tests/driver/probe.c", &[]));
+    LazyLock::new(|| compile("musl-gcc", "probe-musl", "tests/driver/files/probe.c", &[]));
 
 /// The image's own library; it needs no C library, so any loader loads it.
 static LIBRARY: LazyLock<PathBuf> = LazyLock::new(|| {
     let alone = ["-shared", "-fPIC", "-nostdlib", "-Wl,-soname,libapp.so.1"];
-    compile("cc", "libapp.so", "tests/driver/app.c", &alone)
+    compile("cc", "libapp.so", "tests/driver/files/app.c", &alone)
 });
 
 fn compile(compiler: &str, name: &str, source: &str, options: &[&str]) -> PathBuf {
@@ -186,12 +186,12 @@ fn compile(compiler: &str, name: &str, source: &str, options: &[&str]) -> PathBu
     let mut command = Command::new(program(compiler));
     command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&fresh);
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(source)).args(options);
-    run_with_timeout(&mut command, PATIENCE).ok();
+    run_with_timeout(&mut command, timeout()).ok();
     fs::rename(fresh, &compiled).expect("the target directory can be written");
     compiled
 }
 
 /// By a process of its own: see `Scratch::copy_program`.
 fn copy_program(scratch: &Scratch, from: &Path, to: &Path) {
-    run_with_timeout(scratch.command("cp").arg(from).arg(to), PATIENCE).ok();
+    run_with_timeout(scratch.command("cp").arg(from).arg(to), timeout()).ok();
 }

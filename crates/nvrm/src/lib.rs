@@ -33,7 +33,7 @@
 //! 4. `control/served.rs`: the list that says why it is made. Take it out of `control/withheld.rs`. One that names
 //!    a client goes into `control/clients.rs`, one that tells of processes into `control/processes.rs`.
 //! 5. Tests: those of the tables run by themselves. The simulated driver answers it (`tests/sim/src/{abi,control}.rs`),
-//!    a program asks it (`rmtool`'s script), and `tests/gate/controls.rs` compares the answer with a bare program's.
+//!    a program asks it (`rmtool`'s script), and `tests/gate/monitor/controls.rs` compares the answer with a bare program's.
 //!
 //! The monitor's code (`src/monitor/calls/control.rs`) knows none of them by name, but for those that it answers
 //! otherwise.

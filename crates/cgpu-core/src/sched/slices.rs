@@ -14,7 +14,7 @@ const UNIT_US: u64 = 4096;
 /// used less well than a short one, and a weight of two gets less than twice as much. Shorter slices hold the
 /// ratio better, and lose more of the GPU to going from one to the next: with these, bursts of 20 ms are
 /// divided as 1.9 to 1 (1.85 with [`UNIT_US`]), and the loss is still less than where all weights are alike
-/// (`tests/compute`).
+/// (`tests/gate/compute`).
 const UNEVEN_UNIT_US: u64 = 3200;
 
 /// See [`UNIT_US`].

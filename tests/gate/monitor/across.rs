@@ -1,0 +1,64 @@
+//! Memory of one GPU that has names below another's device, in whose figures they show.
+
+use std::time::{Duration, Instant};
+
+use crate::monitor::attacks::watched;
+use crate::monitor::host::{MIB, Monitor, Said, path, until};
+
+/// Both GPUs' quotas, and what counts on them.
+fn used(monitor: &Monitor) -> (u64, u64) {
+    let gpus = monitor.status().gpus;
+    (gpus[0].used_bytes, gpus[1].used_bytes)
+}
+
+/// `ways` names memory of the first GPU below the second's device, whose figure has more than its
+/// quota then, all of it known: nobody is killed, and no more fits than did.
+fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> Said {
+    let monitor = Monitor::of_two_gpus();
+    let before = format!("start\nalloc 700MiB as a\n{ways}\nalloc 600MiB as c");
+    let dir = tempfile::tempdir().unwrap();
+    let end = path(&dir, "end");
+    let after = "alloc 425MiB as over\nalloc 424MiB as rest\nfree rest\nfree a\nfree c";
+    let program = monitor.halfway(&before, &format!("{after}\nwait {end}"));
+    until("it has both", || used(&monitor) == (700 * MIB, 600 * MIB));
+    halfway(&monitor);
+    // Some audits, and names are asked for.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(used(&monitor), (700 * MIB, 600 * MIB));
+    program.go();
+    // Its maker's name is gone: who owns it now?
+    until("but for the names nothing is left", || used(&monitor) == (700 * MIB, 0));
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(1) {
+        let (first, second) = used(&monitor);
+        assert!(second == 0 && [0, 700 * MIB].contains(&first), "{first} and {second} bytes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::fs::write(&end, "").unwrap();
+    let said = program.end();
+    said.must("alloc over status=0x51").must("alloc rest ok").must("free c ok");
+    until("nothing is left", || used(&monitor) == (0, 0) && monitor.sim.used(0) == 0);
+    assert_eq!(monitor.status().calls.killed, 0);
+    said
+}
+
+#[test]
+fn names_below_another_gpu_count_where_their_memory_is() {
+    innocent("gpu 1\ndup a as b\ndup a as d", |_| {}).must("dup d ok");
+}
+
+#[test]
+fn the_same_of_what_is_imported_there() {
+    innocent("export a\ngpu 1\nimport as b", |_| {}).must("import b ok");
+}
+
+#[test]
+fn the_next_worker_knows_where_names_show() {
+    innocent("gpu 1\ndup a as b\ndup b as d", Monitor::update).must("dup d ok");
+}
+
+/// What isn't in a GPU's figures, for its names are below another's device, makes no room there.
+#[test]
+fn memory_that_shows_elsewhere_hides_nothing() {
+    watched("hide-slack across", Monitor::of_two_gpus());
+}

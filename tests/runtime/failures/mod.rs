@@ -1,0 +1,16 @@
+//! What goes wrong around a create, and what must hold nevertheless: nothing is promised
+//! twice, nothing leaks, no bundle is half written, and the sentence says what to do.
+//!
+//! `crashes` kills our programs at every place; `bundles`, `places` and `runtimes` break
+//! what they are given; `stale` takes the containers away behind their back; `crowd` lets
+//! a hundred in at once; `looks` has a container come into being while somebody looks for it. Needs root, runc, crun and FUSE.
+
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
+
+mod bundles;
+mod crashes;
+mod crowd;
+mod looks;
+mod places;
+mod runtimes;
+mod stale;
