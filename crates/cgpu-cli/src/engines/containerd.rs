@@ -1,7 +1,7 @@
 //! What the files of a containerd's configuration come to, as that release reads them. Pure.
 //!
 //! Owns which part of which file counts, whose word is the last, and how containerd compares
-//! keys. Must not know where the files are: [`super::places`] finds them.
+//! keys. Must not know where the files are: `super::places` finds them.
 //!
 //! By containerd's sources (`cmd/containerd/server/config`, `plugins/cri/runtime`):
 //!

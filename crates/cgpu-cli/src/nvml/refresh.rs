@@ -48,7 +48,7 @@ pub fn probe(settings: &Settings) -> Result<Inventory, RefreshError> {
     }
 }
 
-/// [`probe`], and the cache written for [`cached`](super::cached) to read. An inventory
+/// [`probe`], and the cache written for [`cached`](cgpu_host::inventory::cached) to read. An inventory
 /// file needs no cache and is only checked.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! What people look at, as one model: [`Snapshot`].
 //!
 //! Owns what is shown of a host: its GPUs, its containers, their processes and figures, each with its
-//! unit, and "unknown" (`None`) apart from zero. [`collect`] asks once; tables, JSON,
+//! unit, and "unknown" (`None`) apart from zero. [`collect()`] asks once; tables, JSON,
 //! metrics and the tree of files print what it found. Must not know how any of them prints.
 
 mod assemble;
