@@ -51,7 +51,7 @@ pub fn program(name: &str) -> PathBuf {
 fn complaint() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some(
-            "these tests start container engines and must be run as root; `make unit` needs no \
+            "these tests start container engines and must be run as root; `make check` needs no \
              privilege"
                 .to_owned(),
         );
