@@ -458,7 +458,7 @@ impl Bench {
             let holder = Holder::Reserved { by: own };
             let record =
                 Admission::of(&host).reserve(key.clone(), Path::new("/"), &proposal, holder);
-            Admission::of(&host).tell_of(&record.expect("there is room"), None, None);
+            Admission::of(&host).report_creation(&record.expect("there is room"), None, None);
             (start.elapsed(), key)
         };
         // One short on each GPU's twentieth, so that one more has room.

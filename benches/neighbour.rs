@@ -342,8 +342,9 @@ impl Bench {
             command.arg("--root").arg(self.path("runc"));
             command.args(["exec", container, "/rmtool", "bench", count, kind]);
             let output = on(OURS, || ran(&mut command));
-            let told: Value = serde_json::from_slice(&output.stdout).expect("rmtool prints JSON");
-            told["p99_ns"].as_f64().expect("a percentile is a number")
+            let reported: Value =
+                serde_json::from_slice(&output.stdout).expect("rmtool prints JSON");
+            reported["p99_ns"].as_f64().expect("a percentile is a number")
         });
         let all = all.collect();
         attackers.iter().for_each(|attacker| self.pause(attacker));
@@ -383,12 +384,12 @@ impl Bench {
             // Each comes first in every third round.
             let mut turns = [(0, &[][..]), (1, &gate[..]), (2, &bare[..])];
             turns.rotate_left(rounds[0].len() % 3);
-            let mut told = [const { Vec::new() }; 3];
+            let mut reported = [const { Vec::new() }; 3];
             for (which, attackers) in turns {
-                told[which] = self.turn(attackers);
+                reported[which] = self.turn(attackers);
             }
             for (at, rounds) in rounds.iter_mut().enumerate() {
-                let [nobody, gate, bare] = [0, 1, 2].map(|which: usize| told[which][at]);
+                let [nobody, gate, bare] = [0, 1, 2].map(|which: usize| reported[which][at]);
                 rounds.push(Round { nobody, gate, bare });
             }
             ratios = rounds.iter().map(|rounds| Ratios::of(rounds)).collect();

@@ -27,7 +27,7 @@ use crate::host::{Host, require_root, tenant};
 use crate::names;
 use cgpu_core::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
 use cgpu_core::request::Decision;
-use cgpu_host::events::{Cause, Event, Kind as EventKind, Teller, plain};
+use cgpu_host::events::{Cause, Event, EventSink, Kind as EventKind, plain};
 use cgpu_host::failpoint::failpoint;
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
@@ -123,7 +123,7 @@ impl Admission<'_> {
     }
 
     /// Registers a container under `key`: its GPUs are chosen, if the request left that open, and nothing that
-    /// it was promised can be promised again. Nobody is told yet ([`tell_of`](Self::tell_of)).
+    /// it was promised can be promised again. Nobody is told yet ([`report_creation`](Self::report_creation)).
     ///
     /// # Errors
     ///
@@ -184,20 +184,20 @@ impl Admission<'_> {
 
     /// Who tells of this host's containers.
     #[must_use]
-    pub fn teller(&self) -> Teller {
-        Teller::of_host(&self.host.config.state_dir)
+    pub fn sink(&self) -> EventSink {
+        EventSink::of_host(&self.host.config.state_dir)
     }
 
     /// The event of a create, and so the one line that the log has of it: what the container of `record` gets,
     /// by whom, its `name`, and its driver `files`, where they come by us.
-    pub fn tell_of(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
+    pub fn report_creation(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
         let Record { key: Key { id, root }, short_id, plan, .. } = record;
         // Why a whole container has no backend needs no word.
         let is_chosen = plan.backend == self.host.backend && !plan.is_whole();
         // Another container's has the id's first characters.
         let is_others = !id.starts_with(short_id.trim_end_matches('_'));
-        let teller = self.teller();
-        teller.tell(Event {
+        let sink = self.sink();
+        sink.report(Event {
             chosen: is_chosen.then(|| self.host.why_backend.to_owned()),
             driver_files: files.map(|files| files.name().to_owned()),
             short_id: is_others.then(|| short_id.clone()),
@@ -205,7 +205,7 @@ impl Admission<'_> {
             ..Event::new(EventKind::Created).of(id, name, root).having(plan)
         });
         for warning in plan.warnings() {
-            teller.tell(Event::new(EventKind::Warned).of(id, name, root).because(&warning));
+            sink.report(Event::new(EventKind::Warned).of(id, name, root).because(&warning));
         }
     }
 
@@ -221,12 +221,12 @@ impl Admission<'_> {
         let name = names::of_bundle(&key.id, bundle);
         for near in &decision.near_misses {
             let event = Event::new(EventKind::Warned).of(&key.id, name.as_deref(), &key.root);
-            self.teller().tell(event.because(&near.to_string()));
+            self.sink().report(event.because(&near.to_string()));
         }
     }
 
     /// The event of a create that is refused for `error`, whose container is called `name`.
-    pub fn tell_of_refusal(
+    pub fn report_refusal(
         &self,
         key: &Key,
         name: Option<&str>,
@@ -239,7 +239,7 @@ impl Admission<'_> {
         let reason = report::sentence(error);
         let reason = reason.strip_prefix("cgpu: ").unwrap_or(&reason);
         let event = Event::new(EventKind::Refused).of(&key.id, name, &key.root);
-        self.teller().tell(Event { cause: Some(cause), ..event.because(reason) });
+        self.sink().report(Event { cause: Some(cause), ..event.because(reason) });
     }
 
     /// Makes room for a container of `bundle` that `heir` will hold, whose key is that of `old`.
@@ -346,7 +346,7 @@ impl Admission<'_> {
             locked.put(&record)?;
             let name = names::of(&Record { bundle: bundle.to_owned(), ..record });
             let event = Event::new(EventKind::Named).of(&to.id, name.as_deref(), &to.root);
-            self.teller().tell(Event { former_id: Some(from.id.clone()), ..event });
+            self.sink().report(Event { former_id: Some(from.id.clone()), ..event });
         }
         Ok(())
     }
@@ -524,23 +524,23 @@ impl Admission<'_> {
         locked.put(&after)?;
         self.share_out(&locked, &after.plan.gpus);
         // A monitor tells itself of a quota that it was given.
-        let is_told =
+        let is_reported =
             matches!(change, Change::MemoryLimit { .. }) && after.plan.backend == Kind::Gate;
-        if !is_told {
-            self.tell_of_change(&before, &after, change);
+        if !is_reported {
+            self.report_change(&before, &after, change);
         }
         Ok(after.plan)
     }
 
     /// The event of a change.
-    fn tell_of_change(&self, before: &Record, after: &Record, change: Change) {
+    fn report_change(&self, before: &Record, after: &Record, change: Change) {
         let kind = match change {
             Change::MemoryLimit { .. } => EventKind::Resized,
             Change::Weight(_) | Change::HighPriority(_) => EventKind::Changed,
         };
         let name = names::of(after);
         let event = Event::new(kind).of(&after.key.id, name.as_deref(), &after.key.root);
-        self.teller().tell(match change {
+        self.sink().report(match change {
             Change::MemoryLimit { gpu_index, bytes } => {
                 let gpu = before.plan.gpus.iter().find(|gpu| gpu.index == gpu_index);
                 Event {
@@ -692,7 +692,7 @@ impl Admission<'_> {
         let root = &record.key.root;
         let name = names::of(record);
         let event = Event::new(EventKind::Removed).of(record.container_id(), name.as_deref(), root);
-        self.teller().tell(match why {
+        self.sink().report(match why {
             Some(why) => event.because(why),
             None => event,
         });

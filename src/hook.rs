@@ -271,9 +271,9 @@ fn write(bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
 
 /// Tells the log and the events why no container is made: podman throws away what a precreate hook
 /// says, and crun what any hook says.
-fn tell_of_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
+fn report_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
-    Admission::of(host).tell_of_refusal(key, name.as_deref(), (error, error.why()));
+    Admission::of(host).report_refusal(key, name.as_deref(), (error, error.why()));
 }
 
 fn call(
@@ -287,7 +287,7 @@ fn call(
     if stage == Stage::Precreate {
         return precreate(host, &bytes, output).inspect_err(|error| {
             let bundle = Bundle::from_bytes(&bytes, PathBuf::new(), "config.json".into());
-            tell_of_refusal(host, &announced(&token()), bundle, error);
+            report_refusal(host, &announced(&token()), bundle, error);
         });
     }
     let state: State =
@@ -302,7 +302,7 @@ fn call(
                 }
             };
             let bundle = Bundle::load(&state.bundle, Path::new("config.json"));
-            tell_of_refusal(host, &key, bundle, error);
+            report_refusal(host, &key, bundle, error);
         })?,
     }
     Ok(())
@@ -402,7 +402,7 @@ fn register(
     let bundle = Bundle::load(dir, Path::new("config.json"));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
     let record = Admission::of(host).reserve(key.clone(), dir, &proposal, holder)?;
-    Admission::of(host).tell_of(&record, name.as_deref(), None);
+    Admission::of(host).report_creation(&record, name.as_deref(), None);
     Admission::of(host).activate(&key, dir, init)?;
     Ok(())
 }
@@ -490,7 +490,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
             return Err(error.into());
         }
     };
-    Admission::of(host).tell_of(&record, name.as_deref(), Some(driver.mode));
+    Admission::of(host).report_creation(&record, name.as_deref(), Some(driver.mode));
     let equip = || -> Result<(), HookError> {
         bundle.apply(&host.edits((&record, request), &bundle, nodes, driver.edits, calls)?)?;
         write(bundle.to_text().as_bytes())

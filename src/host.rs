@@ -426,9 +426,9 @@ impl Host {
         // A container whose quota is switched off, or that wants no GPU, keeps the word that was given,
         // if that alone says which GPUs.
         let keeps = uuids.is_empty() || (request.is_disabled() && request.is_nvidias_alone());
-        let told = !keeps;
+        let reported = !keeps;
         let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
-        let visible = told.then_some(visible);
+        let visible = reported.then_some(visible);
         // Nodes of GPUs are ours to give: what isolation knows of the container are these.
         let more = driver.devices.into_iter().filter(|more| {
             nodes.devices.iter().all(|node| node.path != more.path)

@@ -53,9 +53,9 @@ fuzz_target!(|input: (u8, u64, u32, &[u8])| {
         assert!(pieces.back().all(|patch| patch.apply(&mut params)));
         assert_eq!(params, before);
     }
-    let mut told = bytes.to_vec();
-    processes::ask(request, &mut told, |pid| pid.checked_add(1));
-    processes::show(request, &mut told, bytes, |pid| pid.checked_sub(1));
+    let mut reported = bytes.to_vec();
+    processes::ask(request, &mut reported, |pid| pid.checked_add(1));
+    processes::show(request, &mut reported, bytes, |pid| pid.checked_sub(1));
     if let Ok(List::Inline { offset, entries }) = list(&release, request, bytes) {
         let shown = Shown { total_bytes: argument, free_bytes: argument / 2 };
         let mut copy = bytes.to_vec();

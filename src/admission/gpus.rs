@@ -85,7 +85,7 @@ impl Admission<'_> {
         if self.host.backend != Kind::Gate {
             return;
         }
-        let told = locked.registry().gpu_settings().and_then(|settings| {
+        let reported = locked.registry().gpu_settings().and_then(|settings| {
             let shared = gpus.iter().filter(|gpu| gpu.memory_limit_bytes.is_some());
             shared.map(|gpu| &gpu.uuid).try_for_each(|uuid| {
                 let set = settings.get(uuid).copied().unwrap_or_default();
@@ -94,7 +94,7 @@ impl Admission<'_> {
                 })
             })
         });
-        if let Err(error) = told {
+        if let Err(error) = reported {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(error, "computing time is shared as before: monitors can't be told");
         }
@@ -158,7 +158,7 @@ impl Admission<'_> {
         locked.share_out(&gpu.uuid, self.host.config.compute.idle, |tenants| {
             self.rules_of(set, tenants)
         })?;
-        self.teller().tell(Event {
+        self.sink().report(Event {
             gpu: Some(gpu.index),
             gpu_uuid: Some(gpu.uuid),
             setting: Some(change.written()),
@@ -178,7 +178,7 @@ impl Admission<'_> {
         let mut locked = registry.lock()?;
         locked.put_host(HostSettings { default_memory_mib: Some(mib) })?;
         let setting = Some(format!("default_memory={mib}MiB"));
-        self.teller().tell(Event { setting, ..Event::new(EventKind::HostChanged) });
+        self.sink().report(Event { setting, ..Event::new(EventKind::HostChanged) });
         Ok(())
     }
 

@@ -118,12 +118,12 @@ impl Admission<'_> {
             let Some(first) = record.holder.init().filter(|first| first.alive()) else { continue };
             let place = MonitorDir::of(&self.host.config.state_dir, &record.short_id);
             let name = names::of(&record);
-            let tell = |event: Event| {
+            let report = |event: Event| {
                 let (id, root) = (record.container_id(), &record.key.root);
-                self.teller().tell(event.of(id, name.as_deref(), root));
+                self.sink().report(event.of(id, name.as_deref(), root));
             };
             let look = || self.host.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
-            if let Err(error) = place.look_after_lost(tell, look) {
+            if let Err(error) = place.look_after_lost(report, look) {
                 let (id, error): (_, &dyn std::error::Error) = (&record.key.id, &error);
                 tracing::warn!(id, error, "{UNSEEN}");
             }

@@ -14,22 +14,22 @@ pub const WHOLE: &str = "--whole";
 /// ours: it's told which container it is called for.
 #[must_use]
 pub fn are_ours(hooks: &Value) -> bool {
-    are_told(hooks, |args| !args.is_empty())
+    are_reported(hooks, |args| !args.is_empty())
 }
 
 /// Whether one of `hooks` was put there by a create of a container that is held to something.
 #[must_use]
 pub fn hold(hooks: &Value) -> bool {
-    are_told(hooks, |args| !args.iter().any(|arg| arg == WHOLE))
+    are_reported(hooks, |args| !args.iter().any(|arg| arg == WHOLE))
 }
 
 /// Whether one of `hooks` is ours, is told which container it is called for, and has such arguments.
-fn are_told(hooks: &Value, have: impl Fn(&[Value]) -> bool) -> bool {
+fn are_reported(hooks: &Value, have: impl Fn(&[Value]) -> bool) -> bool {
     let stages = hooks.as_object().into_iter().flat_map(|stages| stages.values());
     stages.filter_map(Value::as_array).flatten().any(|call| {
         let program = call["path"].as_str().and_then(|path| Path::new(path).file_name());
         let args = call["args"].as_array().map_or(&[][..], Vec::as_slice);
-        let told = args.iter().any(|arg| arg == "--id" || arg == "--reservation");
-        told && have(args) && program.is_some_and(|name| name == PROGRAM)
+        let reported = args.iter().any(|arg| arg == "--id" || arg == "--reservation");
+        reported && have(args) && program.is_some_and(|name| name == PROGRAM)
     })
 }

@@ -246,8 +246,8 @@ impl Gate {
     /// What tells of a GPU whose memory is a node of the kernel's, as of GH200 and GB200.
     fn coherent(&self) -> Option<PathBuf> {
         let gpus = fs::read_dir(self.proc_root.join("driver/nvidia/gpus")).ok()?;
-        let told = gpus.flatten().map(|gpu| gpu.path().join("numa_status"));
-        told.into_iter().find(|path| path.exists())
+        let reported = gpus.flatten().map(|gpu| gpu.path().join("numa_status"));
+        reported.into_iter().find(|path| path.exists())
     }
 
     /// The nodes of the driver, of these GPUs.

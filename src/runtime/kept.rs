@@ -115,8 +115,8 @@ pub(super) fn find(
     if argv::state_file(&real.file, root, id).is_some() {
         return Ok(None);
     }
-    let told = told(real, given, id).map_err(|source| failed(&real.file, source))?;
-    Ok(told.map(|state| kept(state, None)))
+    let reported = reported(real, given, id).map_err(|source| failed(&real.file, source))?;
+    Ok(reported.map(|state| kept(state, None)))
 }
 
 /// Whether the first process of the container `id` below `root` is known to have ended: the runtime
@@ -128,7 +128,7 @@ pub(super) fn has_ended(real: &Real, root: &Path, id: &str) -> bool {
 
 /// What a runtime says of a container whose files we don't know; `None` where it knows none, and
 /// starts nothing there either.
-fn told(real: &Real, root: Option<&Path>, id: &str) -> io::Result<Option<State>> {
+fn reported(real: &Real, root: Option<&Path>, id: &str) -> io::Result<Option<State>> {
     let mut state = Command::new(&real.file);
     if let Some(root) = root {
         state.arg("--root").arg(root);

@@ -195,7 +195,7 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
         Command::Exec(exec) => join(real, line, &exec).map(|()| None),
         Command::Checkpoint(checkpoint) => keep(real, line, &checkpoint).map(|()| None),
         Command::Create(create) => prepare(real, line, &create)
-            .inspect_err(|error| tell_of_refusal(real, line, &create, error)),
+            .inspect_err(|error| report_refusal(real, line, &create, error)),
     };
     match prepared {
         Err(error) => error,
@@ -206,7 +206,7 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
             reserved.undo();
             let (host, name) = (&reserved.host, reserved.name.as_deref());
             let error = RuntimeError::from(error);
-            Admission::of(host).tell_of_refusal(&reserved.key, name, (&error, error.why()));
+            Admission::of(host).report_refusal(&reserved.key, name, (&error, error.why()));
             error
         }
     }
@@ -214,14 +214,14 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
 
 /// Tells the log and the events why a create is refused, where it is known of which container: the
 /// engine is told by `main`.
-fn tell_of_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error: &RuntimeError) {
+fn report_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error: &RuntimeError) {
     let Ok(host) = Host::load(line.config.as_deref()) else { return };
     let id = create.id.as_ref().map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
     let key = Key { root: key_root(real, create.root.as_deref()), id };
     let bundle = Bundle::load(&bundle_dir(create), &bundle_file(create));
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
     cgpu_host::log::init(&host.config.log);
-    Admission::of(&host).tell_of_refusal(&key, name.as_deref(), (error, error.why()));
+    Admission::of(&host).report_refusal(&key, name.as_deref(), (error, error.why()));
 }
 
 /// Where the bundle is.
@@ -348,7 +348,7 @@ struct Reserved {
     /// NVIDIA's runtime, where that makes the container, by the real one in its turn.
     nvidia: Option<Real>,
     /// Whether the container has an event.
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Reserved {
@@ -367,8 +367,8 @@ impl Reserved {
             Mode::Cdi | Mode::Native | Mode::Off => None,
         };
         let files = Some(injection.mode).filter(|_| !as_brought);
-        Admission::of(&self.host).tell_of(record, self.name.as_deref(), files);
-        self.is_told = true;
+        Admission::of(&self.host).report_creation(record, self.name.as_deref(), files);
+        self.is_reported = true;
         Ok((nodes, injection.edits))
     }
 
@@ -413,7 +413,7 @@ impl Reserved {
     }
 
     fn undo(&self) {
-        let undone = match self.is_told {
+        let undone = match self.is_reported {
             true => Admission::of(&self.host).release_unmade(&self.key).map(drop),
             false => Admission::of(&self.host).withdraw(&self.key),
         };
@@ -531,7 +531,7 @@ fn register(
         Admission::of(&host).release_unmade(&hook::announced(token))?;
     }
     let record = Admission::of(&host).reserve(key.clone(), bundle.dir(), &proposal, holder)?;
-    let mut reserved = Reserved { host, key, name, nvidia: None, is_told: false };
+    let mut reserved = Reserved { host, key, name, nvidia: None, is_reported: false };
     let equipped = reserved.driver(&record, &inventory, &bundle, as_brought).and_then(|driver| {
         Ok(reserved.equip((&record, request), &mut bundle, driver, calls, (by, begun))?)
     });

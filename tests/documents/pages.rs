@@ -199,14 +199,14 @@ fn the_table_of_the_configuration_has_every_key_and_no_other() {
     let operations = page("docs/operations.md").text;
     let rows = section(&operations, "Configuration").lines().filter(|line| line.starts_with("| "));
     let cell = |text: &str| text.trim().trim_matches('`').to_owned();
-    let told: BTreeSet<_> = rows
+    let reported: BTreeSet<_> = rows
         .filter_map(|row| {
             let cells: Vec<&str> = row.split('|').collect();
             let key = cells.get(2).filter(|key| key.contains('`'))?;
             Some((cell(cells[1]), cell(key)))
         })
         .collect();
-    assert_eq!(told, keys());
+    assert_eq!(reported, keys());
     for (table, key) in keys() {
         let file = read(&root().join("config/config.toml"));
         assert!(file.contains(&format!("\n{key} = ")), "config/config.toml lacks {table}.{key}");
@@ -388,7 +388,7 @@ fn the_readme_is_short_and_leads_to_every_page() {
 fn the_readme_has_every_variable_and_annotation_and_no_other() {
     let readme = page("README.md").text;
     let rows = section(&readme, "What a container can ask for").lines();
-    let told: BTreeSet<(&str, &str)> = rows
+    let reported: BTreeSet<(&str, &str)> = rows
         .filter(|row| row.starts_with("| `"))
         .map(|row| {
             let cells: Vec<&str> =
@@ -398,7 +398,7 @@ fn the_readme_has_every_variable_and_annotation_and_no_other() {
         .collect();
     let ours = NAMES.iter().map(|name| (name.variable, name.annotation));
     let nvidias = [NVIDIA_VISIBLE_DEVICES, NVIDIA_MEMORY_LIMIT].map(|name| (name, ""));
-    assert_eq!(told, ours.chain(nvidias).collect());
+    assert_eq!(reported, ours.chain(nvidias).collect());
 }
 
 /// The services of the compose file ask by variables that there are.
@@ -500,7 +500,7 @@ fn shape(literal: &str) -> String {
 }
 
 /// The first column of the tables below "Warnings in the log".
-fn told_warnings() -> BTreeSet<String> {
+fn reported_warnings() -> BTreeSet<String> {
     let operations = page("docs/operations.md").text;
     let rows = section(&operations, "Warnings in the log").lines();
     // A message that has backticks itself stands between double ones.
@@ -515,10 +515,10 @@ fn told_warnings() -> BTreeSet<String> {
 fn every_warning_is_explained_and_no_other() {
     let logged = warnings();
     assert!(logged.len() >= 30, "only {} warnings were found", logged.len());
-    let told = told_warnings();
-    let lacking: Vec<_> = logged.difference(&told).collect();
+    let reported = reported_warnings();
+    let lacking: Vec<_> = logged.difference(&reported).collect();
     assert!(lacking.is_empty(), "docs/operations.md doesn't explain {lacking:#?}");
-    let idle: Vec<_> = told.difference(&logged).collect();
+    let idle: Vec<_> = reported.difference(&logged).collect();
     assert!(idle.is_empty(), "docs/operations.md explains what nothing logs: {idle:#?}");
 }
 
@@ -533,12 +533,15 @@ fn symptoms_that_are_quoted_from_us_exist() {
     let operations = page("docs/operations.md").text;
     let mut found = 0;
     for row in section(&operations, "Symptoms").lines().filter_map(|row| row.strip_prefix("| `")) {
-        let told = row.split('`').next().unwrap_or_default();
+        let reported = row.split('`').next().unwrap_or_default();
         // Sentences alone: words in backticks that are no sentence, and those of NVIDIA, are not ours.
-        if !told.contains(' ') || told.starts_with("Failed to") || told.starts_with("docker ") {
+        if !reported.contains(' ')
+            || reported.starts_with("Failed to")
+            || reported.starts_with("docker ")
+        {
             continue;
         }
-        for part in told.split('…').map(str::trim).filter(|part| part.len() > 3) {
+        for part in reported.split('…').map(str::trim).filter(|part| part.len() > 3) {
             assert!(all.contains(part), "docs/operations.md: no message has {part:?}");
         }
         found += 1;

@@ -133,7 +133,7 @@ fn a_driver_that_hangs_is_given_up_in_time_and_nothing_stays() {
     assert!(created.took < Duration::from_secs(120), "{created}");
     let sentence = "cgpu gpus --refresh did not list the GPUs within 1s and was killed; run `cgpu \
                     gpus --refresh` by hand to see";
-    host.was_told(created, &bundle, &[sentence]);
+    host.was_reported(created, &bundle, &[sentence]);
     assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), old);
     assert!(eventually(|| host.scratch.traces().processes.is_empty()), "{}", host.scratch.traces());
     assert!(host.records().is_empty() && !host.state_dir().join("driver").exists());
@@ -146,7 +146,7 @@ fn a_driver_that_fails_is_quoted() {
     let bundle = driven.asking("failing");
     let created = driven.host.runtime().create(&bundle);
     let parts = ["gpus --refresh failed (exit status: 1), saying \"cgpu: ", "NVIDIA driver is not"];
-    driven.host.was_told(created, &bundle, &parts);
+    driven.host.was_reported(created, &bundle, &parts);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn a_create_loads_no_module_and_makes_no_forbidden_node() {
     let bundle = driven.looking("refused");
     let refused = |parts: &[&str]| {
         let _ = fs::remove_file(bundle.directory.join("log.json"));
-        driven.host.was_told(driven.host.runtime().create(&bundle), &bundle, parts);
+        driven.host.was_reported(driven.host.runtime().create(&bundle), &bundle, parts);
         assert!(driven.host.records().is_empty());
     };
     let probed = driven.modprobe();

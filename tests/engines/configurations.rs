@@ -284,32 +284,35 @@ fn copy(from: &Path, to: &Path) {
 fn try_out(case: &Case, expected: Does, setup: impl Fn(&[&str]) -> Outcome, host: &Host) {
     let name = case.name;
     let before = host.files();
-    let told = setup(case.words);
+    let reported = setup(case.words);
     match expected {
         Writes(path) => {
-            let told = told.ok();
+            let reported = reported.ok();
             let wrote = format!("wrote {path}");
-            let line = told.stdout.lines().any(|line| {
+            let line = reported.stdout.lines().any(|line| {
                 line == wrote
                     || line.strip_prefix(&wrote).is_some_and(|rest| rest.starts_with([';', ':']))
             });
-            assert!(line, "{name}: {told}");
+            assert!(line, "{name}: {reported}");
             let written = fs::read_to_string(host.root.join(path.trim_start_matches('/'))).unwrap();
             assert!(written.contains("cgpu-runtime"), "{name}: {written}");
             let again = setup(case.words).ok();
             assert!(again.stdout.starts_with("nothing to do"), "{name}: {again}");
         }
-        Nothing => assert!(told.ok().stdout.starts_with("nothing to do"), "{name}"),
+        Nothing => assert!(reported.ok().stdout.starts_with("nothing to do"), "{name}"),
         Refuses(words) => {
-            let told = told.exits(1);
-            assert!(told.stderr.contains(words), "{name}: {told}");
+            let reported = reported.exits(1);
+            assert!(reported.stderr.contains(words), "{name}: {reported}");
             assert_eq!(host.files(), before, "{name}");
             return;
         }
         Unread => {
-            let told = told.exits(1);
+            let reported = reported.exits(1);
             let words = ["containerd makes something else of", "config dump` says nothing"];
-            assert!(words.iter().any(|words| told.stderr.contains(words)), "{name}: {told}");
+            assert!(
+                words.iter().any(|words| reported.stderr.contains(words)),
+                "{name}: {reported}"
+            );
             assert_eq!(host.files(), before, "{name}");
             return;
         }
@@ -376,8 +379,8 @@ fn others_configurations_come_out_as_the_table_says() {
         }
         let section = &plugins[plugin]["containerd"];
         let options = &section["runtimes"]["cgpu"]["options"];
-        let told = options["BinaryName"].as_str().unwrap();
-        assert!(told.ends_with("/cgpu-runtime"), "{}: {options}", case.name);
+        let reported = options["BinaryName"].as_str().unwrap();
+        assert!(reported.ends_with("/cgpu-runtime"), "{}: {options}", case.name);
         let mut all = options.as_table().unwrap().iter();
         let systemd = all.find(|(key, _)| key.eq_ignore_ascii_case("SystemdCgroup"));
         let systemd = systemd.and_then(|(_, value)| value.as_bool());
@@ -411,9 +414,9 @@ fn the_runtime_below_stays_what_it_was() {
     ] {
         let case = CASES.iter().find(|case| case.name == name).unwrap();
         let host = Host::new(case);
-        let told = host.setup(words).ok();
+        let reported = host.setup(words).ok();
         let line = format!("containers of cgpu are made by {lower}, as those of");
-        assert!(told.stdout.contains(&line), "{told}");
+        assert!(reported.stdout.contains(&line), "{reported}");
         let all = host.files();
         let links = all.iter().filter(|(path, _)| path.to_string_lossy().contains("/over-"));
         let links: Vec<_> = links.map(|(_, to)| String::from_utf8_lossy(to).into_owned()).collect();

@@ -54,8 +54,8 @@ fn a_removal_is_refused_while_docker_has_a_container_by_us() {
         refused_for(&refused, &ours);
         assert!(!refused.stderr.contains(&bare[..12]), "runc made {bare}: {refused}");
         docker.remove(&ours).ok();
-        let told = prerm(docker.scratch(), &state);
-        assert!(!told.stderr.contains(&ours[..12]), "{told}");
+        let reported = prerm(docker.scratch(), &state);
+        assert!(!reported.stderr.contains(&ours[..12]), "{reported}");
     }
 }
 
@@ -108,14 +108,14 @@ fn a_removal_believes_only_roots_conmon_among_the_hosts_programs() {
         { lines }.any(|line| line.starts_with("/conmon\0-c\0in-a-root"))
     };
     assert!(eventually(is_jailed), "chroot has become it");
-    let told = prerm(&scratch, &state);
+    let reported = prerm(&scratch, &state);
     for mut one in started.drain(..) {
         one.kill().unwrap();
         one.wait().unwrap();
     }
-    assert!(told.stderr.contains("roots-own---"), "{told}");
-    assert!(told.stderr.contains("es31mcapes"), "{told}");
+    assert!(reported.stderr.contains("roots-own---"), "{reported}");
+    assert!(reported.stderr.contains("es31mcapes"), "{reported}");
     for id in ["pipe---", "anybodys", "another", "in-a-root", "\u{1b}"] {
-        assert!(!told.stderr.contains(id), "{id:?} in {told}");
+        assert!(!reported.stderr.contains(id), "{id:?} in {reported}");
     }
 }

@@ -123,9 +123,9 @@ fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
 
     docker.restart(Restart::Graceful);
     assert_eq!(docker.call(&["info", "--format", "{{.DefaultRuntime}}"]).ok().text(), "cgpu");
-    let told = || doctor(docker.scratch(), "docker", "docker/daemon.json", &file);
+    let reported = || doctor(docker.scratch(), "docker", "docker/daemon.json", &file);
     let runs = format!("runtime cgpu is {RUNTIME} (/etc/docker/daemon.json)");
-    assert_eq!(told(), [("ok".to_owned(), runs)], "as docker itself says");
+    assert_eq!(reported(), [("ok".to_owned(), runs)], "as docker itself says");
     let plain = docker.run(&["--rm", IMAGE, "sh", "-c", LOOK]).ok();
     assert_eq!(plain.text(), "");
     let variables: Vec<&str> = QUOTA.iter().flat_map(|variable| ["-e", variable]).collect();
@@ -142,7 +142,7 @@ fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
     assert!(!backup.exists(), "{removed}");
     assert_eq!(runtimes(&docker), "runc crun runc");
     let unknown = "installed, and knows no runtime cgpu-runtime".to_owned();
-    assert_eq!(told(), [("note".to_owned(), unknown)]);
+    assert_eq!(reported(), [("note".to_owned(), unknown)]);
     docker.run(&["--rm", IMAGE, "true"]).ok();
     docker.run(&["--rm", "--runtime=cgpu", IMAGE, "true"]).fails();
 }
@@ -476,13 +476,13 @@ fn podman_knows_us_by_name_and_by_default() {
     };
     let look = ["sh", "-c", LOOK];
     assert_eq!(run(&["--runtime", "cgpu"], &QUOTA, &look).ok().text(), NODES);
-    let told = || doctor(podman.scratch(), "podman", "containers/containers.conf", &file);
+    let reported = || doctor(podman.scratch(), "podman", "containers/containers.conf", &file);
     // podman's own choice is crun, which stays below ours.
     let over = podman.scratch().path().join("libexec/cgpu/over-crun/cgpu-runtime");
     let (over, crun) = (over.display(), program("crun"));
     let crun = crun.display();
     let runs = format!("runtime cgpu is {over}, over {crun} (/etc/containers/containers.conf)");
-    assert_eq!(told(), [("ok".to_owned(), runs)], "as podman itself has it");
+    assert_eq!(reported(), [("ok".to_owned(), runs)], "as podman itself has it");
     // podman knows how ours reports errors.
     let failed = run(&["--runtime", "cgpu"], &[], &["nosuch"]).fails();
     assert!(failed.stderr.contains("\"nosuch\": executable file not found"), "{failed}");
@@ -508,7 +508,7 @@ fn podman_knows_us_by_name_and_by_default() {
     setup_file("podman", &file, &["--remove"]).ok();
     assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
     let unknown = "installed, and knows no runtime cgpu-runtime".to_owned();
-    assert_eq!(told(), [("note".to_owned(), unknown)]);
+    assert_eq!(reported(), [("note".to_owned(), unknown)]);
     run(&["--runtime", "cgpu"], &QUOTA, &look).fails();
 }
 
@@ -604,14 +604,15 @@ fn a_restart_that_failed_is_tried_again_until_it_succeeds() {
     let mut command = scratch.command("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c", steps]);
     command.args([&etc, &bin, &status]).args([cgpu(), RUNTIME]);
-    let told = run_with_timeout(&mut command, timeout()).ok();
-    let ends: Vec<&str> = told.stdout.lines().filter(|line| line.starts_with("ended")).collect();
-    assert_eq!(ends, ["ended badly", "ended badly", "ended well", "ended well"], "{told}");
+    let reported = run_with_timeout(&mut command, timeout()).ok();
+    let ends: Vec<&str> =
+        reported.stdout.lines().filter(|line| line.starts_with("ended")).collect();
+    assert_eq!(ends, ["ended badly", "ended badly", "ended well", "ended well"], "{reported}");
     let checks: Vec<&str> =
-        told.stdout.lines().filter(|line| line.starts_with("checked")).collect();
+        reported.stdout.lines().filter(|line| line.starts_with("checked")).collect();
     assert_eq!(checks, ["checked badly", "checked badly", "checked well", "checked well"]);
     let owed = "containerd has not been restarted since its configuration changed";
-    assert_eq!(told.stdout.matches(owed).count(), 2, "{told}");
+    assert_eq!(reported.stdout.matches(owed).count(), 2, "{reported}");
     let restarts = fs::read_to_string(log).unwrap();
     assert_eq!(restarts.matches("restart containerd").count(), 3, "{restarts}");
 }

@@ -379,8 +379,8 @@ fn shares_under_podman(host: &Host, podman: &Podman) {
     run(&["-d", "--name", "second"], &["sleep", "1000"]).ok();
     let refused = run(&["--name", "third"], &["sleep", "1000"]).fails();
     // podman shows what a runtime says, and not what a precreate hook says: our log has it.
-    let told = refused.stderr + &host.log();
-    assert!(told.contains("has 3226 MiB of 16130 MiB left"), "{told}");
+    let reported = refused.stderr + &host.log();
+    assert!(reported.contains("has 3226 MiB of 16130 MiB left"), "{reported}");
     podman.remove("first").ok();
     // The same container again, and what it had is free in between.
     podman.call(&["restart", "-t", "0", "second"]).ok();

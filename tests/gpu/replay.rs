@@ -476,7 +476,7 @@ fn what_nobody_decided_on_is_told() {
             pieces: Vec::new(),
         }
     };
-    let told = |call: corpus::Call| {
+    let reported = |call: corpus::Call| {
         let head = Line::Head { driver: "535.161.08".to_owned(), program: Vec::new() };
         let lines = vec![head, Line::Call(Box::new(call))];
         let recording = Recording { name: "made up".to_owned(), release: release.clone(), lines };
@@ -487,23 +487,28 @@ fn what_nobody_decided_on_is_told() {
         words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
     };
     assert_eq!(
-        told(call("nvidiactl", 0xc020_462a, control(0x2080_014a, 268), Some(vec![0; 268]))),
+        reported(call("nvidiactl", 0xc020_462a, control(0x2080_014a, 268), Some(vec![0; 268]))),
         ""
     );
-    let unknown = told(call("nvidiactl", 0xc020_462a, control(0xdead_0001, 8), Some(vec![0; 8])));
+    let unknown =
+        reported(call("nvidiactl", 0xc020_462a, control(0xdead_0001, 8), Some(vec![0; 8])));
     assert!(unknown.contains("0xdead0001"), "{unknown}");
     // NV0080_CTRL_CMD_GPU_GET_CLASSLIST has 16 bytes.
-    let short = told(call("nvidiactl", 0xc020_462a, control(0x80_0201, 8), Some(vec![0; 8])));
+    let short = reported(call("nvidiactl", 0xc020_462a, control(0x80_0201, 8), Some(vec![0; 8])));
     assert_eq!(short, "control 0x800201 of 8 bytes");
     let class = |class: u32| {
         [1, 2, 3, class, 0, 0, 0, 0, 0, 0, 0, 0].into_iter().flat_map(u32::to_le_bytes).collect()
     };
-    assert_eq!(told(call("nvidiactl", 0xc030_462b, class(0xb1), None)), "class 0xb1 is not known");
-    let size = told(call("nvidiactl", 0xc040_462b, vec![0; 64], None));
+    assert_eq!(
+        reported(call("nvidiactl", 0xc030_462b, class(0xb1), None)),
+        "class 0xb1 is not known"
+    );
+    let size = reported(call("nvidiactl", 0xc040_462b, vec![0; 64], None));
     assert!(size.starts_with("escape 43 of 64 bytes"), "{size}");
     assert!(
-        told(call("nvidiactl", 0xc008_46fa, vec![0; 8], None)).starts_with("escape 250 of 8 bytes")
+        reported(call("nvidiactl", 0xc008_46fa, vec![0; 8], None))
+            .starts_with("escape 250 of 8 bytes")
     );
-    assert!(told(call("nvidia-uvm", 4711, Vec::new(), None)).starts_with("uvm 0x1267"));
-    assert!(told(call("nvidia-modeset", 1, Vec::new(), None)).contains("nvidia-modeset"));
+    assert!(reported(call("nvidia-uvm", 4711, Vec::new(), None)).starts_with("uvm 0x1267"));
+    assert!(reported(call("nvidia-modeset", 1, Vec::new(), None)).contains("nvidia-modeset"));
 }

@@ -152,8 +152,8 @@ fn a_quota_that_does_not_hold_is_told_and_fails_the_run() {
     seen.all_are(&MEMORY, "no");
     seen.all_are(&["1.1", "1.6", "2.1"], "no");
     for row in seen.answers(&MEMORY[..10]) {
-        let told = row["seen"].as_str().expect("text");
-        assert!(told.contains("MORE THAN THE QUOTA"), "{row}");
+        let reported = row["seen"].as_str().expect("text");
+        assert!(reported.contains("MORE THAN THE QUOTA"), "{row}");
     }
     seen.outcome.exits(1);
 }
@@ -221,12 +221,12 @@ fn a_gpu_that_obeys_is_divided_and_a_program_taken_off_and_brought_back() {
         assert!((ratio("5.3") - 3.0).abs() < 0.3, "{}", seen.seen("5.3"));
         assert!((figure_before(seen.seen("5.4"), " times what it had") - 2.0).abs() < 0.2);
         let privileges = seen.seen("5.6");
-        for told in [
+        for reported in [
             "RESTART_RUNLIST 0xa06f0111: root 0x0, CAP_SYS_NICE alone 0x0, no capability 0x1b",
             "SET_TIMESLICE 0xa06c0103: root 0x0, CAP_SYS_NICE alone 0x0, no capability 0x0",
             "FIFO_DISABLE_CHANNELS 0x2080110b: root 0x0, CAP_SYS_NICE alone 0x0, no capability 0x0",
         ] {
-            assert!(privileges.contains(told), "{privileges}");
+            assert!(privileges.contains(reported), "{privileges}");
         }
         assert!(!privileges.contains("NOT"), "{privileges}");
         assert!(seen.outcome.status.success(), "{}", seen.outcome);

@@ -319,7 +319,7 @@ impl Host {
     /// That `create` of `bundle` was refused in the way engines understand, in a sentence
     /// with `parts`: once on standard error, once in the log of the call, exit status 1.
     #[track_caller]
-    pub fn was_told(&self, outcome: Outcome, bundle: &Bundle, parts: &[&str]) {
+    pub fn was_reported(&self, outcome: Outcome, bundle: &Bundle, parts: &[&str]) {
         let outcome = outcome.exits(1);
         let log = fs::read_to_string(bundle.directory.join("log.json")).unwrap_or_default();
         let logged: Vec<Value> =

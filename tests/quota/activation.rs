@@ -61,7 +61,7 @@ fn executable(gated: &Gated, text: &str) -> String {
 #[track_caller]
 fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: &[&str]) {
     let failed = runtime.create(bundle);
-    gated.host.was_told(failed, bundle, parts);
+    gated.host.was_reported(failed, bundle, parts);
     let there = runtime.call(&["state", &bundle.id]);
     assert!(!there.status.success(), "the runtime has it: {there}");
 }
@@ -71,7 +71,7 @@ fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: 
 fn a_monitor_that_ends_at_once_fails_the_create() {
     let gated = Gated::new();
     let runtime = with_monitor(&gated, "/bin/false");
-    let was_told = |filler: usize| {
+    let was_reported = |filler: usize| {
         let bundle = gated.bundle_with("lost", |config| {
             ask(config, 1000);
             config["process"]["args"] = json!([RMTOOL, "fill"]);
@@ -84,10 +84,10 @@ fn a_monitor_that_ends_at_once_fails_the_create() {
         ENDED.iter().all(|part| log.contains(part))
     };
     for _ in 0..30 {
-        was_told(0);
+        was_reported(0);
     }
     // A bundle of this length takes longer to read than the program to end, on a machine with time for both.
-    assert!(eventually(|| was_told(16 << 20)), "it never ends before it is told");
+    assert!(eventually(|| was_reported(16 << 20)), "it never ends before it is told");
 }
 
 /// It has been told whose it is, and then ends.
@@ -120,7 +120,7 @@ fn a_container_that_is_refused_leaves_no_monitor() {
     };
     let (one, other) = (gated.sleeping("one", FIRST_MIB / 2 + 1), FIRST_MIB / 2);
     let bundle = gated.bundle("other", other, &[RMTOOL, "fill"]);
-    gated.host.was_told(runtime().create(&bundle), &bundle, &["GPU 0", "MiB"]);
+    gated.host.was_reported(runtime().create(&bundle), &bundle, &["GPU 0", "MiB"]);
     gated.host.runtime().delete(&one).ok();
     assert!(eventually(|| started() == 0));
     let bundle = gated.bundle("killed", 1000, &[RMTOOL, "fill"]);
@@ -153,7 +153,7 @@ fn a_monitor_that_cannot_be_executed_fails_the_create() {
     let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
     let failed = runtime.create(&bundle);
     let parts = ["cannot start the monitor ", "Exec format error", "see that it can be executed"];
-    gated.host.was_told(failed, &bundle, &parts);
+    gated.host.was_reported(failed, &bundle, &parts);
     let there = runtime.call(&["state", &bundle.id]);
     assert!(!there.status.success(), "the runtime has it: {there}");
     nothing_is_left(&gated);
@@ -216,7 +216,7 @@ fn a_gpu_whose_memory_is_the_kernel_s_too_has_no_gate() {
     let bundle = gated.bundle("coherent", 1000, &[RMTOOL, "fill"]);
     let refused = gated.host.runtime().create(&bundle);
     let sentence = "the gate can't hold memory of a GPU that the kernel gives out as its own (";
-    gated.host.was_told(refused, &bundle, &[sentence, "numa_status)"]);
+    gated.host.was_reported(refused, &bundle, &[sentence, "numa_status)"]);
     nothing_is_left(&gated);
 }
 

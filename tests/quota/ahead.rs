@@ -12,8 +12,8 @@ use crate::support::Bundle;
 #[track_caller]
 fn got_bytes_in(file: &std::path::Path) -> u64 {
     let text = fs::read_to_string(file).expect("the hook wrote it");
-    let mut told = text.split_whitespace().filter_map(|word| word.strip_prefix("got_bytes="));
-    told.next_back().unwrap_or_else(|| panic!("{text}")).parse().expect("a number")
+    let mut reported = text.split_whitespace().filter_map(|word| word.strip_prefix("got_bytes="));
+    reported.next_back().unwrap_or_else(|| panic!("{text}")).parse().expect("a number")
 }
 
 #[test]
@@ -44,12 +44,12 @@ fn hooks_of_the_runtime_use_the_host_as_without_us() {
         });
     });
     let runtime = gated.host.runtime();
-    let told = runtime.run(&bundle).ok();
+    let reported = runtime.run(&bundle).ok();
     // The one after the start shares the GPU with the container, which may be there.
     assert_eq!(got_bytes_in(&said.join("createRuntime")), FIRST_MIB * MIB);
     assert_eq!(got_bytes_in(&said.join("poststop")), FIRST_MIB * MIB);
     assert!(got_bytes_in(&said.join("poststart")) >= (FIRST_MIB - 1000) * MIB);
-    assert!(got_bytes(&told) <= 1000 * MIB, "{told}");
+    assert!(got_bytes(&reported) <= 1000 * MIB, "{reported}");
     gated.soon_is_empty();
 }
 
@@ -124,7 +124,7 @@ fn a_profile_with_a_listener_is_refused_and_nothing_is_left() {
         });
     });
     let refused = gated.host.runtime().create(&bundle).fails();
-    gated.host.was_told(
+    gated.host.was_reported(
         refused,
         &bundle,
         &["listenerPath is /run/other.sock", "without a listener"],

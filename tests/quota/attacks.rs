@@ -100,8 +100,8 @@ fn grown<T>(monitor: Pid, act: impl FnOnce() -> T) -> (T, u64) {
 /// How often the attack says that it got as far as what it is about.
 fn reached(outcome: &Outcome) -> u64 {
     let words = outcome.stdout.split_whitespace();
-    let told = words.filter_map(|word| word.strip_prefix("reached=")?.parse().ok());
-    told.max().unwrap_or(0)
+    let reported = words.filter_map(|word| word.strip_prefix("reached=")?.parse().ok());
+    reported.max().unwrap_or(0)
 }
 
 /// What an attack says that this host leaves no way to its point, if it does so.
@@ -440,8 +440,9 @@ fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers()
                 let code = taker.status.code();
                 assert_eq!(code, Some(128 + Signal::SIGKILL as i32), "{case}: {said}");
                 // Who kills says so after.
-                let is_told = || gated.host.log().contains("memory of a process that has ended");
-                assert!(eventually(is_told), "{case}");
+                let is_reported =
+                    || gated.host.log().contains("memory of a process that has ended");
+                assert!(eventually(is_reported), "{case}");
             }
             gated.soon_uses(MIB_OF_HOLDER);
             gated.soon_accounts("app", MIB_OF_HOLDER);
@@ -495,8 +496,8 @@ fn hand_out_by(gated: &Gated, giver: &[&str], taker: &str) {
         outcome
     });
     // Who kills says so after.
-    let told = || gated.host.log().matches("opened in the container").count();
-    eventually(|| told() > 0);
+    let reported = || gated.host.log().matches("opened in the container").count();
+    eventually(|| reported() > 0);
     let log = gated.host.log();
     assert!(longest <= MOST_TIME_OVER, "had {most} for {longest:?}: {outcome}\n{log}");
     assert_eq!(gated.used_bytes(0), 100 * MIB, "{outcome}\n{log}");

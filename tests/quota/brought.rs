@@ -72,7 +72,7 @@ fn a_quota_beside_a_cdi_device_holds_whatever_its_specification_says() {
         with_env(config, &QUOTA);
     });
     let refused = gated.host.runtime().create(&bundle);
-    gated.host.was_told(refused, &bundle, &["and the engine brought GPU 1", "name the same"]);
+    gated.host.was_reported(refused, &bundle, &["and the engine brought GPU 1", "name the same"]);
     gated.soon_is_empty();
 }
 
@@ -106,12 +106,12 @@ fn a_brought_gpu_without_a_quota_is_registered_and_its_bundle_stays() {
     gated.host.set("admission.exclusive", true);
     let shared = gated.sleeping("shared", 1000);
     let refused = gated.host.runtime().create(&whole);
-    gated.host.was_told(refused, &whole, &["it is shared", "admission.exclusive is on"]);
+    gated.host.was_reported(refused, &whole, &["it is shared", "admission.exclusive is on"]);
     gated.host.runtime().delete(&shared).ok();
     gated.host.set("admission.require_quota", true);
     let unasked = bundle(&gated, "unasked");
     let refused = gated.host.runtime().create(&unasked);
-    gated.host.was_told(
+    gated.host.was_reported(
         refused,
         &unasked,
         &["this host refuses GPUs without a quota (require_quota)", "gets some by the mount of "],
@@ -201,9 +201,9 @@ fn what_nvidias_runtime_brings_beside_a_quota_keeps_its_container_from_starting(
         let made = runtime.create(&bundle);
         match is_refused {
             true => {
-                let told = made.fails();
-                assert!(told.stderr.contains("NVIDIA's runtime has brought"), "{told}");
-                assert!(told.stderr.contains(&format!("node {path}")), "{told}");
+                let reported = made.fails();
+                assert!(reported.stderr.contains("NVIDIA's runtime has brought"), "{reported}");
+                assert!(reported.stderr.contains(&format!("node {path}")), "{reported}");
             }
             false => {
                 made.ok();
@@ -229,8 +229,8 @@ fn a_quota_on_no_gpu_starts_with_no_node_that_takes_memory_of_one() {
     };
     let bundle = gated.bundle_with("displays", node("/dev/nvidia-modeset", 254));
     let refused = gated.host.runtime().create(&bundle);
-    let told = ["names no GPU", "node /dev/nvidia-modeset", "name its GPUs"];
-    gated.host.was_told(refused, &bundle, &told);
+    let reported = ["names no GPU", "node /dev/nvidia-modeset", "name its GPUs"];
+    gated.host.was_reported(refused, &bundle, &reported);
     // The node of control alone opens no GPU.
     let bundle = gated.bundle_with("control", node("/dev/nvidiactl", 255));
     gated.host.runtime().create(&bundle).ok();
@@ -288,8 +288,8 @@ fn what_an_image_lifts_is_reported_and_refused_under_strict() {
     assert!(got_bytes(&filled) > 15_000 * MIB, "as the documents say: {filled}");
     let sentence = "no quota is enforced on this container: CGPU_DISABLE=true";
     assert!(gated.host.log().contains(&format!("WARN {sentence}")), "{}", gated.host.log());
-    let told = gated.host.cgpu(&["events", "demo"]).ok().stdout;
-    assert!(told.contains(&format!("warning: {sentence}")), "{told}");
+    let reported = gated.host.cgpu(&["events", "demo"]).ok().stdout;
+    assert!(reported.contains(&format!("warning: {sentence}")), "{reported}");
     let shown = gated.host.cgpu(&["ps"]).ok().stdout;
     assert!(shown.contains("no quota is enforced on it: CGPU_DISABLE=true"), "{shown}");
     assert_eq!(gated.host.ps()[0]["unenforced_by"], "CGPU_DISABLE=true");
@@ -339,7 +339,7 @@ fn a_quota_in_the_hosts_pid_namespace_is_refused_in_both_profiles() {
             namespaces.retain(|namespace| namespace["type"] != "pid");
         });
         let refused = gated.host.runtime().create(&bundle);
-        gated.host.was_told(refused, &bundle, &["in the host's pid namespace", "--pid=host"]);
+        gated.host.was_reported(refused, &bundle, &["in the host's pid namespace", "--pid=host"]);
     }
     gated.soon_is_empty();
 }
@@ -352,11 +352,11 @@ fn near_misses_are_events_and_shown_by_inspect() {
         config["process"]["args"] = json!(["true"]);
     });
     gated.host.runtime().run(&bundle).ok();
-    let told = gated.host.cgpu(&["events"]).ok().stdout;
+    let reported = gated.host.cgpu(&["events"]).ok().stdout;
     for part in ["did you mean ALIYUN_COM_GPU_MEM_CONTAINER?", "did you mean CGPU_DISABLE?"] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(reported.contains(part), "{part}: {reported}");
     }
-    assert!(!told.contains("CGPU_COUNT"), "{told}");
+    assert!(!reported.contains("CGPU_COUNT"), "{reported}");
     let dir = bundle.directory.display().to_string();
     let shown = gated.host.cgpu(&["inspect", "--bundle", &dir, "--format", "json"]).ok().json();
     assert_eq!(shown["warnings"].as_array().unwrap().len(), 2, "{shown}");

@@ -32,12 +32,15 @@ fn what_the_driver_keeps_is_promised_to_nobody() {
     let by_podman = podman.run(&[&third[..], &[IMAGE, "true"]].concat());
     for refused in [run(&docker, &third, &["true"]), by_podman] {
         let refused = refused.fails();
-        for told in ["has 0 MiB of 15488 MiB left", "asks for 1 MiB", "(CGPU_MEMORY=1MiB)"] {
-            assert!(refused.stderr.contains(told), "{refused}");
+        for reported in ["has 0 MiB of 15488 MiB left", "asks for 1 MiB", "(CGPU_MEMORY=1MiB)"] {
+            assert!(refused.stderr.contains(reported), "{refused}");
         }
     }
-    let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
-    assert!(!told.contains("the driver no memory"), "every one was refused for its quota: {told}");
+    let reported = gated.host.cgpu(&["events", "--json"]).ok().stdout;
+    assert!(
+        !reported.contains("the driver no memory"),
+        "every one was refused for its quota: {reported}"
+    );
     docker.remove("one").ok();
     podman.remove("two").ok();
     gated.soon_is_empty();
@@ -50,12 +53,12 @@ fn what_the_driver_refuses_below_the_quota_is_told_with_the_reason() {
     let options = [&["-d", "--name", "all", "-e", "NVIDIA_VISIBLE_DEVICES=0"], &all[..]].concat();
     let sleep = ["sleep", "1000"];
     let fill = [RMTOOL, "fill"];
-    let is_told = |gated: &Gated, filled: &Outcome| {
+    let is_reported = |gated: &Gated, filled: &Outcome| {
         assert_eq!(got_bytes(filled), 15_488 * MIB);
         let reason = "the quota has room and the driver no memory";
         assert!(eventually(|| gated.host.log().contains(reason)), "{}", gated.host.log());
-        let told = gated.host.cgpu(&["events"]).ok().stdout;
-        assert!(told.contains(reason), "{told}");
+        let reported = gated.host.cgpu(&["events"]).ok().stdout;
+        assert!(reported.contains(reason), "{reported}");
         let doctor = gated.host.cgpu(&["doctor"]).stdout;
         assert!(doctor.contains(reason), "{doctor}");
     };
@@ -63,14 +66,14 @@ fn what_the_driver_refuses_below_the_quota_is_told_with_the_reason() {
     let docker = docker(&gated);
     run(&docker, &options, &sleep).ok();
     assert_eq!(gated.host.limits_mib(docker.inspect("all", "{{.Id}}").trim()), [16_000]);
-    is_told(&gated, &docker.exec("all", &fill).ok());
+    is_reported(&gated, &docker.exec("all", &fill).ok());
     docker.remove("all").ok();
     gated.soon_is_empty();
 
     let gated = with_a_reserve();
     let (podman, volume) = (podman(&gated), volume());
     podman.run(&[&options[..], &["-v", &volume, IMAGE], &sleep].concat()).ok();
-    is_told(&gated, &podman.exec("all", &fill).ok());
+    is_reported(&gated, &podman.exec("all", &fill).ok());
     podman.remove("all").ok();
     gated.soon_is_empty();
 }
@@ -119,8 +122,8 @@ fn a_hosts_default_is_the_quota_of_those_who_name_gpus_and_ask_for_none() {
     assert_eq!(quotas(&gated, &with(&["-e", "ALIYUN_COM_GPU_MEM_CONTAINER=0"])), [None]);
     assert_eq!(quotas(&gated, &with(&["-e", "CGPU_DISABLE=true"])), [None]);
     assert_eq!(quotas(&gated, &[]), [], "one that names nothing is none of ours");
-    let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
-    assert!(told.contains("\"quota_by\":\"admission.default_memory=2000MiB\""), "{told}");
+    let reported = gated.host.cgpu(&["events", "--json"]).ok().stdout;
+    assert!(reported.contains("\"quota_by\":\"admission.default_memory=2000MiB\""), "{reported}");
 
     // It holds, and can be changed at once.
     run(&FIRST).ok();
@@ -129,8 +132,8 @@ fn a_hosts_default_is_the_quota_of_those_who_name_gpus_and_ask_for_none() {
     gated.host.cgpu(&["set", "host", "default_memory=1GiB"]).ok();
     assert_eq!(gated.host.cgpu(&["get", "host", "default_memory"]).ok().stdout, "1024MiB\n");
     assert_eq!(quotas(&gated, &FIRST), [Some(1024)]);
-    let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
-    assert!(told.contains("\"setting\":\"default_memory=1024MiB\""), "{told}");
+    let reported = gated.host.cgpu(&["events", "--json"]).ok().stdout;
+    assert!(reported.contains("\"setting\":\"default_memory=1024MiB\""), "{reported}");
     // Under strict it is what keeps such a container from being refused.
     gated.host.set("admission.profile", "strict");
     assert_eq!(quotas(&gated, &FIRST), [Some(1024)]);

@@ -42,9 +42,9 @@ pub(crate) fn volume() -> String {
 }
 
 #[track_caller]
-pub(crate) fn was_held(told: &Outcome) {
-    assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{told}");
-    assert!(told.stdout.contains("alloc b ok"), "{told}");
+pub(crate) fn was_held(reported: &Outcome) {
+    assert!(reported.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{reported}");
+    assert!(reported.stdout.contains("alloc b ok"), "{reported}");
 }
 
 /// As `cgpu setup` links it for an engine whose containers are crun's: the configuration's
@@ -192,8 +192,8 @@ fn podmans_precreate_hook_refuses_a_quota_with_the_way_out() {
     let way_out = "make cgpu-runtime the runtime (podman --runtime cgpu, or runtime = \"cgpu\" under \
                    [engine] in containers.conf; `cgpu setup podman` registers it)";
     assert!(gated.host.log().contains(way_out), "{}", gated.host.log());
-    let told = gated.host.cgpu(&["events"]).ok();
-    assert!(told.stdout.contains("podman's precreate hook can't enforce it"), "{told}");
+    let reported = gated.host.cgpu(&["events"]).ok();
+    assert!(reported.stdout.contains("podman's precreate hook can't enforce it"), "{reported}");
     assert!(monitors(&gated.host).is_empty());
     // A container that asks for nothing is started.
     let plain = podman.run(&["--rm", IMAGE, "echo", "plain"]).ok();
@@ -222,9 +222,12 @@ fn in_a_pod_the_quota_holds_under_every_kind_of_profile() {
         main["linux"] = json!({"security_context": {"seccomp": profile}});
         let id = cri.create(&pod_id, &main, &pod);
         cri.start(&id).ok();
-        let told = cri.exec_sync(&id, &APP);
-        assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{profile}: {told:?}");
-        assert!(told.stdout.contains("alloc b ok"), "{profile}: {told:?}");
+        let reported = cri.exec_sync(&id, &APP);
+        assert!(
+            reported.stdout.contains(&format!("alloc a {NO_MEMORY}")),
+            "{profile}: {reported:?}"
+        );
+        assert!(reported.stdout.contains("alloc b ok"), "{profile}: {reported:?}");
         let status = cri.exec_sync(&id, &["grep", "Seccomp_filters", "/proc/self/status"]).stdout;
         let count = status.split_whitespace().next_back().map(str::parse::<u32>);
         filters.push(count.expect("a kernel since 5.9").expect("a number"));
@@ -377,9 +380,9 @@ fn the_demo_shows_what_it_tells_on_one_screen() {
     assert!(programs.join("cgpu-sim").exists(), "cargo build --workspace --bins");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/demo");
     let mut demo = scratch.command(demo);
-    let told = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), timeout()).ok();
-    assert!(!told.stdout.contains("skipped"), "{told}");
-    assert_eq!(told.stderr, "", "{told}");
+    let reported = run_with_timeout(demo.arg(programs).env("DEMO_ALL", "1"), timeout()).ok();
+    assert!(!reported.stdout.contains("skipped"), "{reported}");
+    assert_eq!(reported.stderr, "", "{reported}");
     for line in [
         "GPU 0: 6452 MiB total, 6452 MiB free",
         "GPU 0: 8000 MiB total, 3904 MiB free",
@@ -388,25 +391,28 @@ fn the_demo_shows_what_it_tells_on_one_screen() {
         "   one: 6144 of 6452 MiB   two: 4096 of 5376 MiB   nobody: 4302 MiB",
         "   three: 0 of 6452 MiB   two: 4096 of 8000 MiB   nobody: 1678 MiB",
     ] {
-        assert!(told.has_line(line), "no {line:?} in {told}");
+        assert!(reported.has_line(line), "no {line:?} in {reported}");
     }
     // Computing time at 1:2, and what it comes to: kernels of half a millisecond.
     let share = |name: &str, share: &str| {
-        let mut rows = told.stdout.lines().map(|line| line.split_whitespace());
+        let mut rows = reported.stdout.lines().map(|line| line.split_whitespace());
         rows.any(|mut row| row.nth(1) == Some(name) && row.nth(3) == Some(share))
     };
-    assert!(share("one", "33%") && share("two", "67%"), "{told}");
-    let kernels = told.stdout.lines().find(|line| line.contains("kernels a second"));
+    assert!(share("one", "33%") && share("two", "67%"), "{reported}");
+    let kernels = reported.stdout.lines().find(|line| line.contains("kernels a second"));
     let kernels: Vec<f64> = kernels
         .into_iter()
         .flat_map(str::split_whitespace)
         .filter_map(|word| word.parse().ok())
         .collect();
-    assert!(matches!(kernels[..], [one, two] if one > 0.0 && two > 1.3 * one), "{told}");
-    let bars = told.stdout.lines().filter(|line| line.starts_with("  │") && line.contains('░'));
-    assert_eq!(bars.filter(|bar| bar.contains("█") && bar.ends_with("│")).count(), 2, "{told}");
-    let (rows, last) = (rows(&told.stdout), told.stdout.lines().rev().nth(2));
-    assert!(rows < 60, "{rows} rows: {told}");
-    assert!(last.is_some_and(|line| line.starts_with("You saw ")), "{told}");
-    assert!(!told.stdout.contains(" INFO ") && !told.stdout.contains(" WARN "), "{told}");
+    assert!(matches!(kernels[..], [one, two] if one > 0.0 && two > 1.3 * one), "{reported}");
+    let bars = reported.stdout.lines().filter(|line| line.starts_with("  │") && line.contains('░'));
+    assert_eq!(bars.filter(|bar| bar.contains("█") && bar.ends_with("│")).count(), 2, "{reported}");
+    let (rows, last) = (rows(&reported.stdout), reported.stdout.lines().rev().nth(2));
+    assert!(rows < 60, "{rows} rows: {reported}");
+    assert!(last.is_some_and(|line| line.starts_with("You saw ")), "{reported}");
+    assert!(
+        !reported.stdout.contains(" INFO ") && !reported.stdout.contains(" WARN "),
+        "{reported}"
+    );
 }

@@ -22,11 +22,11 @@ const FULL_BYTES: u64 = 4 << 20;
 #[track_caller]
 fn events(gated: &Gated, word: Option<&str>) -> Vec<Value> {
     let words: Vec<&str> = ["events", "--json"].into_iter().chain(word).collect();
-    let told = gated.host.cgpu(&words);
-    if !told.status.success() && told.stderr.contains("no event of a container") {
+    let reported = gated.host.cgpu(&words);
+    if !reported.status.success() && reported.stderr.contains("no event of a container") {
         return Vec::new();
     }
-    told.ok().stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    reported.ok().stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
 /// Their kinds, in order.
@@ -73,8 +73,8 @@ fn a_container_s_events_tell_its_life_and_why_its_memory_ran_out() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let begin = ["run", "open", "client", "device 0", "alloc 300MiB as a"];
-    let told = gated.exec(&bundle, &[&begin[..], &["alloc 701MiB as b"]].concat());
-    assert!(told.stdout.contains(&format!("alloc b {NO_MEMORY}")), "{told}");
+    let reported = gated.exec(&bundle, &[&begin[..], &["alloc 701MiB as b"]].concat());
+    assert!(reported.stdout.contains(&format!("alloc b {NO_MEMORY}")), "{reported}");
     gated.host.cgpu(&["set", "app", "--memory", "1200"]).ok();
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
@@ -212,8 +212,8 @@ fn who_is_killed_for_memory_past_the_monitor_is_an_event() {
     assert!(event["excess_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{event}");
     let is_line =
         |line: &str| line.contains(" WARN killed: it used memory") && line.contains(" id=\"app\"");
-    let is_told = || gated.host.log().lines().any(is_line);
-    assert!(eventually(is_told), "{}", gated.host.log());
+    let is_reported = || gated.host.log().lines().any(is_line);
+    assert!(eventually(is_reported), "{}", gated.host.log());
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }

@@ -607,10 +607,10 @@ fn exports_without_end_stay_within_the_quota() {
         gated.sim.forget_peaks();
         let words: Vec<&str> =
             [RMTOOL, "attack", "export-free", how].into_iter().filter(|w| !w.is_empty()).collect();
-        let told = gated.run(&format!("a{how}"), 500, &words);
+        let reported = gated.run(&format!("a{how}"), 500, &words);
         let peak = gated.sim.peak_bytes(0);
-        assert!(peak <= 500 * MIB, "{how}: {peak}: {told}");
-        assert!(peak >= 448 * MIB, "{how}: nothing was exported: {told}");
+        assert!(peak <= 500 * MIB, "{how}: {peak}: {reported}");
+        assert!(peak >= 448 * MIB, "{how}: nothing was exported: {reported}");
         gated.soon_is_empty();
     }
 }

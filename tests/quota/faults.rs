@@ -216,9 +216,12 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
         assert_eq!(executed(pid), identity(&monitor), "in turn {turn}");
         replace(&monitor);
         assert_ne!(executed(pid), identity(&monitor), "in turn {turn}");
-        let told = installed.upgrade(&gated);
+        let reported = installed.upgrade(&gated);
         let version = env!("CARGO_PKG_VERSION");
-        assert!(told.stdout.contains(&format!("app_________ {version} -> {version}")), "{told}");
+        assert!(
+            reported.stdout.contains(&format!("app_________ {version} -> {version}")),
+            "{reported}"
+        );
         assert_eq!(only_monitor(&gated), pid, "in turn {turn}");
     }
     assert_eq!(executed(pid), identity(&monitor));
@@ -251,10 +254,10 @@ fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
         let new = monitor.with_extension("new");
         gated.host.scratch.copy_program(program, &new);
         std::fs::rename(&new, &monitor).expect("it is ours");
-        let told = installed.run_upgrade(&gated);
+        let reported = installed.run_upgrade(&gated);
         let why = "app_________: the installed monitor can't go on with this container";
-        assert!(told.status.code() == Some(1) && told.stderr.contains(why), "{told}");
-        assert!(told.stderr.contains(said), "{told}");
+        assert!(reported.status.code() == Some(1) && reported.stderr.contains(why), "{reported}");
+        assert!(reported.stderr.contains(said), "{reported}");
         fills(&gated, &installed.bundle, 700);
         assert_eq!((only_monitor(&gated), executed(pid)), (pid, first));
     }
@@ -275,8 +278,8 @@ fn an_upgrade_needs_no_room_in_the_state_directory() {
     // It ends by ENOSPC, after having taken all there was.
     std::fs::write(state_dir.join("filler"), vec![0; 5 << 20]).unwrap_err();
     replace(&monitor);
-    let told = installed.upgrade(&gated);
-    assert!(told.stdout.starts_with("app_________ "), "{told}");
+    let reported = installed.upgrade(&gated);
+    assert!(reported.stdout.starts_with("app_________ "), "{reported}");
     assert_eq!((only_monitor(&gated), executed(pid)), (pid, identity(&monitor)));
     std::fs::remove_file(state_dir.join("filler")).expect("it is ours");
     fills(&gated, &installed.bundle, 700);
@@ -343,7 +346,7 @@ fn a_monitor_that_can_not_be_started_fails_the_create() {
     let config = gated.host.config().display().to_string();
     let runtime =
         gated.host.scratch.runtime(programs.join("cgpu-runtime")).env("CGPU_CONFIG", config);
-    gated.host.was_told(
+    gated.host.was_reported(
         runtime.create(&bundle),
         &bundle,
         &["the gate's program ", "cgpu-monitor is missing"],

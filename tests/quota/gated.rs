@@ -346,8 +346,9 @@ pub(crate) fn rmtool() -> PathBuf {
 #[track_caller]
 pub(crate) fn got_bytes(outcome: &Outcome) -> u64 {
     let words = outcome.stdout.split_whitespace();
-    let mut told = words.rev().filter_map(|word| word.strip_prefix("got_bytes="));
-    told.next()
+    let mut reported = words.rev().filter_map(|word| word.strip_prefix("got_bytes="));
+    reported
+        .next()
         .and_then(|text| text.parse().ok())
         .unwrap_or_else(|| panic!("no got_bytes: {outcome}"))
 }

@@ -20,8 +20,9 @@ fn leaves(child: &[&'static str]) -> Vec<&'static str> {
 
 /// Events of processes that were killed: program and reason.
 fn killed(gated: &Gated) -> Vec<(Value, Value)> {
-    let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
-    let events = told.lines().map(|line| serde_json::from_str::<Value>(line).expect("it is JSON"));
+    let reported = gated.host.cgpu(&["events", "--json"]).ok().stdout;
+    let events =
+        reported.lines().map(|line| serde_json::from_str::<Value>(line).expect("it is JSON"));
     let killed = events.filter(|event| event["kind"] == "killed");
     killed.map(|event| (event["program"].clone(), event["reason"].clone())).collect()
 }
@@ -33,9 +34,9 @@ fn is_ended(gated: &Gated, bundle: &Bundle, child: &[&'static str], count: usize
     gated.exec(bundle, &leaves(child)).ok();
     gated.soon_uses(others_mib);
     gated.soon_accounts(&bundle.id, others_mib);
-    let told = || killed(gated).split_off(before);
-    assert!(eventually(|| told().len() >= count), "{:?}: {}", told(), gated.host.log());
-    assert_eq!(told(), vec![(json!("rmtool"), json!(WHY)); count], "{}", gated.host.log());
+    let reported = || killed(gated).split_off(before);
+    assert!(eventually(|| reported().len() >= count), "{:?}: {}", reported(), gated.host.log());
+    assert_eq!(reported(), vec![(json!("rmtool"), json!(WHY)); count], "{}", gated.host.log());
 }
 
 fn end(gated: &Gated, all: &[&Bundle]) {

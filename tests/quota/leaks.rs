@@ -117,8 +117,8 @@ fn is_reserved_for(gated: &Gated, pid: Pid, program: &str) {
 
 /// Events of that kind.
 fn events(gated: &Gated, kind: &str) -> Vec<Value> {
-    let told = gated.host.cgpu(&["events", "--json"]).ok().stdout;
-    let all = told.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let reported = gated.host.cgpu(&["events", "--json"]).ok().stdout;
+    let all = reported.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
     all.filter(|event| event["kind"] == kind).collect()
 }
 
@@ -188,9 +188,9 @@ fn a_container_whose_client_a_program_of_the_host_allocates_by_is_ended() {
     let mut taker = giver.outside(&["recv-fd", "/shared/s", "1000"]);
     let state = || gated.host.runtime().call(&["state", "app"]).ok().json()["status"].clone();
     assert!(eventually(|| state() == "stopped"), "{}", gated.host.log());
-    let told = || events(&gated, "leaked");
-    assert!(eventually(|| !told().is_empty()));
-    let event = told().remove(0);
+    let reported = || events(&gated, "leaked");
+    assert!(eventually(|| !reported().is_empty()));
+    let event = reported().remove(0);
     let reason = event["reason"].as_str().unwrap_or_default().to_owned();
     assert!(reason.contains("the container was ended"), "{event}");
     assert_eq!(event["pid"], taker.pid().as_raw());

@@ -64,9 +64,9 @@ fn checkpoint(gated: &Gated, bare: &Runtime<'_>) {
     let monitor = gated.monitor("app_________");
     let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
     gated.soon_uses(300);
-    let told = try_it(&runtime, &bundle);
-    assert_eq!(told.status.code(), expected.status.code(), "{told}\nbare: {expected}");
-    assert_eq!(reasons(&told), reasons(&expected), "{told}\nbare: {expected}");
+    let reported = try_it(&runtime, &bundle);
+    assert_eq!(reported.status.code(), expected.status.code(), "{reported}\nbare: {expected}");
+    assert_eq!(reasons(&reported), reasons(&expected), "{reported}\nbare: {expected}");
 
     // One that would end it, and couldn't be undone, doesn't reach the runtime.
     // crun without criu has no such command, and no log of it.
@@ -183,10 +183,10 @@ fn a_restore_under_the_gate_is_refused_before_anything_is_reserved() {
         };
         let expected = restore(&bare, &plain).fails();
         let _ = bare.call(&["delete", "--force", "plain"]); // crun leaves something
-        let told = restore(&runtime, &plain);
+        let reported = restore(&runtime, &plain);
         let _ = bare.call(&["delete", "--force", "plain"]);
-        assert_eq!(told.status.code(), expected.status.code(), "{told}\nbare: {expected}");
-        assert_eq!(reasons(&told), reasons(&expected), "{told}\nbare: {expected}");
+        assert_eq!(reported.status.code(), expected.status.code(), "{reported}\nbare: {expected}");
+        assert_eq!(reasons(&reported), reasons(&expected), "{reported}\nbare: {expected}");
         // The one that can't be restored is made again.
         let filled = runtime.run(&bundle).ok();
         assert_eq!(got_bytes(&filled), 1000 * MIB, "crun {crun}: {filled}");

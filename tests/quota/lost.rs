@@ -54,15 +54,15 @@ fn takes_no_exec(gated: &Gated, bundle: &Bundle, parts: &[&str]) {
     let _ = fs::remove_file(bundle.directory.join("log.json")); // of the create
     let words = [RMTOOL, "fill"];
     let refused = gated.host.runtime().logged_exec(bundle, &words);
-    gated.host.was_told(refused, bundle, parts);
+    gated.host.was_reported(refused, bundle, parts);
     assert_eq!(gated.used_bytes(0), 100 * MIB, "what it had stays");
 }
 
 #[track_caller]
 fn doctor(gated: &Gated) -> Vec<Value> {
-    let told: Outcome = gated.host.cgpu(&["doctor", "--format", "json"]);
-    let told = told.json();
-    let mut all = told["findings"].as_array().expect("findings are a list").clone();
+    let reported: Outcome = gated.host.cgpu(&["doctor", "--format", "json"]);
+    let reported = reported.json();
+    let mut all = reported["findings"].as_array().expect("findings are a list").clone();
     all.retain(|finding| finding["name"] == "lost");
     all
 }
@@ -91,8 +91,11 @@ fn a_container_without_a_record_takes_no_exec() {
         assert!(refused.stderr.contains("no record of it is in /run/cgpu"), "{refused}");
         // What is left is found, and nothing of it is taken from a container that lives.
         let short_id = format!("{:_<12}", bundle.id);
-        let told = gated.host.gc();
-        assert!(told.starts_with(&format!("{short_id}: not taken back: its monitor")), "{told}");
+        let reported = gated.host.gc();
+        assert!(
+            reported.starts_with(&format!("{short_id}: not taken back: its monitor")),
+            "{reported}"
+        );
         let found = doctor(gated);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0]["severity"], "error");
@@ -110,8 +113,8 @@ fn a_container_without_a_record_takes_no_exec() {
         assert_eq!((found.len(), &found[0]["severity"]), (1, &json!("note")), "{found:?}");
         let upgraded = gated.host.cgpu(&["upgrade-monitors"]).ok();
         assert!(upgraded.stdout.contains("skipped: it has no monitor any more"), "{upgraded}");
-        let told = gated.host.gc();
-        assert_eq!(told, format!("{short_id}: what was left of a monitor without a record\n"));
+        let reported = gated.host.gc();
+        assert_eq!(reported, format!("{short_id}: what was left of a monitor without a record\n"));
         assert_eq!((gated.host.gc(), doctor(gated)), (String::new(), vec![]));
         gated.soon_is_empty();
     });
@@ -248,7 +251,7 @@ fn a_bundle_with_gpus_that_asks_for_none_any_more_is_not_run() {
     let _ = fs::remove_file(bundle.directory.join("log.json"));
     let refused = runtime.create(&bundle);
     let parts = ["has GPUs that cgpu gave it", "make the bundle anew, or ask as before"];
-    gated.host.was_told(refused, &bundle, &parts);
+    gated.host.was_reported(refused, &bundle, &parts);
     for verb in ["run", "restore"] {
         let refused =
             runtime.call(&[verb, "--bundle", bundle.directory.to_str().unwrap(), "edited"]);
@@ -278,9 +281,9 @@ fn who_is_not_root_is_told_so() {
     let mut command = gated.host.scratch.command("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy);
     command.arg("--config").arg(gated.host.config()).arg("ps");
-    let told = crate::support::run_with_timeout(&mut command, timeout()).exits(1);
-    assert!(told.stderr.contains("it is root's; run this as root"), "{told}");
-    assert!(!told.stderr.contains("remove"), "{told}");
+    let reported = crate::support::run_with_timeout(&mut command, timeout()).exits(1);
+    assert!(reported.stderr.contains("it is root's; run this as root"), "{reported}");
+    assert!(!reported.stderr.contains("remove"), "{reported}");
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
 }

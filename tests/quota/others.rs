@@ -92,7 +92,7 @@ fn nobody_names_the_client_of_another() {
 
 /// The log's line of it, once.
 #[track_caller]
-fn told(gated: &Gated, what: &str) {
+fn reported(gated: &Gated, what: &str) {
     let log = gated.host.log();
     assert_eq!(log.matches(what).count(), 1, "{what}:\n{log}");
 }
@@ -128,14 +128,14 @@ fn nobody_changes_the_gpu_for_all() {
     for class in ["0xc770", "0xdfc0"] {
         assert_eq!(asked.get(&format!("alloc:{class}")), None, "the driver was asked: {asked:?}");
         assert!(said.stdout.contains(&format!("object {class} status=0x22\n")), "{said}");
-        told(
+        reported(
             &gated,
             &format!("class {class} is unknown to cgpu: please report (512 bytes, by rmtool)"),
         );
     }
     for (_, command) in unknown {
         let of = "of class 0x2080 is unknown to cgpu: please report (8 bytes, by rmtool)";
-        told(&gated, &format!("driver 535.161.08: control {command} {of}"));
+        reported(&gated, &format!("driver 535.161.08: control {command} {of}"));
     }
-    told(&gated, "control 0x0080170f: changes the GPU for all who use it");
+    reported(&gated, "control 0x0080170f: changes the GPU for all who use it");
 }

@@ -42,8 +42,8 @@ fn what_the_driver_does_for_the_administrator_alone_it_does_for_no_container() {
     // NV2080_CTRL_CMD_NVLINK_IS_GPU_DEGRADED, which reads, and asks for CAP_SYS_ADMIN.
     let words = ["run", "start", "control subdevice 0x20803041 8"];
     let bundle = gated.sleeping("app", 1000);
-    let told = gated.exec(&bundle, &words);
-    assert!(told.stdout.contains("control 0x20803041 status=0x1b"), "{told}");
+    let reported = gated.exec(&bundle, &words);
+    assert!(reported.stdout.contains("control 0x20803041 status=0x1b"), "{reported}");
     let asked = |gated: &Gated| gated.sim.state().calls.get("control:0x20803041").copied();
     assert_eq!(asked(&gated), Some(1), "it was the driver that refused: {:?}", gated.sim.state());
     gated.host.runtime().delete(&bundle).ok();
@@ -51,6 +51,6 @@ fn what_the_driver_does_for_the_administrator_alone_it_does_for_no_container() {
     // Whoever has it gets it done.
     let dev = gated.host.scratch.path().join("sim/dev");
     let mut command = gated.host.scratch.command(rmtool());
-    let told = run_with_timeout(command.arg("--dev").arg(dev).args(words), timeout()).ok();
-    assert!(told.stdout.contains("control 0x20803041 ok"), "{told}");
+    let reported = run_with_timeout(command.arg("--dev").arg(dev).args(words), timeout()).ok();
+    assert!(reported.stdout.contains("control 0x20803041 ok"), "{reported}");
 }

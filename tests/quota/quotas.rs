@@ -61,16 +61,16 @@ fn every_way_to_take_memory_is_counted() {
     for way in ["alloc", "heap"] {
         let first = format!("{way} 600MiB as a");
         let second = format!("{way} 600MiB as b");
-        let told = run(&gated, 1000, &[&begin[..], &[&first, &second]].concat());
-        assert!(told.stdout.contains(&format!("{way} a ok")), "{told}");
-        assert!(told.stdout.contains(&format!("{way} b {NO_MEMORY}")), "{told}");
+        let reported = run(&gated, 1000, &[&begin[..], &[&first, &second]].concat());
+        assert!(reported.stdout.contains(&format!("{way} a ok")), "{reported}");
+        assert!(reported.stdout.contains(&format!("{way} b {NO_MEMORY}")), "{reported}");
     }
     // The third number that makes memory makes none of a GPU's: it tells how much there is.
     let words = [&begin[..], &["alloc27", "alloc27", "alloc 1000MiB as a", "alloc 1MiB as b"]];
-    let told = run(&gated, 1000, &words.concat());
-    assert_eq!(told.stdout.matches("alloc27 ok").count(), 2, "{told}");
-    assert!(told.stdout.contains("alloc a ok"), "{told}");
-    assert!(told.stdout.contains(&format!("alloc b {NO_MEMORY}")), "{told}");
+    let reported = run(&gated, 1000, &words.concat());
+    assert_eq!(reported.stdout.matches("alloc27 ok").count(), 2, "{reported}");
+    assert!(reported.stdout.contains("alloc a ok"), "{reported}");
+    assert!(reported.stdout.contains(&format!("alloc b {NO_MEMORY}")), "{reported}");
 }
 
 #[test]
@@ -82,8 +82,8 @@ fn what_is_freed_can_be_had_again_however_it_is_freed() {
         [&["free a"][..], &["free-device", "device 0"], &["free-client", "client", "device 0"]]
     {
         let words = [&begin[..], &["alloc 900MiB as a"], freed, &["alloc 900MiB as b"]].concat();
-        let told = gated.exec(&bundle, &words);
-        assert!(told.stdout.contains("alloc b ok"), "{freed:?}: {told}");
+        let reported = gated.exec(&bundle, &words);
+        assert!(reported.stdout.contains("alloc b ok"), "{freed:?}: {reported}");
     }
     // By the end of the process, and by SIGKILL.
     for _ in 0..2 {
@@ -233,16 +233,16 @@ fn a_quota_changes_while_the_container_runs() {
 fn what_a_quota_needs_and_the_bundle_refuses_is_told() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
-    let told = |edit: &dyn Fn(&mut serde_json::Value), parts: &[&str]| {
+    let reported = |edit: &dyn Fn(&mut serde_json::Value), parts: &[&str]| {
         let bundle: Bundle = gated.bundle_with("odd", |config| {
             ask(config, 100);
             edit(config);
         });
-        gated.host.was_told(runtime.create(&bundle), &bundle, parts);
+        gated.host.was_reported(runtime.create(&bundle), &bundle, parts);
         gated.soon_is_empty();
         std::fs::remove_dir_all(&bundle.directory).unwrap();
     };
-    told(
+    reported(
         &|config| {
             config["linux"]["seccomp"] = json!({
                 "defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "/run/other.sock",
@@ -251,7 +251,7 @@ fn what_a_quota_needs_and_the_bundle_refuses_is_told() {
         },
         &["linux.seccomp.listenerPath is /run/other.sock", "choose a seccomp profile without"],
     );
-    told(
+    reported(
         &|config| config["linux"]["seccomp"] = json!("strict"),
         &["linux.seccomp is not an object"],
     );
@@ -265,13 +265,13 @@ fn a_driver_that_is_not_known_is_refused_with_the_reason() {
     host.set("driver.proc_root", gated.host.scratch.directory("noproc").display().to_string());
     let bundle = host.asking("lost", 100);
     let outcome = host.runtime().create(&bundle);
-    host.was_told(outcome, &bundle, &["the gate needs to know the driver's version"]);
+    host.was_reported(outcome, &bundle, &["the gate needs to know the driver's version"]);
     gated.host.scratch.directory("noproc/driver/nvidia");
     let version = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  418.87.01  Thu Sep\n";
     gated.host.scratch.file("noproc/driver/nvidia/version", version);
     let bundle = host.asking("old", 100);
     let outcome = host.runtime().create(&bundle);
-    host.was_told(outcome, &bundle, &["418.87.01", "470"]);
+    host.was_reported(outcome, &bundle, &["418.87.01", "470"]);
     assert!(FIRST_MIB > 0 && host.records().is_empty());
 }
 
@@ -279,16 +279,16 @@ fn a_driver_that_is_not_known_is_refused_with_the_reason() {
 fn managed_memory_is_refused_or_all_of_it_counts() {
     let mut gated = Gated::new();
     let words = ["run", "start", "uvm-init", "managed 600MiB", "alloc 600MiB as a"];
-    let told = run(&gated, 1000, &words);
-    assert!(!told.stdout.contains("managed ok"), "{told}");
-    assert!(told.stdout.contains("alloc a ok"), "it takes nothing: {told}");
+    let reported = run(&gated, 1000, &words);
+    assert!(!reported.stdout.contains("managed ok"), "{reported}");
+    assert!(reported.stdout.contains("alloc a ok"), "it takes nothing: {reported}");
     gated.soon_is_empty();
     gated.host.set("isolation.managed_memory", "charge");
-    let told = run(&gated, 1000, &words);
-    assert!(told.stdout.contains("managed ok"), "{told}");
-    assert!(told.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{told}");
-    let told = run(&gated, 1000, &["run", "start", "uvm-init", "managed 1001MiB"]);
-    assert!(!told.stdout.contains("managed ok"), "{told}");
+    let reported = run(&gated, 1000, &words);
+    assert!(reported.stdout.contains("managed ok"), "{reported}");
+    assert!(reported.stdout.contains(&format!("alloc a {NO_MEMORY}")), "{reported}");
+    let reported = run(&gated, 1000, &["run", "start", "uvm-init", "managed 1001MiB"]);
+    assert!(!reported.stdout.contains("managed ok"), "{reported}");
     gated.soon_is_empty();
 }
 
@@ -399,8 +399,8 @@ fn nccl_is_told_what_is_not_served_unless_somebody_says_otherwise() {
         [("0,1", None, "0"), ("0,1", Some("NCCL_NVLS_ENABLE=2"), "2"), ("0", None, "")]
     {
         let bundle = sleeping("app", gpus, own);
-        let told = runtime.exec(&bundle, &printed).ok();
-        assert!(told.has_line(&format!("nvls={wanted}")), "{gpus} {own:?}: {told}");
+        let reported = runtime.exec(&bundle, &printed).ok();
+        assert!(reported.has_line(&format!("nvls={wanted}")), "{gpus} {own:?}: {reported}");
         // As engines write it: the image's variables, and none of ours.
         let mut process = json!({
             "cwd": "/", "args": printed, "user": {"uid": 0, "gid": 0}, "env": ["PATH=/bin"],
@@ -409,8 +409,8 @@ fn nccl_is_told_what_is_not_served_unless_somebody_says_otherwise() {
         let file = gated.host.scratch.file("process.json", process.to_string());
         let mut exec = runtime.command();
         exec.args(["exec", "--process"]).arg(file).arg(&bundle.id);
-        let told = run_with_timeout(&mut exec, timeout()).ok();
-        assert!(told.has_line(&format!("nvls={wanted}")), "{gpus} {own:?}: {told}");
+        let reported = run_with_timeout(&mut exec, timeout()).ok();
+        assert!(reported.has_line(&format!("nvls={wanted}")), "{gpus} {own:?}: {reported}");
         runtime.delete(&bundle).ok();
     }
 }

@@ -134,9 +134,9 @@ fn what_a_policy_does_not_hold_is_told_and_weights_keep_nobody_out() {
     set(&gated, &["gpu", "0", "policy=5"]);
     let two = container(&gated, "two", &["ALIYUN_COM_GPU_SCHD_WEIGHT=4"]);
     let log = gated.host.log();
-    let told =
+    let reported =
         |line: &&str| line.contains("id=\"two\"") && line.contains("nothing holds its weight 4");
-    assert_eq!(log.lines().filter(told).count(), 1, "{log}");
+    assert_eq!(log.lines().filter(reported).count(), 1, "{log}");
     let shown = gated.host.cgpu(&["inspect", "-b", two.directory.to_str().expect("UTF-8")]).ok();
     assert!(shown.stdout.contains("weight 4, priority normal (not held on these GPUs)"), "{shown}");
     for bundle in [&one, &more, &two] {
@@ -206,8 +206,8 @@ fn a_share_that_the_driver_does_not_hold_is_not_shown() {
     assert_eq!(share().as_deref(), Some("100%"), "nothing is known of the driver yet");
     compute(&gated, &plain);
     assert!(eventually(|| share().as_deref() == Some("-")), "{:?}", share());
-    let is_told = || gated.host.log().contains("a share of computing time can't be held");
-    assert!(eventually(is_told), "{}", gated.host.log());
+    let is_reported = || gated.host.log().contains("a share of computing time can't be held");
+    assert!(eventually(is_reported), "{}", gated.host.log());
     gated.host.runtime().delete(&plain).ok();
     gated.soon_is_empty();
 }
@@ -357,8 +357,8 @@ fn turns_go_on_where_a_container_has_no_monitor_any_more() {
         kill(gated.monitor(short_id), Signal::SIGKILL).expect("it is there");
         // Its neighbour on the GPU tells of it.
         let id = short_id.trim_end_matches('_');
-        let told = || gated.host.cgpu(&["events", "--json", id]).ok().stdout;
-        assert!(eventually(|| told().contains("\"kind\":\"monitor_lost\"")), "{}", told());
+        let reported = || gated.host.cgpu(&["events", "--json", id]).ok().stdout;
+        assert!(eventually(|| reported().contains("\"kind\":\"monitor_lost\"")), "{}", reported());
         soon_share(&gated, &[25, 25, 0], after);
     }
     // Where there are no turns any more they are on the GPU.

@@ -175,14 +175,17 @@ fn only_processes_of_the_host_change_what_a_monitor_enforces() {
     let say = |before: &[&str], socket: &str, line: &str| {
         let mut command = gated.host.scratch.command(before.first().unwrap_or(&"env"));
         command.args(before.iter().skip(1)).arg("python3").arg(&script);
-        let told = run_with_timeout(command.arg(place.join(socket)).arg(line), timeout());
-        told.stdout
+        let reported = run_with_timeout(command.arg(place.join(socket)).arg(line), timeout());
+        reported.stdout
     };
     let in_pids = ["unshare", "--pid", "--fork"];
     let in_users = ["unshare", "--user", "--map-root-user"];
     for before in [&in_pids[..], &in_users] {
-        let told = say(before, "control", &more(16_000));
-        assert!(told.contains("refused") && told.contains("namespace"), "{before:?}: {told}");
+        let reported = say(before, "control", &more(16_000));
+        assert!(
+            reported.contains("refused") && reported.contains("namespace"),
+            "{before:?}: {reported}"
+        );
         // What it knows it tells every root.
         assert!(say(before, "control", "\"status\"").contains("\"limit_bytes\""), "{before:?}");
         assert_eq!(say(before, "entry", "").trim(), "closed", "{before:?}");
@@ -205,20 +208,21 @@ fn only_processes_of_the_host_change_what_a_monitor_enforces() {
     let shown = gated.host.cgpu(&["ps"]).ok().stdout;
     assert!(shown.contains("app: its monitor enforces 900 MiB on GPU 0, and 1000 MiB"), "{shown}");
     let changes = || {
-        let told = gated.host.cgpu(&["events", "--json", "app"]).ok().stdout;
-        let all = told.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let reported = gated.host.cgpu(&["events", "--json", "app"]).ok().stdout;
+        let all =
+            reported.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         all.filter(|event| event["kind"] == "resized").collect::<Vec<_>>()
     };
-    let told = changes();
-    assert_eq!(told.len(), 1, "{told:#?}");
+    let reported = changes();
+    assert_eq!(reported.len(), 1, "{reported:#?}");
     assert_eq!(
-        (&told[0]["quota_bytes"], &told[0]["program"]),
+        (&reported[0]["quota_bytes"], &reported[0]["program"]),
         (&json!(900 * MIB), &json!("python3"))
     );
     gated.host.cgpu(&["set", "app", "--memory", "800"]).ok();
-    let told = changes();
-    assert_eq!(told.len(), 2, "a change by us is told once: {told:#?}");
-    assert_eq!(told[1]["former_quota_bytes"], 900 * MIB);
+    let reported = changes();
+    assert_eq!(reported.len(), 2, "a change by us is told once: {reported:#?}");
+    assert_eq!(reported[1]["former_quota_bytes"], 900 * MIB);
     assert!(!gated.host.cgpu(&["ps"]).ok().stdout.contains("enforces"));
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
@@ -251,10 +255,10 @@ fn a_container_with_the_hosts_pids_changes_nothing() {
     let script = gated.host.scratch.file("enter.py", format!("{SAY_CONNECTED}{script}{SAY_ON}"));
     let mut command = gated.host.scratch.command("python3");
     command.arg(&script).arg(place.join("control")).arg(&less);
-    let told = run_with_timeout(&mut command, timeout());
+    let reported = run_with_timeout(&mut command, timeout());
     assert!(
-        told.stdout.contains("refused") && told.stdout.contains("the container whole"),
-        "{told}"
+        reported.stdout.contains("refused") && reported.stdout.contains("the container whole"),
+        "{reported}"
     );
     assert_eq!(gated.host.container("app")["gpus"][0]["memory_enforced_bytes"], 1000 * MIB);
     for bundle in [&app, &whole] {
@@ -327,8 +331,9 @@ fn a_flood_of_the_monitors_sockets_stops_no_call_and_opens_no_way_round() {
         ["entry", "control"].iter().flat_map(|name| flood(&place.join(name), 400)).collect();
     assert!(calls.wait().unwrap().success(), "{}", gated.host.log());
     // Whoever asks is told, once those that ask nothing are given up.
-    let told = || gated.host.container("app")["gpus"][0]["memory_used_bytes"] == json!(300 * MIB);
-    assert!(eventually(told), "{:?}", gated.host.ps());
+    let reported =
+        || gated.host.container("app")["gpus"][0]["memory_used_bytes"] == json!(300 * MIB);
+    assert!(eventually(reported), "{:?}", gated.host.ps());
     // An exec that can't be announced has no GPU; none is without the quota.
     let during = gated.exec(&bundle, &["fill"]);
     let got = if during.status.success() { got_bytes(&during) } else { 0 };

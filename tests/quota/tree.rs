@@ -156,8 +156,8 @@ fn a_container_that_has_the_tree_reads_it_and_writes_nothing() {
     let gated = Gated::new();
     let tree = Tree::mount(&gated.host);
     container_has_the_tree(&gated, &tree);
-    let told = gated.host.log().matches("refused to all but the host's root").count();
-    assert_eq!(told, 1, "it fills no log");
+    let reported = gated.host.log().matches("refused to all but the host's root").count();
+    assert_eq!(reported, 1, "it fills no log");
 }
 
 fn container_has_the_tree(gated: &Gated, tree: &Tree) {

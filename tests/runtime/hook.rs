@@ -130,8 +130,8 @@ fn a_module_that_does_not_do_its_part_fails_the_create_and_leaves_nothing() {
     standin.fail(Fault::DestroyFails);
     let init = host.sleeper();
     let bundle = host.asking("stuck", 4000);
-    let told = state("stuck", init.pid(), &bundle.directory);
-    let refused = host.hook(&["createRuntime"], &told).exits(1);
+    let reported = state("stuck", init.pid(), &bundle.directory);
+    let refused = host.hook(&["createRuntime"], &reported).exits(1);
     assert!(refused.stderr.contains("memsize"), "{refused}");
     assert_eq!(host.promised_mib(), 4000, "what may still be there is still promised");
     standin.heal();
@@ -185,8 +185,8 @@ fn alone_it_chooses_no_gpu() {
         ("counted", &["CGPU_MEMORY=4000MiB", "CGPU_GPUS=1"]),
     ] {
         let refused = host.scratch.runc().create(&with(&host, id, env)).fails();
-        let told = "leaves it to cgpu which GPUs this container has";
-        assert!(refused.stderr.contains(told), "{refused}");
+        let reported = "leaves it to cgpu which GPUs this container has";
+        assert!(refused.stderr.contains(reported), "{refused}");
         assert_eq!(host.records(), [].into());
     }
     let named = with(&host, "named", &["CGPU_MEMORY=4000MiB", "CGPU_GPUS=device=0"]);
@@ -202,15 +202,15 @@ fn twice_is_as_once() {
     host.use_km(standin.path());
     let bundle = host.asking("twice", 4000);
     let init = host.sleeper();
-    let told = state("twice", init.pid(), &bundle.directory);
-    host.hook(&["createRuntime"], &told).ok();
+    let reported = state("twice", init.pid(), &bundle.directory);
+    host.hook(&["createRuntime"], &reported).ok();
     let writes = standin.writes();
-    let again = host.hook(&["createRuntime"], &told).ok();
+    let again = host.hook(&["createRuntime"], &reported).ok();
     assert_eq!((again.stdout.as_str(), again.stderr.as_str()), ("", ""));
     assert_eq!(standin.writes(), writes, "what is isolated stays as it is");
     assert_eq!(only(&host).3, 4000);
     for _ in 0..2 {
-        let ended = host.hook(&["poststop"], &told).ok();
+        let ended = host.hook(&["poststop"], &reported).ok();
         assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""));
         assert_eq!((standin.instances(0).len(), host.records().len()), (0, 0));
     }
@@ -223,8 +223,8 @@ fn a_second_life_gets_what_it_asks_for_and_not_what_the_first_one_had() {
     host.use_km(standin.path());
     let created = |bundle: &Bundle| {
         let init = host.sleeper();
-        let told = state("job", init.pid(), &bundle.directory);
-        (host.hook(&["createRuntime"], &told), init)
+        let reported = state("job", init.pid(), &bundle.directory);
+        (host.hook(&["createRuntime"], &reported), init)
     };
     let (first, init) = created(&host.asking("job", 4000));
     first.ok();
@@ -248,32 +248,32 @@ fn a_second_life_gets_what_it_asks_for_and_not_what_the_first_one_had() {
 fn poststop_never_fails() {
     let mut host = alone();
     let bundle = host.asking("gone", 4000);
-    let told = state("gone", 0, &bundle.directory);
-    let silent = |host: &Host, words: &[&str], told: &str| {
-        let ended = host.hook(words, told).ok();
+    let reported = state("gone", 0, &bundle.directory);
+    let silent = |host: &Host, words: &[&str], reported: &str| {
+        let ended = host.hook(words, reported).ok();
         assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("", ""), "{ended}");
     };
-    silent(&host, &["poststop"], &told);
-    silent(&host, &["poststop", "--root", "/run/runc", "--id", "gone"], &told);
-    silent(&host, &["poststop", "--reservation", "1-2"], &told);
+    silent(&host, &["poststop"], &reported);
+    silent(&host, &["poststop", "--root", "/run/runc", "--id", "gone"], &reported);
+    silent(&host, &["poststop", "--reservation", "1-2"], &reported);
     silent(&host, &["poststop"], &state("gone", 0, Path::new("/nowhere")));
     host.hook(&["poststop"], "garbage").ok();
     host.hook(&["poststop"], "").ok();
     // As a bundle may have it that another version of us wrote.
-    host.hook(&["poststop", "--of-the-future"], &told).ok();
-    host.hook(&["createRuntime", "--of-the-future"], &told).exits(2);
+    host.hook(&["poststop", "--of-the-future"], &reported).ok();
+    host.hook(&["createRuntime", "--of-the-future"], &reported).exits(2);
     let state_dir = host.scratch.file("file", "").join("state");
     host.set("state_dir", path(&state_dir));
-    silent(&host, &["poststop"], &told);
+    silent(&host, &["poststop"], &reported);
     fs::write(host.config(), "state_dir = 1").unwrap();
-    let broken = host.hook(&["poststop"], &told).ok();
+    let broken = host.hook(&["poststop"], &reported).ok();
     assert!(broken.stderr.contains("TOML parse error"), "{broken}");
     let config = path(&host.config());
     let mut flag_first = host.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
     flag_first.args(["--config", &config, "poststop"]);
-    run_with_input(&mut flag_first, told.as_bytes(), timeout()).ok();
+    run_with_input(&mut flag_first, reported.as_bytes(), timeout()).ok();
     // It is the stage that counts, not a container of that name.
-    host.hook(&["createRuntime", "--root", "/run/runc", "--id", "poststop"], &told).exits(1);
+    host.hook(&["createRuntime", "--root", "/run/runc", "--id", "poststop"], &reported).exits(1);
 }
 
 #[test]
@@ -304,8 +304,8 @@ fn without_a_pid_the_bundle_is_what_keeps_it() {
     let no_pid = |bundle: &Bundle| json!({"id": bundle.id, "bundle": bundle.directory}).to_string();
     for (id, zero) in [("absent", false), ("zero", true)] {
         let bundle = host.asking(id, TOTAL_MIB);
-        let told = if zero { state(id, 0, &bundle.directory) } else { no_pid(&bundle) };
-        host.hook(&["createRuntime"], &told).ok();
+        let reported = if zero { state(id, 0, &bundle.directory) } else { no_pid(&bundle) };
+        host.hook(&["createRuntime"], &reported).ok();
         assert_eq!(only(&host).2, "active");
         assert_eq!(host.ps()[0]["pid"], Value::Null);
         assert_eq!(host.gc(), "");
@@ -357,10 +357,10 @@ fn a_configuration_that_cannot_be_read_stops_those_alone_that_ask_for_something(
         let config = fs::read_to_string(bundle.directory.join("config.json")).unwrap();
         (host.hook(&["precreate"], &config), config)
     };
-    let (told, config) = precreate(&plain);
-    assert_eq!(told.ok().stdout, config);
-    let (told, _) = precreate(&asking);
-    assert!(told.fails().stderr.contains("no_such_key"));
+    let (reported, config) = precreate(&plain);
+    assert_eq!(reported.ok().stdout, config);
+    let (reported, _) = precreate(&asking);
+    assert!(reported.fails().stderr.contains("no_such_key"));
 }
 
 #[test]

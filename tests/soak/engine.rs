@@ -207,8 +207,8 @@ impl Handle {
             }
             Handle::Docker(id) => {
                 let mut ask = self.docker(soak, &["inspect", "--format", "{{.State.Pid}}", id]);
-                let told = run_with_timeout(&mut ask, timeout());
-                told.text().parse().ok().filter(|pid| *pid > 0)
+                let reported = run_with_timeout(&mut ask, timeout());
+                reported.text().parse().ok().filter(|pid| *pid > 0)
             }
         }
     }

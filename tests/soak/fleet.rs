@@ -69,7 +69,7 @@ impl Fleet {
     }
 
     /// What happens to one.
-    pub(crate) fn tell(&self, id: &str, at_ms: u128, what: &str) {
+    pub(crate) fn report(&self, id: &str, at_ms: u128, what: &str) {
         if let Some(member) = self.all().get_mut(id) {
             member.events.push(format!("{at_ms} ms: {what}"));
         }

@@ -58,7 +58,7 @@ pub(crate) fn monitor(soak: &Soak, id: &str) -> Option<i32> {
 }
 
 /// Whether somebody has told that a container's monitor is lost, or its directory is gone with the container.
-pub(crate) fn is_told_lost(soak: &Soak, id: &str) -> bool {
+pub(crate) fn is_reported_lost(soak: &Soak, id: &str) -> bool {
     let place = place(soak, id);
     place.join("lost").exists() || !place.exists()
 }

@@ -9,7 +9,7 @@ use crate::Soak;
 use crate::engine::{Ask, Handle, Went, went};
 use crate::fleet::Life;
 use crate::gated::{NO_MEMORY, RMTOOL};
-use crate::kill::{has_words, is_told_lost, kill_if, kill_monitor, kill_with, monitor};
+use crate::kill::{has_words, is_reported_lost, kill_if, kill_monitor, kill_with, monitor};
 use crate::support::{
     Outcome, Running, cgroup_members, run_with_timeout, start, timeout, wait_until,
 };
@@ -93,7 +93,7 @@ fn lead(soak: &Soak, name: &str, mut choices: fastrand::Rng) {
     let Some((handle, id)) = Handle::prepare(soak, by_docker, name, &ask, &words) else { return };
     let engine = if by_docker { "docker" } else { "cgpu-runtime" };
     soak.fleet.add(&id, format!("{name} by {engine}"), ask.bytes());
-    soak.fleet.tell(&id, soak.tally.now_ms(), &format!("prepared: {words:?}"));
+    soak.fleet.report(&id, soak.tally.now_ms(), &format!("prepared: {words:?}"));
     let (is_disturbed, programs) = (false, Vec::new());
     let mut container = Container { soak, handle, id, ask, choices, is_disturbed, programs };
     let made = container.create(by_docker);
@@ -111,21 +111,21 @@ fn lead(soak: &Soak, name: &str, mut choices: fastrand::Rng) {
 }
 
 impl Container<'_> {
-    fn tell(&self, what: &str) {
-        self.soak.fleet.tell(&self.id, self.soak.tally.now_ms(), what);
+    fn report(&self, what: &str) {
+        self.soak.fleet.report(&self.id, self.soak.tally.now_ms(), what);
     }
 
     /// Somebody was killed.
     fn killed(&self, who: &'static str) {
         self.soak.tally.count("kills", who);
-        self.tell(&format!("killed {who}"));
+        self.report(&format!("killed {who}"));
     }
 
     /// Has it made and started; whether it runs.
     fn create(&mut self, by_docker: bool) -> bool {
         let group = if by_docker { "creates by docker" } else { "creates by cgpu-runtime" };
         let mut command = self.handle.create(self.soak);
-        self.tell("create");
+        self.report("create");
         let deaths = self.soak.engines.deaths();
         let running = start(&mut command);
         let (running, was_killed) = match self.choices.u8(..4) {
@@ -134,7 +134,7 @@ impl Container<'_> {
             _ => (running, false),
         };
         let outcome = running.end(timeout());
-        self.tell(&format!("create ended: {}", outcome.status));
+        self.report(&format!("create ended: {}", outcome.status));
         let how = went(&outcome);
         let kind = match how {
             Went::Well => "ok",
@@ -158,7 +158,7 @@ impl Container<'_> {
                 return false;
             }
             let started = run_with_timeout(&mut self.handle.start(self.soak), timeout());
-            self.tell(&format!("start ended: {}", started.status));
+            self.report(&format!("start ended: {}", started.status));
             if !started.status.success() {
                 self.soak.tally.wonder(format!("{} {started}", self.id));
                 return false;
@@ -175,7 +175,7 @@ impl Container<'_> {
         if let Some(member) = self.soak.fleet.all().get_mut(&self.id) {
             member.first = first;
         }
-        self.tell(&format!("lives as {:?}", first.map(|first| first.pid)));
+        self.report(&format!("lives as {:?}", first.map(|first| first.pid)));
     }
 
     /// SIGKILL of the process that makes it, whatever it is by then, or of `runc init` below it.
@@ -272,10 +272,10 @@ impl Container<'_> {
         }
         self.killed("monitor");
         // `cgpu gc` runs all the time.
-        let is_told = wait_until(REMOVING, || is_told_lost(self.soak, &self.id));
-        let kind = if is_told { "told" } else { "not told" };
+        let is_reported = wait_until(REMOVING, || is_reported_lost(self.soak, &self.id));
+        let kind = if is_reported { "told" } else { "not told" };
         self.soak.tally.count("containers closed", kind);
-        if !is_told {
+        if !is_reported {
             let story = self.soak.fleet.story(&self.id);
             let what = format!("nobody tells that the monitor of {} is lost\n    {story}", self.id);
             self.soak.tally.find(Kind::Broken, what);
@@ -285,7 +285,7 @@ impl Container<'_> {
     /// A program in it, to its end.
     fn exec(&mut self) {
         let words = program(&mut self.choices, &self.ask);
-        self.tell(&format!("exec {words:?}"));
+        self.report(&format!("exec {words:?}"));
         let deaths = self.soak.engines.deaths();
         let mut running = start(&mut self.handle.exec(self.soak, &words));
         let until = Instant::now() + RUNNING;
@@ -325,7 +325,7 @@ impl Container<'_> {
     /// A program in it whose client is killed; the program may go on.
     fn exec_and_kill_client(&mut self) {
         let words = program(&mut self.choices, &self.ask);
-        self.tell(&format!("exec {words:?}, to be killed"));
+        self.report(&format!("exec {words:?}, to be killed"));
         let deaths = self.soak.engines.deaths();
         let mut running = start(&mut self.handle.exec(self.soak, &words));
         let later = Duration::from_micros(self.choices.u64(..200_000));
@@ -342,7 +342,7 @@ impl Container<'_> {
     }
 
     fn ended(&self, words: &[String], outcome: &Outcome, deaths: u64) {
-        self.tell(&format!("exec ended: {}", outcome.status));
+        self.report(&format!("exec ended: {}", outcome.status));
         self.check(words, outcome);
         let lives = || self.soak.fleet.living().contains_key(&self.id);
         let is_refused =
@@ -419,7 +419,7 @@ impl Container<'_> {
     }
 
     fn remove(&self) {
-        self.tell("remove");
+        self.report("remove");
         let until = Instant::now() + REMOVING;
         let mut said = None;
         while self.handle.is_gone(self.soak) != Some(true) {
@@ -440,7 +440,7 @@ impl Container<'_> {
                 self.killed("forgotten process");
             }
         }
-        self.tell("removed");
+        self.report("removed");
         if let Handle::Runc(bundle) = &self.handle {
             std::fs::remove_dir_all(&bundle.directory).expect("it is ours");
         }

@@ -34,12 +34,12 @@ static WARDEN: LazyLock<Mutex<Child>> = LazyLock::new(|| Mutex::new(start()));
 
 /// From now on the scratch at `directory` is cleaned when this process ends.
 pub(super) fn watch(directory: &Path) {
-    tell("watch", directory);
+    report("watch", directory);
 }
 
 /// The scratch at `directory` has been cleaned.
 pub(super) fn forget(directory: &Path) {
-    tell("forget", directory);
+    report("forget", directory);
 }
 
 /// Cleans scratches in `parent`, named with `prefix`, whose makers are dead: nobody holds the lock
@@ -70,7 +70,7 @@ fn start() -> Child {
     command.process_group(0).spawn().expect("this test binary can be run a second time")
 }
 
-fn tell(word: &str, directory: &Path) {
+fn report(word: &str, directory: &Path) {
     // A test that panicked in here has written a whole line or none.
     let mut warden = WARDEN.lock().unwrap_or_else(PoisonError::into_inner);
     let pipe = warden.stdin.as_mut().expect("the warden was given a pipe");

@@ -872,8 +872,11 @@ mod tests {
             ("[admission", "configuration /conf.d/kubernetes.toml: "),
         ] {
             write("kubernetes.toml", text);
-            let told = loaded().unwrap_err();
-            assert!(told.contains("/conf.d/kubernetes.toml: ") && told.contains(error), "{told}");
+            let reported = loaded().unwrap_err();
+            assert!(
+                reported.contains("/conf.d/kubernetes.toml: ") && reported.contains(error),
+                "{reported}"
+            );
         }
         fs::remove_file(more.join("kubernetes.toml")).unwrap();
         fs::create_dir(more.join("kubernetes.toml")).unwrap();

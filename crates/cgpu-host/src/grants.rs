@@ -419,9 +419,9 @@ mod tests {
         let why = |token: &str, who: Option<&PodContainer>| {
             grants.find(Some(token), who).unwrap_err().to_string()
         };
-        let told = why(&token, Some(&container("u2", "main")));
+        let reported = why(&token, Some(&container("u2", "main")));
         assert_eq!(
-            told,
+            reported,
             "CGPU_GRANT names a grant that isn't container main of pod default/pod-u2's: it is \
              container main of pod default/pod-u1's; take the variable out of the pod"
         );

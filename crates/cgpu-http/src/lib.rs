@@ -343,8 +343,11 @@ pub(crate) mod tests {
             assert!(!answered(half).await.contains("200"));
             let mut slow = TcpStream::connect(address).await.unwrap();
             asked(&mut slow, "/").await;
-            let told = answered(slow).await;
-            assert!(told.contains("503") && told.contains("no answer within 0.02 s"), "{told}");
+            let reported = answered(slow).await;
+            assert!(
+                reported.contains("503") && reported.contains("no answer within 0.02 s"),
+                "{reported}"
+            );
         });
     }
 }

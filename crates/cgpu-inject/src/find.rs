@@ -450,20 +450,20 @@ mod tests {
             add(no_driver);
             assert_eq!(installed(&root(), None), None, "{no_driver}");
         }
-        let told = |version: &str, path: &str| Some((version.to_owned(), PathBuf::from(path)));
+        let reported = |version: &str, path: &str| Some((version.to_owned(), PathBuf::from(path)));
         add("usr/lib64/libcuda.so.535.161.08");
-        let old = told("535.161.08", "/usr/lib64/libcuda.so.535.161.08");
+        let old = reported("535.161.08", "/usr/lib64/libcuda.so.535.161.08");
         assert_eq!(installed(&root(), None), old);
         add("usr/lib/libnvidia-ml.so.550.54.14");
         assert_eq!(
             installed(&root(), None),
-            told("550.54.14", "/usr/lib/libnvidia-ml.so.550.54.14"),
+            reported("550.54.14", "/usr/lib/libnvidia-ml.so.550.54.14"),
             "the newest"
         );
         assert_eq!(installed(&root(), Some("535.161.08")), old, "the kernel's");
         assert_eq!(installed(&root(), Some("999.1")).unwrap().0, "550.54.14");
         add("usr/lib64/libcuda.so.560.1.2");
-        let short = told("560.1.2", "/usr/lib64/libcuda.so.560.1.2");
+        let short = reported("560.1.2", "/usr/lib64/libcuda.so.560.1.2");
         assert_eq!(installed(&root(), Some("560.01.02")), short, "the same in other digits");
     }
 

@@ -284,9 +284,9 @@ impl Root {
             let stamp = stamps[&path];
             let is_directory = stamp.is_some_and(|stamp| stamp.is_directory);
             // What is in a directory changes its own time only: some path has to be looked at.
-            let is_told = || stamps.iter().any(|(other, its)| *other != path && *its == stamp);
+            let is_reported = || stamps.iter().any(|(other, its)| *other != path && *its == stamp);
             if stamps.get(&parent).is_some_and(Option::is_some) {
-                if !is_directory || is_told() {
+                if !is_directory || is_reported() {
                     stamps.remove(&path);
                 }
             } else if !is_directory

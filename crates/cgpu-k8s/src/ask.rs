@@ -304,13 +304,13 @@ mod tests {
 
     #[test]
     fn quantities_are_whole_numbers_however_they_are_written() {
-        let told = |text: &str| whole(&Quantity(text.to_owned()));
+        let reported = |text: &str| whole(&Quantity(text.to_owned()));
         for (text, number) in [("7", 7), ("2k", 2000), ("3803", 3803), ("1Ki", 1024), ("1e3", 1000)]
         {
-            assert_eq!(told(text), Some(number), "{text}");
+            assert_eq!(reported(text), Some(number), "{text}");
         }
         for text in ["", "-1", "1.5", "7m", "5G", "many", "k"] {
-            assert_eq!(told(text), None, "{text}");
+            assert_eq!(reported(text), None, "{text}");
         }
     }
 
@@ -318,13 +318,14 @@ mod tests {
     fn an_init_container_s_units_are_the_others_afterwards_and_a_sidecar_s_are_not() {
         let mut sidecar = container("side", "2");
         sidecar["restartPolicy"] = json!("Always");
-        let told = ask(&json!({
+        let reported = ask(&json!({
             "initContainers": [container("first", "9"), sidecar],
             "containers": [container("a", "3"), {"name": "none"}, container("b", "1")],
         }));
-        let names: Vec<_> = told.containers.iter().map(|ask| (&*ask.name, ask.is_init)).collect();
+        let names: Vec<_> =
+            reported.containers.iter().map(|ask| (&*ask.name, ask.is_init)).collect();
         assert_eq!(names, [("first", true), ("side", false), ("a", false), ("b", false)]);
-        assert_eq!((told.units(), told.surplus()), (6, 3));
+        assert_eq!((reported.units(), reported.surplus()), (6, 3));
         let mut sidecar = container("side", "2");
         sidecar["restartPolicy"] = json!("Always");
         let before = ask(&json!({
@@ -420,7 +421,7 @@ mod tests {
             };
             let containers: Vec<Value> =
                 others.iter().enumerate().map(|(at, units)| container(&format!("c{at}"), &units.to_string())).collect();
-            let told = ask(&json!({
+            let reported = ask(&json!({
                 "initContainers": first.iter().enumerate().map(named).collect::<Vec<_>>(),
                 "containers": containers,
             }));
@@ -434,7 +435,7 @@ mod tests {
                 }
             }
             let steady = restartable + others.iter().sum::<u32>();
-            prop_assert_eq!(told.units() + told.surplus(), steady.max(peak));
+            prop_assert_eq!(reported.units() + reported.surplus(), steady.max(peak));
         }
     }
 

@@ -14,8 +14,8 @@ use thiserror::Error;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use crate::pod_events::report_to_pod;
 use crate::server::{Connection, kubelets_own};
-use crate::tell::tell_pod_of;
 
 /// How long a question may take API server or kubelet: the kubelet waits for us meanwhile.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
@@ -63,8 +63,8 @@ impl Cluster {
     /// # Errors
     ///
     /// Where the API server can't be asked, or refuses.
-    pub async fn tell(&self, event: &Event) -> Result<()> {
-        tell_pod_of(&self.client().await, event).await
+    pub async fn report(&self, event: &Event) -> Result<()> {
+        report_to_pod(&self.client().await, event).await
     }
 
     /// The pods that are this node's, as the API server has them at hand, which is cheap for it, and may be
@@ -198,14 +198,14 @@ mod tests {
     fn an_error_of_the_api_server_is_a_sentence() {
         let words = "pods \"a\" is forbidden: User \"u\" cannot patch resource \"pods\"";
         let status = Status::failure(words, "Forbidden").with_code(403);
-        let told = in_words(kube::Error::Api(Box::new(status)).into());
-        assert_eq!(format!("{told:#}"), words);
-        assert_eq!(told.downcast_ref::<Refused>().unwrap().code, 403);
+        let reported = in_words(kube::Error::Api(Box::new(status)).into());
+        assert_eq!(format!("{reported:#}"), words);
+        assert_eq!(reported.downcast_ref::<Refused>().unwrap().code, 403);
         let silent = in_words(kube::Error::Api(Box::default()).into());
         assert_eq!(format!("{silent:#}"), "it answers 0");
         let cause = std::io::Error::other("connection refused");
-        let told = in_words(kube::Error::Service(Box::new(cause)).into());
-        assert_eq!(format!("{told:#}"), "it can't be reached: connection refused");
+        let reported = in_words(kube::Error::Service(Box::new(cause)).into());
+        assert_eq!(format!("{reported:#}"), "it can't be reached: connection refused");
         assert_eq!(format!("{:#}", in_words(anyhow!("other"))), "other");
     }
 }

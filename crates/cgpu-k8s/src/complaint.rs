@@ -7,7 +7,7 @@ use tracing::warn;
 pub(crate) struct Complaint(String);
 
 impl Complaint {
-    pub(crate) fn tell(&mut self, what: String) {
+    pub(crate) fn report(&mut self, what: String) {
         if self.0 != what {
             warn!("{what}");
             self.0 = what;

@@ -18,11 +18,11 @@ pub(crate) struct Directory(Arc<Notify>);
 impl Directory {
     pub(crate) fn watch(path: &Path) -> Self {
         let changed = Arc::new(Notify::new());
-        let (path, told) = (path.to_owned(), Arc::clone(&changed));
+        let (path, reported) = (path.to_owned(), Arc::clone(&changed));
         thread::spawn(move || {
             loop {
                 // It ends with the directory; another may come in its place.
-                let _ = tell_of_changes(&path, &told);
+                let _ = notify_of_changes(&path, &reported);
                 thread::sleep(BETWEEN_TRIES);
             }
         });
@@ -36,13 +36,13 @@ impl Directory {
     }
 }
 
-fn tell_of_changes(path: &PathBuf, told: &Notify) -> nix::Result<()> {
+fn notify_of_changes(path: &PathBuf, reported: &Notify) -> nix::Result<()> {
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
     let what = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_TO;
     inotify.add_watch(path, what | AddWatchFlags::IN_ONLYDIR)?;
     loop {
         // What happened before it was watched counts, too.
-        told.notify_one();
+        reported.notify_one();
         let events = inotify.read_events()?;
         if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) {
             return Ok(());

@@ -188,14 +188,14 @@ pub(crate) async fn keep_grants(cluster: Cluster, plugin: Plugin, grants: Grants
             match adopt(&cluster, &plugin, &grants).await {
                 Ok(()) => is_adopted = true,
                 Err(error) => {
-                    complaint.tell(format!("running pods aren't recorded yet: {error:#}"))
+                    complaint.report(format!("running pods aren't recorded yet: {error:#}"))
                 }
             }
         }
         match end_gone(&cluster, &grants, &mut gone).await {
             Ok(ended) if ended > 0 => info!(ended, "grants of pods that are gone are ended"),
             Ok(_) => {}
-            Err(error) => complaint.tell(format!("grants of pods that are gone stay: {error:#}")),
+            Err(error) => complaint.report(format!("grants of pods that are gone stay: {error:#}")),
         }
         sleep(LOOK).await;
     }

@@ -40,7 +40,7 @@ impl Health {
         let lines = match log.read() {
             Ok(lines) => lines,
             Err(error) => {
-                self.complaint.tell(format!("the kernel's log can't be read: {error}"));
+                self.complaint.report(format!("the kernel's log can't be read: {error}"));
                 return;
             }
         };

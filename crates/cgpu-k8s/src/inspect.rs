@@ -80,8 +80,8 @@ impl NodeUse {
 #[must_use]
 pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&str>) -> ClusterUse {
     let named = |node: &&Node| only.is_none_or(|only| node.metadata.name.as_deref() == Some(only));
-    let told = nodes.iter().filter(named).filter_map(|node| gpus_of(node, resource));
-    let lost: Lost = told.flat_map(|told| told.lost).collect();
+    let reported = nodes.iter().filter(named).filter_map(|node| gpus_of(node, resource));
+    let lost: Lost = reported.flat_map(|reported| reported.lost).collect();
     let name = |node: &Node| node.metadata.name.clone().unwrap_or_default();
     let given: BTreeMap<String, GivenByUid> =
         nodes.iter().filter(named).map(|node| (name(node), given_of(node))).collect();
@@ -114,15 +114,18 @@ pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&s
 #[must_use]
 pub fn inspected_use(
     nodes: &[Node],
-    told: &Inspection,
+    reported: &Inspection,
     resource: &str,
     only: Option<&str>,
 ) -> ClusterUse {
     let mut used = cluster_use(nodes, &[], resource, only);
     for node in &mut used.nodes {
-        let Some(told) = told.nodes.iter().find(|told| told.name == node.name) else { continue };
+        let Some(reported) = reported.nodes.iter().find(|reported| reported.name == node.name)
+        else {
+            continue;
+        };
         let mut pods: BTreeMap<(&str, &str), BTreeMap<u32, u32>> = BTreeMap::new();
-        for gpu in &told.gpus {
+        for gpu in &reported.gpus {
             node.gpus.insert(gpu.id, GpuUse { allocated: gpu.used, total: gpu.total });
             for pod in &gpu.pods {
                 pods.entry((&pod.namespace, &pod.name)).or_default().insert(gpu.id, pod.used);
@@ -143,15 +146,15 @@ pub fn inspected_use(
 
 /// A node that has units.
 fn of_node(node: &Node, resource: &str) -> Option<NodeUse> {
-    let told = gpus_of(node, resource)?;
+    let reported = gpus_of(node, resource)?;
     let status = node.status.as_ref()?;
     let addresses = status.addresses.iter().flatten();
     let address = addresses.into_iter().find(|address| address.type_ == "InternalIP");
     Some(NodeUse {
         name: node.metadata.name.clone().unwrap_or_default(),
         address: address.map(|address| address.address.clone()).unwrap_or_default(),
-        unit: told.unit.name(),
-        gpus: told
+        unit: reported.unit.name(),
+        gpus: reported
             .gpus
             .into_iter()
             .map(|(index, total)| (index, GpuUse { allocated: 0, total }))
@@ -174,8 +177,8 @@ fn of_pod(pod: &Pod, resource: &str, given: Option<&Given>) -> Option<PodUse> {
     }
     let annotations = pod.metadata.annotations.clone().unwrap_or_default();
     let written = shares(&annotations, &ask);
-    let told = || given.and_then(|given| shares(&given.words(), &ask));
-    let gpus = written.or_else(told).map(|shares| sum(&shares)).unwrap_or_default();
+    let reported = || given.and_then(|given| shares(&given.words(), &ask));
+    let gpus = written.or_else(reported).map(|shares| sum(&shares)).unwrap_or_default();
     Some(PodUse {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name: pod.metadata.name.clone().unwrap_or_default(),
@@ -297,9 +300,9 @@ mod tests {
             pod("d", "i-2ze0gl97vw3", 7606, &first),
         ];
         // The guide's rows aren't sorted by anything; by name its last two are the same.
-        let told = table(&cluster_use(&nodes, &pods, MEM, None));
+        let reported = table(&cluster_use(&nodes, &pods, MEM, None));
         assert_eq!(
-            told,
+            reported,
             "\
 NAME           IPADDRESS     GPU0(Allocated MiB/Total MiB)  GPU Memory
 i-2ze0gl97vw1  192.168.0.72  7606/7606                      7606/7606
@@ -375,7 +378,7 @@ Allocated/Total GPU Memory In Cluster:
                 "-".repeat(LINE)
             )
         );
-        let told = details(&used);
+        let reported = details(&used);
         for line in [
             "NAME:       n",
             "NAME  NAMESPACE  GPU0(Allocated)  GPU2(Allocated)  Pending(Allocated)",
@@ -384,9 +387,9 @@ Allocated/Total GPU Memory In Cluster:
             "Allocated :  13 (33%)",
             "Total :      39",
         ] {
-            assert!(told.contains(&format!("{line}\n")), "{line}:\n{told}");
+            assert!(reported.contains(&format!("{line}\n")), "{line}:\n{reported}");
         }
-        assert!(!told.contains("ended") && !told.contains("elsewhere"));
+        assert!(!reported.contains("ended") && !reported.contains("elsewhere"));
         let json = serde_json::to_value(&used).unwrap();
         assert_eq!(json["nodes"][0]["gpus"]["2"], json!({"allocated": 5, "total": 24}));
         assert_eq!(json["nodes"][0]["pods"][2]["gpus"], json!({"0": 3, "2": 3}));
@@ -397,13 +400,14 @@ Allocated/Total GPU Memory In Cluster:
         let nodes = [node("n", "10.0.0.1", 30, &json!({})), node("m", "10.0.0.2", 30, &json!({}))];
         let pod = json!({"name": "p", "namespace": "default", "usedGPU": 4});
         let gpu = json!({"id": 0, "totalGPU": 30, "usedGPU": 4, "pods": [pod]});
-        let told = json!({"nodes": [{"name": "n", "totalGPU": 30, "usedGPU": 4, "devs": [gpu]}]});
-        let told: Inspection = serde_json::from_value(told).unwrap();
-        let used = inspected_use(&nodes, &told, MEM, None);
+        let reported =
+            json!({"nodes": [{"name": "n", "totalGPU": 30, "usedGPU": 4, "devs": [gpu]}]});
+        let reported: Inspection = serde_json::from_value(reported).unwrap();
+        let used = inspected_use(&nodes, &reported, MEM, None);
         assert_eq!((used.nodes.len(), used.allocated, used.total), (2, 4, 60));
         let annotated = self::pod("p", "n", 4, &json!({"ALIYUN_COM_GPU_MEM_IDX": "0"}));
         assert_eq!(used, cluster_use(&nodes, &[annotated], MEM, None));
-        assert_eq!(inspected_use(&nodes, &told, MEM, Some("m")).total, 30);
+        assert_eq!(inspected_use(&nodes, &reported, MEM, Some("m")).total, 30);
     }
 
     #[test]

@@ -62,7 +62,7 @@ mod serving;
 
 mod show;
 
-mod tell;
+mod pod_events;
 
 mod turn;
 

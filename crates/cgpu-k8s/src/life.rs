@@ -34,11 +34,11 @@ use crate::grant::keep_grants;
 use crate::health::Health;
 use crate::identity::{Identity, identity};
 use crate::plugin::{Plugin, PluginRules};
+use crate::pod_events::keep_reporting;
 use crate::pods::holdings;
 use crate::record::keep_record;
 use crate::server::client;
 use crate::serving::RUNTIME;
-use crate::tell::keep_telling;
 use crate::units::{SharedGpu, Unit, shared};
 use crate::whole::WholePlugin;
 
@@ -112,7 +112,7 @@ async fn live(args: &Args, settings: Settings, host: &Host) -> Result<()> {
         Some(cluster) => {
             tokio::spawn(keep_grants(cluster.clone(), plugin.clone(), grants));
             let store = Store::of(&host.config.state_dir);
-            tokio::spawn(keep_telling(cluster.clone(), plugin.clone(), store));
+            tokio::spawn(keep_reporting(cluster.clone(), plugin.clone(), store));
             let proc_root = settings.proc_root.clone();
             tokio::spawn(keep_record(cluster, plugin.clone(), proc_root, annotator));
         }
@@ -158,7 +158,8 @@ async fn keep_looking(plugin: Plugin) {
     let mut complaint = Complaint::default();
     loop {
         if let Err(error) = plugin.look().await {
-            complaint.tell(format!("{error:#}; until then no GPU can be a container's as a whole"));
+            complaint
+                .report(format!("{error:#}; until then no GPU can be a container's as a whole"));
         }
         sleep(LOOK).await;
     }
@@ -169,13 +170,13 @@ async fn ask_engine(engine: &Engine, plugin: &Plugin, complaint: &mut Complaint)
     let runtimes = match engine.runtimes().await {
         Ok(runtimes) => runtimes,
         Err(error) => {
-            complaint.tell(format!("{error:#}; whether it makes containers by cgpu isn't known"));
+            complaint.report(format!("{error:#}; whether it makes containers by cgpu isn't known"));
             return false;
         }
     };
     let lack = runtimes.lack(RUNTIME, plugin.rules().asks.is_default);
     if let Some(lack) = &lack {
-        complaint.tell(format!("{lack}: restart it; until then no GPU is given out"));
+        complaint.report(format!("{lack}: restart it; until then no GPU is given out"));
     }
     plugin.set_served(lack.is_none());
     lack.is_none()
@@ -268,7 +269,7 @@ async fn serve(
                 Ok(()) => is_registered = true,
                 Err(error) => {
                     pause = LOOK.min(2 * pause);
-                    complaint.tell(format!("the kubelet does not take us: {error:#}"));
+                    complaint.report(format!("the kubelet does not take us: {error:#}"));
                 }
             }
         }
@@ -286,7 +287,7 @@ async fn serve(
         health.listen();
         match learn(settings, args.memory_unit).await {
             Ok(gpus) => plugin.set(health.judged(gpus)),
-            Err(error) => complaint.tell(format!("the GPUs can't be looked at: {error:#}")),
+            Err(error) => complaint.report(format!("the GPUs can't be looked at: {error:#}")),
         }
     }
     info!("the kubelet has begun anew");
@@ -350,13 +351,13 @@ mod tests {
         let whole = Grant { variables: [].into(), ..grant.clone() };
         let grants = [whole, grant];
         require_unit(&grants, Unit::GiB).unwrap();
-        let told = require_unit(&grants, Unit::MiB).unwrap_err().to_string();
+        let reported = require_unit(&grants, Unit::MiB).unwrap_err().to_string();
         for part in [
             "container main of pod default/p has units of GiB",
             "--memory-unit GiB",
             "kubectl drain",
         ] {
-            assert!(told.contains(part), "{told}");
+            assert!(reported.contains(part), "{reported}");
         }
     }
 }

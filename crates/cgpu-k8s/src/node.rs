@@ -125,8 +125,8 @@ pub fn gpus_of(node: &Node, resource: &str) -> Option<NodeGpus> {
     let capacity = node.status.as_ref()?.capacity.as_ref()?;
     let amount = |name: &str| capacity.get(name).and_then(whole);
     let units = amount(resource).filter(|units| *units > 0)?;
-    let told = node.metadata.annotations.as_ref().and_then(devices);
-    Some(told.unwrap_or_else(|| {
+    let reported = node.metadata.annotations.as_ref().and_then(devices);
+    Some(reported.unwrap_or_else(|| {
         let count = amount(GPU_COUNT_CAPACITY).unwrap_or(1).max(1);
         let unit = if units / count > MOST_GIB { Unit::MiB } else { Unit::GiB };
         let gpus = (0..count).map(|index| (index, units / count)).collect();
@@ -201,11 +201,11 @@ mod tests {
         for gpu in &mut gpus {
             gpu.model = "NVIDIA A10 (24 GB)".into();
         }
-        let told = labels(&gpus, Some("535.161.08"));
-        assert_eq!(told["aliyun.accelerator/nvidia_driver"], "535.161.08");
-        assert_eq!(told["aliyun.accelerator/nvidia_count"], "3");
-        assert_eq!(told["aliyun.accelerator/nvidia_name"], "NVIDIA-A10--24-GB");
-        assert!(!told.contains_key("aliyun.accelerator/nvidia_mem"));
+        let reported = labels(&gpus, Some("535.161.08"));
+        assert_eq!(reported["aliyun.accelerator/nvidia_driver"], "535.161.08");
+        assert_eq!(reported["aliyun.accelerator/nvidia_count"], "3");
+        assert_eq!(reported["aliyun.accelerator/nvidia_name"], "NVIDIA-A10--24-GB");
+        assert!(!reported.contains_key("aliyun.accelerator/nvidia_mem"));
         assert_eq!(labels(&gpus[..2], None)["aliyun.accelerator/nvidia_mem"], "16384MiB");
         assert_eq!(labels(&[], None)["aliyun.accelerator/nvidia_count"], "0");
         let nobody = Lost::new();

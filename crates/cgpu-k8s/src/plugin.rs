@@ -33,7 +33,7 @@ use crate::node::{Lost, said};
 use crate::place::{Demand, Placement, parts, preferred};
 use crate::pods::{Answered, Holdings, Wish, candidates, holdings, mistaken, reserved, wishes};
 use crate::units::{SharedGpu, Unit};
-use crate::uses::{Use, Uses, told};
+use crate::uses::{Use, Uses, reported};
 use crate::written::ByGpu;
 
 /// What a plugin gives out, and how.
@@ -166,10 +166,10 @@ impl Plugin {
         let asked = self.began.elapsed();
         let held = self.kubelet.held().await?;
         let AskRules { memory, whole, .. } = &self.rules.asks;
-        let told = told(&held, &self.gpus(), memory, whole);
+        let reported = reported(&held, &self.gpus(), memory, whole);
         let was_known =
             self.held.write().unwrap_or_else(PoisonError::into_inner).replace(held).is_some();
-        let used = self.change_uses(|uses| uses.set(told, asked));
+        let used = self.change_uses(|uses| uses.set(reported, asked));
         if used || !was_known {
             self.changes.send_modify(|count| *count += 1);
         }
@@ -230,7 +230,7 @@ impl Plugin {
     /// Who can be meant by a request for so many of `resource`, whatever GPUs they are of.
     pub(crate) async fn who_asks(&self, resource: &str, count: usize) -> Vec<Wish> {
         let Some(cluster) = &self.cluster else { return Vec::new() };
-        let told = async {
+        let reported = async {
             let (held, pods) = try_join!(self.kubelet.held(), cluster.pods())?;
             let answered = self.answered(resource);
             let meant = |pods: &[Pod]| -> Vec<Wish> {
@@ -244,7 +244,7 @@ impl Plugin {
                 wishes => Ok(wishes),
             }
         };
-        match told.await {
+        match reported.await {
             Ok(wishes) => wishes,
             Err(error) => {
                 warn!("whose request this is can't be told: {error:#}");
@@ -305,7 +305,7 @@ impl Plugin {
         let Some(cluster) = &self.cluster else { return asked };
         let memory = &self.rules.asks.memory;
         let held = self.kubelet.held().await.map(|held| holdings(&held, memory));
-        let told = async {
+        let reported = async {
             let (node, pods) = try_join!(cluster.node(), cluster.pods())?;
             let (is_free, placement) = said(&node.metadata.labels.unwrap_or_default());
             let answered = self.answered(memory);
@@ -325,7 +325,7 @@ impl Plugin {
             };
             anyhow::Ok((is_free, placement, wishes))
         };
-        match told.await {
+        match reported.await {
             Ok((is_free, placement, (wishes, reserved))) => {
                 asked.reserved = reserved;
                 asked.is_free |= is_free;
@@ -390,7 +390,7 @@ impl Plugin {
         let gpus = self.gpus();
         let Ok(parts) = parts(&gpus, ids) else { return Ok(()) };
         let (held, pods) = match try_join!(self.kubelet.held(), cluster.pods()) {
-            Ok(told) => told,
+            Ok(reported) => reported,
             Err(error) => {
                 warn!("whether a container has what its pod asks for isn't known: {error:#}");
                 return Ok(());
@@ -480,8 +480,8 @@ impl DevicePlugin for Plugin {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Devices>, Status> {
         let plugin = self.clone();
-        let told = self.changes().map(move |_| Ok(plugin.devices()));
-        Ok(Response::new(Box::pin(told)))
+        let reported = self.changes().map(move |_| Ok(plugin.devices()));
+        Ok(Response::new(Box::pin(reported)))
     }
 
     async fn get_preferred_allocation(
@@ -562,8 +562,11 @@ mod tests {
         };
         let error = anyhow::anyhow!("the kubelet does not tell at /x who has what");
         assert_eq!(unknown(&wishes_of(&[None, Some("1")]), &error), None);
-        let told = unknown(&wishes_of(&[None, Some("2")]), &error).unwrap();
-        assert!(told.starts_with("the kubelet does not tell at /x who has what, so"), "{told}");
-        assert!(told.contains("team/p") && told.contains("--pod-resources"), "{told}");
+        let reported = unknown(&wishes_of(&[None, Some("2")]), &error).unwrap();
+        assert!(
+            reported.starts_with("the kubelet does not tell at /x who has what, so"),
+            "{reported}"
+        );
+        assert!(reported.contains("team/p") && reported.contains("--pod-resources"), "{reported}");
     }
 }

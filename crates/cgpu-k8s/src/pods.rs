@@ -140,9 +140,9 @@ pub fn indivisible(units: u32, gpus: u32, unit: Unit) -> String {
 
 /// The units that each container has of `resource`.
 #[must_use]
-pub fn holdings(told: &ListPodResourcesResponse, resource: &str) -> Holdings {
+pub fn holdings(reported: &ListPodResourcesResponse, resource: &str) -> Holdings {
     let mut held = Holdings::new();
-    for pod in &told.pod_resources {
+    for pod in &reported.pod_resources {
         for container in &pod.containers {
             let of_it = container.devices.iter().filter(|some| some.resource_name == resource);
             let ids: BTreeSet<String> = of_it.flat_map(|some| some.device_ids.clone()).collect();
@@ -237,14 +237,14 @@ pub fn named<'a>(pods: &'a [Pod], namespace: &str, name: &str) -> Option<&'a Pod
 /// The pods that hold something of a GPU that isn't among `gpus`, with the container and the first such device.
 #[must_use]
 pub fn lost<'a>(
-    told: &ListPodResourcesResponse,
+    reported: &ListPodResourcesResponse,
     gpus: &[SharedGpu],
     rules: &AskRules,
     pods: &'a [Pod],
 ) -> Vec<(&'a Pod, String, String)> {
-    let memory = holdings(told, &rules.memory).into_iter();
+    let memory = holdings(reported, &rules.memory).into_iter();
     let memory = memory.filter_map(|(of, ids)| Some((of, parts(gpus, &ids).err()?)));
-    let whole = holdings(told, &rules.whole).into_iter();
+    let whole = holdings(reported, &rules.whole).into_iter();
     let is_gone = |uuid: &String| gpus.iter().all(|gpu| gpu.uuid != *uuid);
     let whole = whole.filter_map(|(of, ids)| Some((of, ids.into_iter().find(is_gone)?)));
     let pod = |(of, device): (PodContainer, String)| {
@@ -305,12 +305,12 @@ mod tests {
         let four = json!({"aliyun.com/gpu-count": "4"});
         let mut old = pod("old", 1, &four, &["8", "4"]);
         let wishes = asked(&[pod("new", 2, &json!({}), &["6"]), old.clone()]);
-        let told: Vec<_> = wishes
+        let reported: Vec<_> = wishes
             .iter()
             .map(|wish| (&*wish.of.pod, &*wish.of.container, wish.units, wish.gpus.clone()))
             .collect();
         assert_eq!(
-            told,
+            reported,
             [("old", "c0", 8, Ok(4)), ("old", "c1", 4, Ok(4)), ("new", "c0", 6, Ok(1))]
         );
         assert_eq!(wishes[0].pod_units, 12);
@@ -323,14 +323,14 @@ mod tests {
 
     #[test]
     fn what_no_gpus_can_give_is_told_in_words() {
-        let told = |count: &str, units| {
+        let reported = |count: &str, units| {
             let pods = [pod("p", 1, &json!({"aliyun.com/gpu-count": count}), &[units])];
             asked(&pods)[0].gpus.clone().unwrap_err()
         };
-        let error = told("4", "7");
+        let error = reported("4", "7");
         assert!(error.contains("7 GiB") && error.contains("ask for a multiple of 4"), "{error}");
         for count in ["0", "-1", "four", ""] {
-            let error = told(count, "8");
+            let error = reported(count, "8");
             assert!(error.contains(&format!("is {count:?}")), "{error}");
         }
     }
@@ -366,10 +366,16 @@ mod tests {
         assert_eq!(mistaken(&wishes, &right, &of_one, 1), None);
         assert_eq!(mistaken(&wishes, &right, &of_two, 2), None);
         let swapped = has(&of_two, &of_one);
-        let told = mistaken(&wishes, &swapped, &of_one, 1).unwrap();
-        assert!(told.contains("default/b asks for its memory on 2 GPUs and got it on 1"), "{told}");
-        let told = mistaken(&wishes, &swapped, &of_two, 2).unwrap();
-        assert!(told.contains("default/a asks for its memory on 1 GPUs and got it on 2"), "{told}");
+        let reported = mistaken(&wishes, &swapped, &of_one, 1).unwrap();
+        assert!(
+            reported.contains("default/b asks for its memory on 2 GPUs and got it on 1"),
+            "{reported}"
+        );
+        let reported = mistaken(&wishes, &swapped, &of_two, 2).unwrap();
+        assert!(
+            reported.contains("default/a asks for its memory on 1 GPUs and got it on 2"),
+            "{reported}"
+        );
         // Of whom nothing is known, nothing is said.
         assert_eq!(mistaken(&wishes, &swapped, &ids(["ccc-0", "ccc-1"]), 1), None);
         assert_eq!(mistaken(&[], &swapped, &of_one, 1), None);
@@ -463,7 +469,7 @@ mod tests {
     fn a_pod_is_lost_that_has_something_of_a_gpu_which_is_gone() {
         let gpus = shared(&[gpu(0, "aaa", 16 << 30)], Unit::GiB).unwrap();
         let pods = ["here", "gone", "whole"].map(|name| pod(name, 1, &json!({}), &["6"]));
-        let told = |pod: &str, resource: &str, id: &str| cgpu_kubelet::api::PodResources {
+        let reported = |pod: &str, resource: &str, id: &str| cgpu_kubelet::api::PodResources {
             name: pod.to_owned(),
             namespace: "default".to_owned(),
             containers: vec![cgpu_kubelet::api::ContainerResources {
@@ -477,10 +483,10 @@ mod tests {
         let (mem, whole) = ("aliyun.com/gpu-mem", "aliyun.com/gpu-whole");
         let held = ListPodResourcesResponse {
             pod_resources: vec![
-                told("here", mem, "aaa-0"),
-                told("gone", mem, "bbb-3"),
-                told("whole", whole, "bbb"),
-                told("deleted", mem, "bbb-4"),
+                reported("here", mem, "aaa-0"),
+                reported("gone", mem, "bbb-3"),
+                reported("whole", whole, "bbb"),
+                reported("deleted", mem, "bbb-4"),
             ],
         };
         let lost = lost(&held, &gpus, &AskRules::default(), &pods);

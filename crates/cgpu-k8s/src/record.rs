@@ -65,7 +65,7 @@ pub(crate) async fn keep_record(
             Ok(()) => written = Some(now),
             Err(error) => {
                 written = None;
-                complaint.tell(format!("{error:#}"));
+                complaint.report(format!("{error:#}"));
             }
         }
     }
@@ -119,11 +119,11 @@ async fn write_node(
     let status = node.status.unwrap_or_default();
     for (resource, count) in [(GPU_COUNT_CAPACITY, gpus.len()), (CORE_PERCENTAGE, 100 * gpus.len())]
     {
-        let is_told = |amounts: &Option<BTreeMap<String, Quantity>>| {
-            let told = amounts.as_ref().and_then(|has| whole(has.get(resource)?));
-            told.is_some_and(|told| told as usize == count)
+        let is_reported = |amounts: &Option<BTreeMap<String, Quantity>>| {
+            let reported = amounts.as_ref().and_then(|has| whole(has.get(resource)?));
+            reported.is_some_and(|reported| reported as usize == count)
         };
-        if !(is_told(&status.capacity) && is_told(&status.allocatable)) {
+        if !(is_reported(&status.capacity) && is_reported(&status.allocatable)) {
             cluster.set_capacity(resource, count).await?;
         }
     }

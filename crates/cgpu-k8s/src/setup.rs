@@ -409,10 +409,10 @@ mod tests {
 
     #[test]
     fn the_service_account_is_read_from_where_it_is_open() {
-        let told: serde_json::Value =
+        let reported: serde_json::Value =
             serde_json::from_str(&kubeconfig("10.96.0.1", "443", "/proc/self/fd/5")).unwrap();
-        assert_eq!(told["clusters"][0]["cluster"]["server"], "https://10.96.0.1:443");
-        assert_eq!(told["users"][0]["user"]["tokenFile"], "/proc/self/fd/5/token");
+        assert_eq!(reported["clusters"][0]["cluster"]["server"], "https://10.96.0.1:443");
+        assert_eq!(reported["users"][0]["user"]["tokenFile"], "/proc/self/fd/5/token");
         assert!(kubeconfig("fd00::1", "443", "/x").contains("https://[fd00::1]:443"));
     }
 }

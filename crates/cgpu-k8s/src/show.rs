@@ -33,8 +33,13 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
         let nodes = Api::<Node>::all(client.clone());
         let nodes = nodes.list(&all).await.context("the API server does not tell its nodes")?;
         if let Some(extender) = &args.extender {
-            let told = ask_extender(extender, args.files()).await?;
-            return Ok(inspected_use(&nodes.items, &told, &args.resource, args.node.as_deref()));
+            let reported = ask_extender(extender, args.files()).await?;
+            return Ok(inspected_use(
+                &nodes.items,
+                &reported,
+                &args.resource,
+                args.node.as_deref(),
+            ));
         }
         let pods = Api::<Pod>::all(client);
         let pods = pods.list(&placed).await.context("the API server does not tell its pods")?;
@@ -64,8 +69,8 @@ async fn ask_extender(address: &str, files: Option<CertificateFiles>) -> Result<
     let config = extender(uri, pem.as_ref())?;
     let client = Client::try_from(config).context("the extender can't be asked")?;
     let question = Request::get("/gpushare-scheduler/inspect").body(Vec::new())?;
-    let told: Inspection =
+    let reported: Inspection =
         client.request(question).await.with_context(|| format!("{address} does not tell it"))?;
-    ensure!(told.error.is_empty(), "the extender at {address} says: {}", told.error);
-    Ok(told)
+    ensure!(reported.error.is_empty(), "the extender at {address} says: {}", reported.error);
+    Ok(reported)
 }

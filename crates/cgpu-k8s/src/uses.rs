@@ -39,32 +39,32 @@ impl Use {
 
 /// What the GPUs of a node are used for, by what the kubelet tells of both resources.
 #[must_use]
-pub fn told(
+pub fn reported(
     held: &ListPodResourcesResponse,
     gpus: &[SharedGpu],
     shared: &str,
     whole: &str,
 ) -> BTreeMap<u32, Use> {
-    let mut told = BTreeMap::new();
+    let mut reported = BTreeMap::new();
     let containers = held.pod_resources.iter().flat_map(|pod| &pod.containers);
     for some in containers.flat_map(|container| &container.devices) {
         for id in &some.device_ids {
             if some.resource_name == shared {
                 // A container that has all of a GPU has it, whatever else is told.
-                gpu_of(gpus, id).map(|gpu| told.entry(gpu.index).or_insert(Use::Shared));
+                gpu_of(gpus, id).map(|gpu| reported.entry(gpu.index).or_insert(Use::Shared));
             } else if some.resource_name == whole {
                 let gpu = gpus.iter().find(|gpu| gpu.uuid == *id);
-                gpu.map(|gpu| told.insert(gpu.index, Use::Whole));
+                gpu.map(|gpu| reported.insert(gpu.index, Use::Whole));
             }
         }
     }
-    told
+    reported
 }
 
 /// What the GPUs of a node are used for.
 #[derive(Debug, Clone, Default)]
 pub struct Uses {
-    told: BTreeMap<u32, Use>,
+    reported: BTreeMap<u32, Use>,
     given: BTreeMap<u32, Given>,
 }
 
@@ -74,24 +74,27 @@ struct Given {
     what: Use,
     since: Duration,
     /// Whether the kubelet has told of it.
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Uses {
     /// Takes over what the kubelet tells, who was asked then.
-    pub fn set(&mut self, told: BTreeMap<u32, Use>, asked: Duration) {
+    pub fn set(&mut self, reported: BTreeMap<u32, Use>, asked: Duration) {
         self.given.retain(|index, given| {
-            given.is_told |= told.get(index) == Some(&given.what);
-            let patience = if given.is_told { MOMENT } else { UNTOLD };
+            given.is_reported |= reported.get(index) == Some(&given.what);
+            let patience = if given.is_reported { MOMENT } else { UNTOLD };
             asked.saturating_sub(given.since) < patience
         });
-        self.told = told;
+        self.reported = reported;
     }
 
     /// What a GPU is used for; `None` where nobody has anything of it.
     #[must_use]
     pub fn of(&self, index: u32) -> Option<Use> {
-        self.told.get(&index).copied().or_else(|| self.given.get(&index).map(|given| given.what))
+        self.reported
+            .get(&index)
+            .copied()
+            .or_else(|| self.given.get(&index).map(|given| given.what))
     }
 
     /// Whether a GPU can be given out so.
@@ -110,7 +113,7 @@ impl Uses {
             return Err(*taken);
         }
         for index in indices {
-            self.given.insert(*index, Given { what: wanted, since: now, is_told: false });
+            self.given.insert(*index, Given { what: wanted, since: now, is_reported: false });
         }
         Ok(())
     }

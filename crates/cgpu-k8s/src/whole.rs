@@ -75,8 +75,8 @@ impl DevicePlugin for WholePlugin {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Devices>, Status> {
         let plugin = self.clone();
-        let told = self.0.changes().map(move |_| Ok(plugin.devices()));
-        Ok(Response::new(Box::pin(told)))
+        let reported = self.0.changes().map(move |_| Ok(plugin.devices()));
+        Ok(Response::new(Box::pin(reported)))
     }
 
     async fn get_preferred_allocation(

@@ -119,9 +119,12 @@ mod tests {
             )
         };
         let (none, reset) = ("0x0 (None)", "0x1 (GPU Reset Required)");
-        let told = broken.hear(&line(none, reset)).map(|told| told.1);
-        assert_eq!(told, Some(Verdict::Broken(154)));
-        assert_eq!(broken.hear(&line(reset, none)).map(|told| told.1), Some(Verdict::Mended));
+        let reported = broken.hear(&line(none, reset)).map(|reported| reported.1);
+        assert_eq!(reported, Some(Verdict::Broken(154)));
+        assert_eq!(
+            broken.hear(&line(reset, none)).map(|reported| reported.1),
+            Some(Verdict::Mended)
+        );
         assert_eq!(broken, Broken::default());
         assert_eq!(broken.hear(&line(reset, none)), None);
     }

@@ -210,7 +210,7 @@ impl Node {
     }
 
     /// The driver tells of a GPU.
-    fn tell(&self, message: &str) {
+    fn report(&self, message: &str) {
         let mut log = fs::OpenOptions::new().append(true).open(self.path("kmsg")).unwrap();
         writeln!(log, "4,2,2,-;NVRM: Xid (PCI:{message}").unwrap();
     }
@@ -245,8 +245,8 @@ fn healthy(list: &ListAndWatchResponse) -> BTreeMap<String, usize> {
 /// others.
 fn until(runtime: &Runtime, stream: &mut Streaming<ListAndWatchResponse>, wanted: &[&str]) {
     loop {
-        let told = runtime.block_on(stream.message()).unwrap().unwrap();
-        let healthy = told.devices.iter().filter(|device| device.health == HEALTHY);
+        let reported = runtime.block_on(stream.message()).unwrap().unwrap();
+        let healthy = reported.devices.iter().filter(|device| device.health == HEALTHY);
         let begins = healthy.map(|device| match device.id.split_once('-').unwrap() {
             ("GPU", uuid) => &uuid[..3],
             (begin, _) => begin,
@@ -335,15 +335,15 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
     assert_eq!(healthy(&next()).values().sum::<usize>(), 40);
     lost["state"] = "lost".into();
     node.has(&json!([lost, gpu(1, 24)]));
-    let told = next();
-    assert_eq!((told.devices.len(), healthy(&told)), (40, [("07c".to_owned(), 24)].into()));
+    let reported = next();
+    assert_eq!((reported.devices.len(), healthy(&reported)), (40, [("07c".to_owned(), 24)].into()));
     lost["state"] = "ok".into();
     node.has(&json!([lost, gpu(1, 24)]));
     assert_eq!(healthy(&next()).values().sum::<usize>(), 40);
     // An inventory that can't be read changes nothing, and is told.
     fs::write(node.path("gpus.json"), "{").unwrap();
-    let told = || node.log().matches("the GPUs can't be looked at").count();
-    assert!(eventually(|| told() == 1));
+    let reported = || node.log().matches("the GPUs can't be looked at").count();
+    assert!(eventually(|| reported() == 1));
     let ids = ["c09-0".to_owned()];
     let made = node.runtime.block_on(client.allocate(allocate(&ids))).unwrap().into_inner();
     assert_eq!(made.container_responses[0].envs["CGPU_DISABLE"], "true");
@@ -360,7 +360,7 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
     assert_eq!(before, after);
     assert_eq!(node.record(&second)["unenforced"], true);
     assert!(!node.path(&format!("grants/{first}.json")).exists(), "the unit was given out again");
-    assert_eq!(told(), 1, "{}", node.log());
+    assert_eq!(reported(), 1, "{}", node.log());
 }
 
 #[test]
@@ -368,17 +368,21 @@ fn a_gpu_that_the_driver_calls_broken_is_not_given_out_until_it_is_mended() {
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24)]));
     let kubelet = node.kubelet();
     // From before the plugin was there, and a program's.
-    node.tell("0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.");
-    node.tell("0000:3c:00): 31, pid=7, name=python, Ch 00000008, MMU Fault");
+    node.report("0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.");
+    node.report("0000:3c:00): 31, pid=7, name=python, Ch 00000008, MMU Fault");
     node.start(&[]);
     let registered = kubelet.recv_timeout(PATIENCE).unwrap();
     let mut client = node.client(&registered.endpoint);
     let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
     until(&node.runtime, &mut list, &["07c"]);
     assert!(node.log().contains("Xid 79: it is broken until it has been reset"), "{}", node.log());
-    node.tell("0000:3c:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)");
+    node.report(
+        "0000:3c:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot)",
+    );
     until(&node.runtime, &mut list, &[]);
-    node.tell("0000:3c:00): 154, GPU recovery action changed from 0x2 (Node Reboot) to 0x0 (None)");
+    node.report(
+        "0000:3c:00): 154, GPU recovery action changed from 0x2 (Node Reboot) to 0x0 (None)",
+    );
     until(&node.runtime, &mut list, &["07c"]);
     let hangup = ["-HUP".to_owned(), node.plugin.as_ref().unwrap().id().to_string()];
     assert!(Command::new("kill").args(hangup).status().unwrap().success());
@@ -395,8 +399,8 @@ fn a_kubelet_that_begins_anew_is_told_anew_and_one_that_comes_later_is_waited_fo
         let registered = kubelet.recv_timeout(PATIENCE).unwrap();
         let mut client = node.client(&registered.endpoint);
         let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
-        let told = node.runtime.block_on(list.message()).unwrap().unwrap();
-        assert_eq!(told.devices.len(), 16 << 10);
+        let reported = node.runtime.block_on(list.message()).unwrap().unwrap();
+        assert_eq!(reported.devices.len(), 16 << 10);
     }
     let socket = |dir: &Path| dir.join("cgpu-gpu-mem.sock").exists();
     assert!(socket(&node.path("plugins")));

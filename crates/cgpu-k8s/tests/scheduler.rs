@@ -78,12 +78,13 @@ fn a_binding_is_read() {
 
 #[test]
 fn inspect_tells_nodes_as_the_original_does() {
-    let told = serde_json::to_value(inspection(&fleet(&json!({"0": 2, "3": 6})), None)).unwrap();
+    let reported =
+        serde_json::to_value(inspection(&fleet(&json!({"0": 2, "3": 6})), None)).unwrap();
     let gpu = |id, total| json!({"id": id, "totalGPU": total, "usedGPU": 0, "pods": []});
     let node = json!({
         "name": "node1", "totalGPU": 8, "usedGPU": 0, "devs": [gpu(0, 2), gpu(3, 6)],
     });
-    assert_eq!(told, json!({"nodes": [node]}));
+    assert_eq!(reported, json!({"nodes": [node]}));
     let none = serde_json::to_value(inspection(&fleet(&json!({"0": 2})), Some("m"))).unwrap();
     assert_eq!(none["nodes"], json!([]));
     assert!(none["error"].as_str().unwrap().contains("no node m"), "{none}");

@@ -35,10 +35,10 @@ fn a_program_of_the_node_s_is_in_its_network_if_it_is_told_so() {
 
 #[test]
 fn an_engine_that_gives_no_answer_is_not_ready_and_says_so() {
-    let (printed, told) = on_a_node(&["ready", "--engine-socket", "/nowhere/containerd.sock"]);
+    let (printed, reported) = on_a_node(&["ready", "--engine-socket", "/nowhere/containerd.sock"]);
     assert_eq!(printed, "");
     let words = "the engine does not tell its runtimes at /proc/1/root/nowhere/containerd.sock";
-    assert!(told.contains(words), "{told}");
+    assert!(reported.contains(words), "{reported}");
 }
 
 /// A set of a status file.
@@ -52,17 +52,17 @@ fn set(status: &str, name: &str) -> u64 {
 
 #[test]
 fn a_program_of_the_node_s_keeps_the_capabilities_that_are_named() {
-    let (all, told) = enters(&[]);
-    assert_ne!(set(&all, "CapEff") & 1 << 21, 0, "CAP_SYS_ADMIN without the option: {told}");
+    let (all, reported) = enters(&[]);
+    assert_ne!(set(&all, "CapEff") & 1 << 21, 0, "CAP_SYS_ADMIN without the option: {reported}");
     // CAP_SYS_PTRACE is 19, CAP_SYSLOG 34.
     for (names, kept) in [("SYS_PTRACE,CAP_SYSLOG", 1_u64 << 19 | 1 << 34), ("SYSLOG", 1 << 34)] {
-        let (status, told) = enters(&["--keep", names]);
+        let (status, reported) = enters(&["--keep", names]);
         for name in ["CapEff", "CapPrm", "CapBnd"] {
-            assert_eq!(set(&status, name), kept, "{names}: {name}: {status}{told}");
+            assert_eq!(set(&status, name), kept, "{names}: {name}: {status}{reported}");
         }
         assert_eq!((set(&status, "CapInh"), set(&status, "CapAmb")), (0, 0), "{status}");
     }
-    let (status, told) = enters(&["--keep", "SYS_EVERYTHING"]);
+    let (status, reported) = enters(&["--keep", "SYS_EVERYTHING"]);
     assert_eq!(status, "");
-    assert!(told.contains("SYS_EVERYTHING is no capability"), "{told}");
+    assert!(reported.contains("SYS_EVERYTHING is no capability"), "{reported}");
 }

@@ -135,11 +135,11 @@ mod tests {
         assert_eq!(by_config.handlers, Some(["cgpu", "runc"].map(str::to_owned).into()));
         assert_eq!(by_config.default.as_deref(), Some("runc"));
         assert_eq!(by_config.lack("cgpu", false), None);
-        let told = by_config.lack("cgpu", true).unwrap();
-        assert!(told.contains("get the runtime \"runc\""), "{told}");
+        let reported = by_config.lack("cgpu", true).unwrap();
+        assert!(reported.contains("get the runtime \"runc\""), "{reported}");
         let by_list = Runtimes::of(&answer(None, &["", "runc"]));
-        let told = by_list.lack("cgpu", false).unwrap();
-        assert_eq!(told, "the running engine has no runtime \"cgpu\"");
+        let reported = by_list.lack("cgpu", false).unwrap();
+        assert_eq!(reported, "the running engine has no runtime \"cgpu\"");
         assert_eq!(Runtimes::of(&answer(Some("{"), &["cgpu"])).lack("cgpu", true), None);
     }
 

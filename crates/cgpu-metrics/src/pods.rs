@@ -23,9 +23,9 @@ pub(crate) struct PodGpu {
 
 /// Which GPUs and MIG devices the containers of this node were given, by what the kubelet tells. Units of memory,
 /// whose ids are no UUIDs, are not among them: the runtime's records say more of those.
-pub(crate) fn pod_gpus(told: &ListPodResourcesResponse) -> Vec<PodGpu> {
+pub(crate) fn pod_gpus(reported: &ListPodResourcesResponse) -> Vec<PodGpu> {
     let mut counts = BTreeMap::new();
-    for pod in &told.pod_resources {
+    for pod in &reported.pod_resources {
         for container in &pod.containers {
             for some in &container.devices {
                 for uuid in some.device_ids.iter().filter_map(|id| uuid(id)) {
@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    fn told(devices: &[(&str, &[&str])]) -> ListPodResourcesResponse {
+    fn reported(devices: &[(&str, &[&str])]) -> ListPodResourcesResponse {
         let devices = devices.iter().map(|(resource, ids)| ContainerDevices {
             resource_name: (*resource).to_owned(),
             device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
@@ -73,7 +73,7 @@ mod tests {
     }
 
     fn found(devices: &[(&str, &[&str])]) -> Vec<(String, String, u64)> {
-        let given = pod_gpus(&told(devices)).into_iter();
+        let given = pod_gpus(&reported(devices)).into_iter();
         given.map(|given| (given.resource, given.uuid, given.devices)).collect()
     }
 
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_container_is_named() {
-        let given = &pod_gpus(&told(&[("nvidia.com/gpu", &["GPU-a"])]))[0];
+        let given = &pod_gpus(&reported(&[("nvidia.com/gpu", &["GPU-a"])]))[0];
         assert_eq!(
             (&*given.namespace, &*given.pod, &*given.container),
             ("team", "train-0", "main")

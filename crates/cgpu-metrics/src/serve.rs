@@ -54,13 +54,13 @@ struct Eyes {
     creates: Counter,
     node: Option<String>,
     pod_resources: PathBuf,
-    told: Option<(Instant, Arc<str>)>,
+    reported: Option<(Instant, Arc<str>)>,
 }
 
 impl Eyes {
     /// What there is to tell. Waits: call it beside the runtime's own thread.
     fn look(&mut self) -> Result<Arc<str>> {
-        if let Some((found, text)) = &self.told
+        if let Some((found, text)) = &self.reported
             && found.elapsed() < FRESH
         {
             return Ok(Arc::clone(text));
@@ -75,7 +75,7 @@ impl Eyes {
         });
         let node = self.node.clone();
         let text: Arc<str> = text(Found { snapshot, node, creates, given })?.into();
-        self.told = Some((Instant::now(), Arc::clone(&text)));
+        self.reported = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }
 
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
         .context("cannot read the events; run this as root")?;
     let node = args.node(std::env::var("NODE_NAME").ok());
     let pod_resources = args.pod_resources.clone();
-    let eyes = Mutex::new(Eyes { host, driver, creates, node, pod_resources, told: None });
+    let eyes = Mutex::new(Eyes { host, driver, creates, node, pod_resources, reported: None });
     // Where looking panicked, its parts are whole all the same: each replaces what it has by what it found at once.
     let look = move || eyes.lock().unwrap_or_else(PoisonError::into_inner).look();
     let asked = Asked::new(look);

@@ -21,10 +21,10 @@ use tonic::{Request, Response, Status};
 const UUID: &str = "GPU-c09d11f5-a565-1f83-903c-a65a7ba138af";
 
 /// The kubelet's side of its socket.
-struct Teller(ListPodResourcesResponse);
+struct PodResourcesServer(ListPodResourcesResponse);
 
 #[tonic::async_trait]
-impl PodResourcesLister for Teller {
+impl PodResourcesLister for PodResourcesServer {
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
@@ -69,13 +69,13 @@ impl Node {
 }
 
 /// A kubelet that tells this at `socket`, as long as the runtime lives.
-fn kubelet(socket: &Path, told: ListPodResourcesResponse) -> Runtime {
+fn kubelet(socket: &Path, reported: ListPodResourcesResponse) -> Runtime {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = {
         let _in = runtime.enter();
         UnixListener::bind(socket).unwrap()
     };
-    let service = PodResourcesListerServer::new(Teller(told));
+    let service = PodResourcesListerServer::new(PodResourcesServer(reported));
     let server = Server::builder().add_service(service);
     runtime.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
     runtime

@@ -228,7 +228,7 @@ impl<'a> Case<'a> {
     /// Refuses a call, and tells why: by an event where the quota has no room, otherwise by a line of the log.
     pub(crate) fn deny(&mut self, denial: &Denial) -> EarlyReply {
         if let Denial::OverQuota { gpu, asked_bytes, usage } = *denial {
-            tell_refused(self, Refuser::Quota, gpu, asked_bytes, usage);
+            report_refused(self, Refuser::Quota, gpu, asked_bytes, usage);
             let reply = self.answer(denial.answer());
             self.effects.counted = Count::OverQuota;
             return reply;
@@ -323,7 +323,7 @@ pub(crate) fn unmake_object(monitor: &Monitor, _: &OnLane<'_>, device: &Device, 
 }
 
 /// Tells of an allocation that was refused.
-pub(crate) fn tell_refused(
+pub(crate) fn report_refused(
     case: &Case<'_>,
     by: Refuser,
     gpu: usize,
@@ -332,7 +332,7 @@ pub(crate) fn tell_refused(
 ) {
     let process = case.target.as_ref().map(|target| target.process);
     let refused = RefusedAllocation { by, process, gpu, asked_bytes, usage };
-    case.monitor.log.tell_refused_allocation(refused);
+    case.monitor.log.report_refused_allocation(refused);
 }
 
 /// Lets a call continue that is not the driver's.

@@ -13,7 +13,7 @@ use crate::gate::settings::Settings;
 use crate::snapshot::{Counters, LeftOut};
 use crate::sync::Lock;
 use cgpu_core::ledger::{Process, Usage};
-use cgpu_host::events::{Bucket, Event, Kind, Teller};
+use cgpu_host::events::{Bucket, Event, EventSink, Kind};
 use cgpu_host::process::{ProcStatus, ProcessId};
 
 /// How many refused allocations are told at once, and the time in microseconds until one more is.
@@ -26,7 +26,7 @@ const KILLS: (u32, u64) = (20, 10_000_000);
 const LINES: (u32, u64) = (20, 1_000_000);
 
 /// The most topics that are remembered.
-const MOST_TOLD: usize = 256;
+const MOST_REPORTED: usize = 256;
 
 /// Who refused an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub(crate) enum When {
 pub(crate) struct ContainerLog {
     settings: Arc<Settings>,
     counters: Arc<Counters>,
-    teller: Teller,
+    sink: EventSink,
     began: Instant,
     refusals: Lock<Refusals>,
     kills: Lock<Bucket>,
@@ -81,7 +81,7 @@ impl ContainerLog {
     pub(crate) fn new(settings: Arc<Settings>, counters: Arc<Counters>) -> Self {
         let bucket = |(burst, period_us)| Bucket::new(burst, period_us);
         ContainerLog {
-            teller: settings.teller(),
+            sink: settings.sink(),
             began: Instant::now(),
             refusals: Lock::new(Refusals { bucket: bucket(REFUSALS), last: None }),
             kills: Lock::new(bucket(KILLS)),
@@ -92,7 +92,7 @@ impl ContainerLog {
     }
 
     /// Tells of an allocation that was refused for the quota, or counts it.
-    pub(crate) fn tell_refused_allocation(&self, refused: RefusedAllocation) {
+    pub(crate) fn report_refused_allocation(&self, refused: RefusedAllocation) {
         let now_us = self.now_us();
         let mut refusals = self.refusals.lock();
         if !refusals.bucket.take(now_us) {
@@ -103,7 +103,7 @@ impl ContainerLog {
         refusals.last = None;
         drop(refusals);
         let left_out = self.counters.take_left_out(LeftOut::Refusals);
-        self.teller.tell(Event { left_out, ..self.refusal(refused) });
+        self.sink.report(Event { left_out, ..self.refusal(refused) });
     }
 
     /// Whether refusals were left out and not told yet.
@@ -112,7 +112,7 @@ impl ContainerLog {
     }
 
     /// Tells how many refusals were left out, where the bucket has a token, or at the end.
-    pub(crate) fn tell_left_out(&self, when: When) {
+    pub(crate) fn report_left_out(&self, when: When) {
         if !self.has_left_out() {
             return;
         }
@@ -130,7 +130,7 @@ impl ContainerLog {
             // The refusals were left out before an update.
             None => Event { left_out, ..Event::new(Kind::AllocationRefused) },
         };
-        self.teller.tell(event);
+        self.sink.report(event);
     }
 
     fn refusal(&self, refused: RefusedAllocation) -> Event {
@@ -151,7 +151,7 @@ impl ContainerLog {
     }
 
     /// Tells of a process that was killed, or counts it. `event` says which process, and why.
-    pub(crate) fn tell_killed(&self, event: Event) {
+    pub(crate) fn report_killed(&self, event: Event) {
         let now_us = self.now_us();
         let mut bucket = self.kills.lock();
         if !bucket.take(now_us) {
@@ -159,19 +159,19 @@ impl ContainerLog {
         }
         drop(bucket);
         let left_out = self.counters.take_left_out(LeftOut::Kills);
-        self.teller.tell(Event { left_out, ..event });
+        self.sink.report(Event { left_out, ..event });
     }
 
     /// Tells of a program of the host that has a descriptor of the container's, which has ended.
-    pub(crate) fn tell_leaked(&self, event: Event) {
+    pub(crate) fn report_leaked(&self, event: Event) {
         if self.limit.take_line() {
-            self.teller.tell(event);
+            self.sink.report(event);
         }
     }
 
     /// Tells of a quota that root has changed.
-    pub(crate) fn tell_changed(&self, event: Event) {
-        self.teller.tell(event);
+    pub(crate) fn report_changed(&self, event: Event) {
+        self.sink.report(event);
     }
 
     fn now_us(&self) -> u64 {
@@ -200,21 +200,21 @@ pub(crate) enum Topic {
 pub(crate) struct LogLimit {
     began: Instant,
     lines: Lock<Bucket>,
-    told: Lock<BTreeSet<Topic>>,
+    reported: Lock<BTreeSet<Topic>>,
 }
 
 impl LogLimit {
     pub(crate) fn new() -> Self {
         let lines = Lock::new(Bucket::new(LINES.0, LINES.1));
-        LogLimit { began: Instant::now(), lines, told: Lock::default() }
+        LogLimit { began: Instant::now(), lines, reported: Lock::default() }
     }
 
     /// Takes a line for `topic`: `true` where the line may be written, which is once for each topic. Topics beyond
-    /// [`MOST_TOLD`] get no line.
+    /// [`MOST_REPORTED`] get no line.
     pub(crate) fn take_first_line(&self, topic: Topic) -> bool {
-        let mut told = self.told.lock();
-        let is_new = told.len() < MOST_TOLD && !told.contains(&topic);
-        is_new && self.take_line() && told.insert(topic)
+        let mut reported = self.reported.lock();
+        let is_new = reported.len() < MOST_REPORTED && !reported.contains(&topic);
+        is_new && self.take_line() && reported.insert(topic)
     }
 
     /// Takes a line: `true` where it may be written.
@@ -253,9 +253,9 @@ mod tests {
             limit.take_first_line(Topic::Control(7)) && !limit.take_first_line(Topic::Control(7))
         );
         assert!(limit.take_first_line(Topic::Class(7)));
-        let told =
+        let reported =
             (8..1000).filter(|number| limit.take_first_line(Topic::Control(*number))).count();
-        assert!((18..=19).contains(&told), "{told}");
+        assert!((18..=19).contains(&reported), "{reported}");
         // A topic that got no line in a flood gets its line later.
         *limit.lines.lock() = Bucket::new(LINES.0, LINES.1);
         assert!(limit.take_first_line(Topic::Control(999)));
@@ -266,8 +266,8 @@ mod tests {
         let limit = LogLimit::new();
         for number in 0..1000 {
             *limit.lines.lock() = Bucket::new(LINES.0, LINES.1);
-            let told = limit.take_first_line(Topic::Class(number));
-            assert_eq!(told, usize::try_from(number).unwrap() < MOST_TOLD, "{number}");
+            let reported = limit.take_first_line(Topic::Class(number));
+            assert_eq!(reported, usize::try_from(number).unwrap() < MOST_REPORTED, "{number}");
         }
     }
 }

@@ -110,9 +110,9 @@ fn list(snapshot: &Snapshot) -> String {
 fn page(snapshot: &Snapshot, args: &Args, out: &mut dyn Write) -> Result<()> {
     let is_terminal = io::stdout().is_terminal();
     let size = if is_terminal { terminal::size().ok() } else { None };
-    let told = || env::var("COLUMNS").ok()?.parse().ok();
+    let reported = || env::var("COLUMNS").ok()?.parse().ok();
     let look = Look {
-        width: size.map(|(columns, _)| usize::from(columns)).or_else(told).unwrap_or(WIDTH),
+        width: size.map(|(columns, _)| usize::from(columns)).or_else(reported).unwrap_or(WIDTH),
         signs: signs(),
         time: &now(),
         processes: args.processes,

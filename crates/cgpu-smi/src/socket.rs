@@ -122,7 +122,7 @@ pub(crate) fn serve(
 ) -> anyhow::Result<()> {
     require_root()?;
     let listener = listen(view)?;
-    let teller = Arc::new(Teller { look: Mutex::new(Last { look, told: None }) });
+    let server = Arc::new(Server { look: Mutex::new(Last { look, reported: None }) });
     let served = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
@@ -131,11 +131,11 @@ pub(crate) fn serve(
             continue;
         };
         let Some(place) = Place::take(&served) else { continue };
-        let teller = Arc::clone(&teller);
+        let server = Arc::clone(&server);
         // Where there is no thread for it, the place is free again, too.
         let _ = thread::Builder::new().spawn(move || {
             let _place = place;
-            teller.tell(stream);
+            server.report(stream);
         });
     }
     Ok(())
@@ -189,24 +189,24 @@ fn listen(view: &View) -> Result<UnixListener, SocketError> {
 /// What is told, and when that was found.
 struct Last<L> {
     look: L,
-    told: Option<(Instant, Arc<Vec<u8>>)>,
+    reported: Option<(Instant, Arc<Vec<u8>>)>,
 }
 
-struct Teller<L> {
+struct Server<L> {
     look: Mutex<Last<L>>,
 }
 
-impl<L: FnMut() -> anyhow::Result<Snapshot>> Teller<L> {
+impl<L: FnMut() -> anyhow::Result<Snapshot>> Server<L> {
     /// One who looks gets a snapshot; nothing where there is none: what is wrong is root's to know.
-    fn tell(&self, mut stream: UnixStream) {
+    fn report(&self, mut stream: UnixStream) {
         let text = {
             let mut last = self.look.lock().unwrap_or_else(PoisonError::into_inner);
-            match &last.told {
+            match &last.reported {
                 Some((found, text)) if found.elapsed() < FRESH => Arc::clone(text),
                 _ => {
                     let found = (last.look)().and_then(|found| Ok(serde_json::to_vec(&found)?));
                     let Ok(text) = found.map(Arc::new) else { return };
-                    last.told = Some((Instant::now(), Arc::clone(&text)));
+                    last.reported = Some((Instant::now(), Arc::clone(&text)));
                     text
                 }
             }
@@ -229,14 +229,14 @@ mod tests {
             assert!(!std::mem::take(&mut is_broken), "a figure that cannot be");
             anyhow::bail!("there is nothing")
         };
-        let teller = Arc::new(Teller { look: Mutex::new(Last { look, told: None }) });
+        let server = Arc::new(Server { look: Mutex::new(Last { look, reported: None }) });
         let served = Arc::new(AtomicUsize::new(0));
         for panics in [true, false] {
-            let (place, teller) = (Place::take(&served).unwrap(), Arc::clone(&teller));
+            let (place, server) = (Place::take(&served).unwrap(), Arc::clone(&server));
             assert_eq!(served.load(Ordering::Relaxed), 1);
             let thread = thread::spawn(move || {
                 let _place = place;
-                teller.tell(UnixStream::pair().unwrap().0);
+                server.report(UnixStream::pair().unwrap().0);
             });
             assert_eq!(thread.join().is_err(), panics);
             assert_eq!(served.load(Ordering::Relaxed), 0);

@@ -35,7 +35,7 @@ pub(crate) struct Tree {
     texts: Mutex<HashMap<u64, String>>,
     handles: AtomicU64,
     /// Whether the log has that somebody else than the host's root wrote.
-    told: AtomicBool,
+    reported: AtomicBool,
 }
 
 impl Tree {
@@ -45,7 +45,7 @@ impl Tree {
             numbers: Mutex::default(),
             texts: Mutex::default(),
             handles: AtomicU64::new(0),
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
         }
     }
 
@@ -116,7 +116,7 @@ impl Filesystem for Tree {
             |child: &Node| matches!(child, Node::ContainerFile(..)) || self.shown.exists(child);
         match child.filter(is_there) {
             Some(node) => {
-                let number = self.numbers().tell(&node);
+                let number = self.numbers().report(&node);
                 reply.entry(&ttl(&node), &attributes(number, &node), Generation(0));
             }
             None => reply.error(Errno::ENOENT),
@@ -226,7 +226,7 @@ impl Filesystem for Tree {
         let caller = Caller { pid: request.pid(), uid: request.uid() };
         if !caller.is_hosts_root() {
             // Once: a container can try as often as it likes.
-            if !self.told.swap(true, Ordering::Relaxed) {
+            if !self.reported.swap(true, Ordering::Relaxed) {
                 warn!(
                     pid = caller.pid,
                     "writes to the tree are refused to all but the host's root"

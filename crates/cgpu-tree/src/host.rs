@@ -217,10 +217,10 @@ impl Shown {
                 }
             }
             Wish::Upgrade => {
-                let mut told = Vec::new();
-                let done = cgpu_cli::commands::upgrade_monitors::run(&self.host, &mut told);
-                let told = String::from_utf8_lossy(&told).trim().replace('\n', ", ");
-                info!(told, "monitors upgraded");
+                let mut reported = Vec::new();
+                let done = cgpu_cli::commands::upgrade_monitors::run(&self.host, &mut reported);
+                let reported = String::from_utf8_lossy(&reported).trim().replace('\n', ", ");
+                info!(reported, "monitors upgraded");
                 done.map_err(|error| (Errno::EIO, error.to_string()))
             }
         }

@@ -75,7 +75,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut ends = SigSet::empty();
     [Signal::SIGTERM, Signal::SIGINT].into_iter().for_each(|signal| ends.add(signal));
     ends.thread_block()?;
-    let told = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC)?;
+    let reported = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC)?;
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(place::SOURCE.to_owned()),
@@ -102,7 +102,7 @@ pub fn run(args: &Args) -> Result<()> {
         dup2_stderr(&nowhere)?;
     }
     loop {
-        let mut fds = [PollFd::new(told.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(reported.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
             Ok(0) | Err(Errno::EINTR) if session.guard.is_finished() => return Ok(()),
             Ok(0) | Err(Errno::EINTR) => {}

@@ -34,7 +34,7 @@ impl NodeNumbers {
     }
 
     /// The node's number, of which the kernel is told once more.
-    pub(crate) fn tell(&mut self, node: &Node) -> u64 {
+    pub(crate) fn report(&mut self, node: &Node) -> u64 {
         let number = *self.numbers.entry(node.clone()).or_insert_with(|| {
             self.next += 1;
             self.next - 1
@@ -45,11 +45,11 @@ impl NodeNumbers {
 
     /// The kernel forgets so many of the times that it was told of that number.
     pub(crate) fn forget(&mut self, number: u64, times: u64) {
-        let Some((node, told)) = self.known.get_mut(&number).filter(|_| number != ROOT) else {
+        let Some((node, reported)) = self.known.get_mut(&number).filter(|_| number != ROOT) else {
             return;
         };
-        *told = told.saturating_sub(times);
-        if *told == 0 {
+        *reported = reported.saturating_sub(times);
+        if *reported == 0 {
             self.numbers.remove(node);
             self.known.remove(&number);
         }
@@ -65,16 +65,16 @@ mod tests {
         let mut numbers = NodeNumbers::default();
         let (gpu, container) = (Node::Gpu(0), Node::Container(0, "3f2a".into()));
         assert_eq!(numbers.number(&Node::Root), Some(1));
-        let (first, other) = (numbers.tell(&gpu), numbers.tell(&container));
+        let (first, other) = (numbers.report(&gpu), numbers.report(&container));
         assert!(first != other && first > 1 && other > 1);
-        assert_eq!(numbers.tell(&gpu), first);
+        assert_eq!(numbers.report(&gpu), first);
         numbers.forget(first, 1);
         assert_eq!((numbers.node(first), numbers.number(&gpu)), (Some(&gpu), Some(first)));
         numbers.forget(first, 1);
         assert_eq!((numbers.node(first), numbers.number(&gpu)), (None, None));
         assert_eq!(numbers.node(other), Some(&container));
         // A number is never another node's.
-        let again = numbers.tell(&gpu);
+        let again = numbers.report(&gpu);
         assert!(again != first && again != other);
         numbers.forget(1, 5);
         numbers.forget(99, 5);

@@ -151,10 +151,10 @@ fn mounted_on(dir: &Path) -> Result<Option<Mounted>> {
 /// Whether somebody serves the tree on `dir`. One who doesn't answer is there, and may yet.
 fn is_served(dir: &Path) -> bool {
     let file = dir.join("version");
-    let (tells, told) = mpsc::channel();
+    let (reports, reported) = mpsc::channel();
     // Left behind where it never comes back.
-    std::thread::spawn(move || tells.send(fs::read(file)));
+    std::thread::spawn(move || reports.send(fs::read(file)));
     let gone = [Errno::ENOTCONN, Errno::ECONNABORTED].map(|errno| errno as i32);
     let is_gone = |error: &io::Error| error.raw_os_error().is_some_and(|is| gone.contains(&is));
-    !matches!(told.recv_timeout(PATIENCE), Ok(Err(error)) if is_gone(&error))
+    !matches!(reported.recv_timeout(PATIENCE), Ok(Err(error)) if is_gone(&error))
 }

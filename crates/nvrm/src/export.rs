@@ -33,7 +33,7 @@ pub enum Does {
     /// Makes objects of what is in a file.
     ImportList,
     /// Tells what is in a file.
-    Tell,
+    Report,
 }
 
 /// What is exported or imported, and where in the file it is.
@@ -88,7 +88,7 @@ pub fn does(command: u32) -> Option<Does> {
         NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD => Some(Does::ExportList),
         NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD => Some(Does::Import),
         NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD => Some(Does::ImportList),
-        NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO => Some(Does::Tell),
+        NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO => Some(Does::Report),
         _ => None,
     }
 }
@@ -101,7 +101,7 @@ pub fn layout(release: &Release, does: Does, size: usize) -> Option<&'static Lay
         Does::ExportList => NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD,
         Does::Import => NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_FROM_FD,
         Does::ImportList => NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECTS_FROM_FD,
-        Does::Tell => NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO,
+        Does::Report => NV0000_CTRL_CMD_OS_UNIX_GET_EXPORT_OBJECT_INFO,
     };
     release.layouts(Key::Control(command)).iter().find(|layout| layout.size() == size)
 }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     const ALL: [(Does, usize, usize); 5] = [
-        (Does::Tell, 76, 0),
+        (Does::Report, 76, 0),
         (Does::Export, 24, 16),
         (Does::ExportList, 2128, 0),
         (Does::Import, 20, 0),

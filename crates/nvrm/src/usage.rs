@@ -109,10 +109,10 @@ mod tests {
                 put(at + 8 + engine, &(if pid == NO_PROCESS { 0 } else { 20 * pid }).to_le_bytes());
                 put(at + 8 + engine + 8, &pid.to_le_bytes());
             }
-            let told: Vec<_> =
+            let reported: Vec<_> =
                 answered(&answer).iter().map(|sample| (sample.pid, sample.busy)).collect();
             let expected = [(Some(400), 8000), (None, 0), (Some(501), 10_000)];
-            assert_eq!(told, expected, "{} bytes", params.len());
+            assert_eq!(reported, expected, "{} bytes", params.len());
             assert_eq!((params[0], answered(&params)), (1, Vec::new()));
         }
         assert_eq!(answered(&[1; 100]), []);

@@ -16,7 +16,7 @@ fn repository() -> PathBuf {
 }
 
 #[track_caller]
-fn told(command: &mut Command) -> Output {
+fn reported(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {}{text}", output.status);
@@ -25,7 +25,7 @@ fn told(command: &mut Command) -> Output {
 
 fn pages() -> TempDir {
     let dir = tempfile::tempdir().expect("a directory can be made");
-    told(Command::new(PAGES).arg(dir.path()));
+    reported(Command::new(PAGES).arg(dir.path()));
     dir
 }
 
@@ -67,7 +67,7 @@ fn every_command_and_program_has_a_page_that_renders() {
     for name in wanted {
         let page = man.join(format!("{name}.8"));
         let page =
-            told(Command::new("groff").args(["-man", "-Tascii", "-ww", "-P-bcu"]).arg(&page));
+            reported(Command::new("groff").args(["-man", "-Tascii", "-ww", "-P-bcu"]).arg(&page));
         let (text, complaints) =
             (String::from_utf8_lossy(&page.stdout), String::from_utf8_lossy(&page.stderr));
         assert_eq!(complaints, "", "{name}");
@@ -95,7 +95,7 @@ fn bash_completes_commands_and_their_flags() {
             echo "${COMPREPLY[@]}"
         "#;
         let bash = &mut Command::new("bash");
-        let output = told(bash.args(["-c", script, "bash"]).arg(&file).arg(words));
+        let output = reported(bash.args(["-c", script, "bash"]).arg(&file).arg(words));
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), wanted, "{words}");
     }
 }
@@ -121,11 +121,11 @@ fn scripts_of_packages_parse() {
         of_packages.map(|entry| entry.expect("it can be read").path()).collect();
     assert_eq!(of_packages.len(), 3);
     for script in scripts.iter().chain(&of_packages) {
-        told(Command::new("sh").arg("-n").arg(script));
+        reported(Command::new("sh").arg("-n").arg(script));
         let mode = fs::metadata(script).expect("it is there").permissions().mode();
         assert_eq!(mode & 0o111, 0o111, "{} can't be executed", script.display());
     }
-    told(Command::new("bash").arg("-n").arg(repository().join("tests/packages")));
+    reported(Command::new("bash").arg("-n").arg(repository().join("tests/packages")));
 }
 
 /// A tarball's tree, unpacked, whose programs are stand-ins: what they hold plays no part.
@@ -147,7 +147,7 @@ fn unpacked() -> TempDir {
         fs::write(programs.join(program), program).expect("it can be written");
     }
     let stage = &mut Command::new(repository().join("packaging/stage"));
-    told(
+    reported(
         stage.args([&programs, Path::new(PAGES), &dir.path().join("files")]).args(["/usr", "/etc"]),
     );
     let script = repository().join("packaging/install.sh");
@@ -157,7 +157,7 @@ fn unpacked() -> TempDir {
 
 fn files_below(root: &Path) -> Vec<String> {
     let find = &mut Command::new("find");
-    let output = told(find.arg(root).args(["-type", "f", "-printf", "%P %m\n"]));
+    let output = reported(find.arg(root).args(["-type", "f", "-printf", "%P %m\n"]));
     let mut files: Vec<_> =
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
     files.sort();
@@ -170,7 +170,7 @@ fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
     let host = tempfile::tempdir().expect("a directory can be made");
     let install = |arguments: &[&str]| {
         let installer = &mut Command::new(tarball.path().join("install.sh"));
-        let output = told(installer.args(arguments).env("DESTDIR", host.path()));
+        let output = reported(installer.args(arguments).env("DESTDIR", host.path()));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let config = host.path().join("etc/cgpu/config.toml");
@@ -216,8 +216,8 @@ fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
     fs::write(&config, "# ours\n").expect("it can be written");
     let gone = tarball.path().join("files/usr/share/doc/cgpu/CHANGELOG.md");
     fs::remove_file(gone).expect("the next version has one file less");
-    let told = install(&[]);
-    assert!(told.contains("kept: ") && told.contains("etc/cgpu/config.toml"), "{told}");
+    let reported = install(&[]);
+    assert!(reported.contains("kept: ") && reported.contains("etc/cgpu/config.toml"), "{reported}");
     assert_eq!(fs::read_to_string(&config).expect("it is there"), "# ours\n");
     assert!(!host.path().join("usr/share/doc/cgpu/CHANGELOG.md").exists());
 

@@ -88,9 +88,9 @@ fn nvidia_s_runtime_is_called_for_containers_with_gpus_and_for_no_other() {
     };
     let bundle = host.bundle(&image, &["echo", "made"]);
     assert_eq!(run(&bundle).ok().stdout, "made\n");
-    let told = fs::read_to_string(&seen).unwrap();
-    let lines: Vec<_> = told.lines().collect();
-    assert!(lines[0].contains(" run ") && lines[0].contains(&bundle.id), "{told}");
+    let reported = fs::read_to_string(&seen).unwrap();
+    let lines: Vec<_> = reported.lines().collect();
+    assert!(lines[0].contains(" run ") && lines[0].contains(&bundle.id), "{reported}");
     assert_eq!(lines[1], format!("NVIDIA_VISIBLE_DEVICES={UUID_0}"));
     assert!(!mounts(&bundle).iter().any(|(to, _)| to == "/usr/local/nvidia"));
 
@@ -354,12 +354,12 @@ fn inspect_tells_how_they_would_come_and_leaves_nothing() {
     let bundle = host.bundle(&image, &["true"]);
     let directory = bundle.directory.display().to_string();
     let inspect = |host: &DriverHost| host.host.cgpu(&["inspect", "--bundle", &directory]);
-    let told = inspect(&host).ok();
-    assert!(told.stdout.ends_with("driver files: native (configured)\n"), "{told}");
+    let reported = inspect(&host).ok();
+    assert!(reported.stdout.ends_with("driver files: native (configured)\n"), "{reported}");
     host.host.set("driver.inject", "auto");
-    let told = inspect(&host).ok();
+    let reported = inspect(&host).ok();
     let expected = "driver files: native (auto: there is no CDI specification)\n";
-    assert!(told.stdout.ends_with(expected), "{told}");
+    assert!(reported.stdout.ends_with(expected), "{reported}");
     assert!(!host.host.state_dir().exists());
     host.load_module("550.54.14");
     let refused = inspect(&host).exits(1);

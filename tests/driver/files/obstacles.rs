@@ -152,7 +152,7 @@ fn a_create_without_any_place_is_refused_before_runc_runs() {
     let empty = host.host.scratch.directory("empty");
     let bundle = host.bundle_with(&image, &CUDA, |config| mount(config, &empty, "/usr/local"));
     let in_the_way = format!("{} is mounted read-only at /usr/local and has", empty.display());
-    host.host.was_told(
+    host.host.was_reported(
         host.host.runtime().create(&bundle),
         &bundle,
         &[&in_the_way, "/nvidia-driver (the container has a file at /nvidia-driver)"],

@@ -92,8 +92,8 @@ fn a_struct_that_has_grown_is_refused() {
             let said = monitor.run(&["run", "start", &line]);
             assert!(said.text.contains("Some(Errno(22))"), "{name}: {}", said.text);
             let log = monitor.log();
-            let told = |line: &&str| line.contains(name) && line.contains(&size.to_string());
-            assert!(log.lines().any(|line| told(&line)), "{name} of {size}: {log}");
+            let reported = |line: &&str| line.contains(name) && line.contains(&size.to_string());
+            assert!(log.lines().any(|line| reported(&line)), "{name} of {size}: {log}");
             assert_eq!(monitor.status().calls.refused, 1, "{name} of {size}");
         }
     }

@@ -128,7 +128,7 @@ fn probe() {
         // SAFETY: the struct is as long as the request says.
         let _ = unsafe { alloc_memory(other.as_raw_fd(), &raw mut call) };
     });
-    let told = median_of(EXECUTED);
+    let reported = median_of(EXECUTED);
     let refused = median_of(REFUSED);
     // Freed of no client: executed, and the driver says no.
     let mut call = [0; 2];
@@ -138,7 +138,7 @@ fn probe() {
         let _ = unsafe { free(node.as_raw_fd(), &raw mut call) };
     });
     println!(
-        "continued_ns={continued} control_ns={told} refused_ns={refused} executed_ns={executed}"
+        "continued_ns={continued} control_ns={reported} refused_ns={refused} executed_ns={executed}"
     );
     let begun = Instant::now();
     for at in 0..START_UP {

@@ -310,7 +310,7 @@ fn an_audit_that_can_not_look_says_so() {
         ("control:0x2080018e status 0x56", "what processes hold of GPU 0 (status 0x56)"),
         ("control:0x2080018e errno 5", "what processes hold of GPU 0 (I/O error)"),
     ];
-    for (fault, told) in cases {
+    for (fault, reported) in cases {
         let monitor = Monitor::new();
         let dir = tempfile::tempdir().unwrap();
         let [ready, go] = ["ready", "go"].map(|name| path(&dir, name));
@@ -318,10 +318,10 @@ fn an_audit_that_can_not_look_says_so() {
         let child = monitor.spawn(&script(&lines));
         until("it is ready", || Path::new(&ready).exists());
         monitor.sim.fault(fault);
-        until("the log tells", || monitor.log().contains(told));
+        until("the log tells", || monitor.log().contains(reported));
         std::thread::sleep(Duration::from_millis(1500));
         let log = monitor.log();
-        let lines = log.lines().filter(|line| line.contains(told)).count();
+        let lines = log.lines().filter(|line| line.contains(reported)).count();
         assert_eq!(lines, 1, "{fault}: {log}");
         std::fs::write(&go, "").unwrap();
         wait(child);

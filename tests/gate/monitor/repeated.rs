@@ -97,9 +97,9 @@ fn what_a_worker_before_had_freed_is_told() {
 fn what_a_worker_before_had_not_freed_stays() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
-    let [ready, told, go] = ["ready", "told", "go"].map(|name| path(&dir, name));
+    let [ready, reported, go] = ["ready", "told", "go"].map(|name| path(&dir, name));
     let lines = format!(
-        "start\nuvm-init\n{MAPPED}\ntouch {ready}\nuvm-free 0x1000000000 701MiB\ntouch {told}\n\
+        "start\nuvm-init\n{MAPPED}\ntouch {ready}\nuvm-free 0x1000000000 701MiB\ntouch {reported}\n\
          wait {go}"
     );
     monitor.sim.fault("uvm:34 late 400 times 1");
@@ -107,7 +107,7 @@ fn what_a_worker_before_had_not_freed_stays() {
     until("it is ready", || Path::new(&ready).exists());
     std::thread::sleep(Duration::from_millis(150));
     monitor.update();
-    until("it is told", || Path::new(&told).exists());
+    until("it is told", || Path::new(&reported).exists());
     let (driver, books) = (monitor.sim.used(0), monitor.used());
     std::fs::write(&go, "").unwrap();
     let said = Said::of(&wait(child));

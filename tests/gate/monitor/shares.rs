@@ -174,8 +174,8 @@ fn a_slice_that_the_driver_refuses_is_told_and_nothing_else_fails() {
     let monitor = sharing(0);
     monitor.sim.fault("control:0xa06c0103 status 0x56");
     let holder = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
-    let told = || monitor.status().gpus[0].share_refused.clone();
-    until("the refusal is told", || told().is_some_and(|why| why.contains("0x56")));
+    let reported = || monitor.status().gpus[0].share_refused.clone();
+    until("the refusal is told", || reported().is_some_and(|why| why.contains("0x56")));
     holder.kill();
 }
 

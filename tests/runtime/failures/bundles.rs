@@ -27,7 +27,7 @@ fn what_is_no_configuration_is_refused_with_its_name() {
     ] {
         let bundle = holding(&host, id, text);
         let created = host.runtime().create(&bundle);
-        host.was_told(created, &bundle, &[sentence, id, "; have the engine write it again"]);
+        host.was_reported(created, &bundle, &[sentence, id, "; have the engine write it again"]);
         assert_eq!(fs::read_to_string(bundle.directory.join("config.json")).unwrap(), text);
     }
     assert!(host.state_dir().join("events").exists(), "the refusals are told");
@@ -43,12 +43,12 @@ fn what_is_no_file_is_refused_at_once() {
     fs::remove_file(&config).unwrap();
     mkfifo(&config, Mode::from_bits_truncate(0o600)).unwrap();
     let created = host.runtime().create(&bundle);
-    host.was_told(created, &bundle, &["config.json is not a regular file; have the engine"]);
+    host.was_reported(created, &bundle, &["config.json is not a regular file; have the engine"]);
     fs::remove_file(&config).unwrap();
     fs::remove_file(bundle.directory.join("log.json")).unwrap();
     fs::create_dir(&config).unwrap();
     let created = host.runtime().create(&bundle);
-    host.was_told(created, &bundle, &["config.json is not a regular file; have the engine"]);
+    host.was_reported(created, &bundle, &["config.json is not a regular file; have the engine"]);
 }
 
 /// It is the real runtime that says so, in its own words and where engines look.
@@ -78,7 +78,7 @@ fn a_request_without_a_process_is_refused_before_anything_is_promised() {
         config.as_object_mut().unwrap().remove("process");
     });
     let created = host.runtime().create(&bundle);
-    host.was_told(created, &bundle, &["process in config.json is not an object"]);
+    host.was_reported(created, &bundle, &["process in config.json is not an object"]);
     assert_eq!(host.records(), [].into());
 }
 
@@ -120,7 +120,7 @@ fn ten_mebibytes_are_edited_and_more_than_we_read_is_refused() {
     let file = fs::File::options().write(true).open(sparse.directory.join("config.json")).unwrap();
     file.set_len(65 << 20).unwrap();
     let created = host.runtime().create(&sparse);
-    host.was_told(created, &sparse, &["sparse: config.json has more than 64 MiB"]);
+    host.was_reported(created, &sparse, &["sparse: config.json has more than 64 MiB"]);
 }
 
 /// serde_json stops at 128 levels, which keeps hostile text off our stack. The engine's
@@ -138,10 +138,10 @@ fn nesting_beyond_every_configuration_is_refused_and_below_that_kept() {
     };
     let deep = with("deep", 200);
     let created = host.runtime().create(&deep);
-    host.was_told(created, &deep, &["recursion limit exceeded"]);
+    host.was_reported(created, &deep, &["recursion limit exceeded"]);
     let deepest = with("hundred-thousand", 100_000);
     let created = host.runtime().create(&deepest);
-    host.was_told(created, &deepest, &["recursion limit exceeded"]);
+    host.was_reported(created, &deepest, &["recursion limit exceeded"]);
     let kept = with("kept", 100);
     host.runtime().create(&kept).ok();
     let text = fs::read_to_string(kept.directory.join("config.json")).unwrap();

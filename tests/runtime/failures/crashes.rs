@@ -155,13 +155,13 @@ fn a_hook_killed_anywhere_in_an_activation_can_be_called_again() {
         for place in OF_ACTIVATION {
             let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB);
             let init = host.sleeper();
-            let told = state(&bundle.id, init.pid(), &bundle.directory);
-            was_killed(&host.hook_dying(&["createRuntime"], &told, place), place);
+            let reported = state(&bundle.id, init.pid(), &bundle.directory);
+            was_killed(&host.hook_dying(&["createRuntime"], &reported, place), place);
             host.check_registry();
-            host.hook(&["createRuntime"], &told).ok();
+            host.hook(&["createRuntime"], &reported).ok();
             assert_eq!(host.promised_mib(), TOTAL_MIB, "{place}");
             assert_eq!(host.ps()[0]["state"], "active", "{place}");
-            host.hook(&["poststop"], &told).ok();
+            host.hook(&["poststop"], &reported).ok();
             nothing_is_isolated();
             assert_eq!(host.records(), [].into(), "{place}");
         }
@@ -177,8 +177,8 @@ fn isolation_is_on_wherever_a_container_is_active() {
     for place in OF_ACTIVATION {
         let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB);
         let init = host.sleeper();
-        let told = state(&bundle.id, init.pid(), &bundle.directory);
-        was_killed(&host.hook_dying(&["createRuntime"], &told, place), place);
+        let reported = state(&bundle.id, init.pid(), &bundle.directory);
+        was_killed(&host.hook_dying(&["createRuntime"], &reported, place), place);
         let active = host.ps().iter().any(|container| container["state"] == "active");
         let isolated = standin.instances(0).len() == 1
             && standin.instance(0, &standin.instances(0)[0], "memsize") == TOTAL_MIB << 20;
@@ -201,8 +201,8 @@ fn a_release_killed_anywhere_is_finished_by_the_next_one() {
             let words = host.key_words(&bundle.id);
             let words: Vec<&str> =
                 std::iter::once("poststop").chain(words.iter().map(String::as_str)).collect();
-            let told = state(&bundle.id, 0, &bundle.directory);
-            was_killed(&host.hook_dying(&words, &told, place), place);
+            let reported = state(&bundle.id, 0, &bundle.directory);
+            was_killed(&host.hook_dying(&words, &reported, place), place);
             host.check_registry();
             // The runtime's own call, which comes after.
             runtime.delete(&bundle).ok();
@@ -218,8 +218,8 @@ fn a_collection_killed_anywhere_is_finished_by_the_next_create() {
         for place in OF_RELEASE {
             let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB);
             let init = host.sleeper();
-            let told = state(&bundle.id, init.pid(), &bundle.directory);
-            host.hook(&["createRuntime"], &told).ok();
+            let reported = state(&bundle.id, init.pid(), &bundle.directory);
+            host.hook(&["createRuntime"], &reported).ok();
             drop(init);
             let other = host.asking(&format!("killed-{place}"), 1);
             was_killed(&host.dying_runtime(place).create(&other), place);
@@ -263,13 +263,13 @@ fn a_precreate_or_its_hook_killed_anywhere_promises_nothing_twice() {
         let edited = host.hook(&["precreate"], config).ok().json();
         let token = edited["hooks"]["createRuntime"][0]["args"][3].as_str().unwrap().to_owned();
         let init = host.sleeper();
-        let told = state(&bundle.id, init.pid(), &bundle.directory);
+        let reported = state(&bundle.id, init.pid(), &bundle.directory);
         let words = ["createRuntime", "--reservation", &token];
-        was_killed(&host.hook_dying(&words, &told, place), place);
+        was_killed(&host.hook_dying(&words, &reported, place), place);
         host.check_registry();
         assert!(host.promised_mib() <= TOTAL_MIB / 2, "{place}: {:?}", host.ps());
         // Called again, it is active; what is left of the token then takes nothing away.
-        host.hook(&words, &told).ok();
+        host.hook(&words, &reported).ok();
         assert_eq!(host.promised_mib(), TOTAL_MIB / 2, "{place}");
         for record in host.records() {
             if record.starts_with("precreate") {
@@ -279,7 +279,7 @@ fn a_precreate_or_its_hook_killed_anywhere_promises_nothing_twice() {
         host.gc();
         assert_eq!(standin.instances(0).len(), 1, "{place}: its isolation was ended");
         drop(init);
-        host.hook(&["poststop", "--reservation", &token], &told).ok();
+        host.hook(&["poststop", "--reservation", &token], &reported).ok();
         assert_eq!(host.records(), [].into(), "{place}");
         assert_eq!(standin.instances(0), [""; 0], "{place}");
     }

@@ -173,11 +173,11 @@ fn a_late_hook_takes_nothing_from_a_container_that_has_just_been_made() {
             let mut command = host.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
             command.arg("poststop").args(host.key_words(&bundle.id));
             command.arg("--config").arg(host.config());
-            let told = host.scratch.file("told", state(&bundle.id, 0, &bundle.directory));
+            let reported = host.scratch.file("told", state(&bundle.id, 0, &bundle.directory));
             let mut shell = host.scratch.command("sh");
             // The state comes on standard input; the shell becomes the hook.
             shell.args(["-c", "exec \"$0\" \"$@\" < \"$STATE\""]).arg(command.get_program());
-            shell.args(command.get_args()).env("STATE", told);
+            shell.args(command.get_args()).env("STATE", reported);
             shell
         };
         while_it_looks(host, "hook", look, |seen| assert!(seen.status.success(), "{}", seen.said));

@@ -46,7 +46,7 @@ fn a_broken_configuration_refuses_creates_and_lets_everything_else_through() {
         fs::write(host.config(), text).unwrap();
         let bundle = host.asking(id, 1);
         let old = fs::read(bundle.directory.join("config.json")).unwrap();
-        host.was_told(runtime.create(&bundle), &bundle, &[sentence]);
+        host.was_reported(runtime.create(&bundle), &bundle, &[sentence]);
         assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), old);
         runtime.start(&running).ok();
         assert_eq!(runtime.status(&running), "running");
@@ -80,7 +80,7 @@ fn a_state_directory_that_can_not_be_made_or_trusted_is_named() {
         let old = fs::read(bundle.directory.join("config.json")).unwrap();
         let created = host.runtime().create(&bundle);
         let dir = host.state_dir().display().to_string();
-        host.was_told(created, &bundle, &[&[dir.as_str()], parts].concat());
+        host.was_reported(created, &bundle, &[&[dir.as_str()], parts].concat());
         assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), old);
         // Others are started as ever.
         host.runtime().create(&host.bundle("other", |_| {})).ok();
@@ -156,10 +156,10 @@ fn on_a_full_disk_nothing_is_promised_and_what_was_promised_can_be_given_back() 
     let early = host.asking("early", TOTAL_MIB / 2);
     let hooked = host.asking("hooked", TOTAL_MIB / 2);
     let init = host.sleeper();
-    let told = state(&hooked.id, init.pid(), &hooked.directory);
+    let reported = state(&hooked.id, init.pid(), &hooked.directory);
     full_tmpfs(&host, "small", 64 << 10, |_| {
         runtime.create(&early).ok();
-        host.hook(&["createRuntime"], &told).ok();
+        host.hook(&["createRuntime"], &reported).ok();
     });
     let no_room = ": No space left on device (os error 28); make state_dir writable for root and give it room";
     let late = host.asking("late", 1);
@@ -170,7 +170,7 @@ fn on_a_full_disk_nothing_is_promised_and_what_was_promised_can_be_given_back() 
     }
     // With room on the GPU the disk is what is in the way. The index's page is enough for
     // the reservation, but not for what the hook writes.
-    host.hook(&["poststop"], &told).ok();
+    host.hook(&["poststop"], &reported).ok();
     assert_eq!(host.registered(), ["early".to_owned()].into());
     fs::write(path.join("filler2"), vec![0; 64 << 10]).unwrap_err();
     let late_init = host.sleeper();
@@ -183,10 +183,10 @@ fn on_a_full_disk_nothing_is_promised_and_what_was_promised_can_be_given_back() 
     fs::write(path.join("filler3"), vec![0; 64 << 10]).unwrap_err();
     let late = host.asking("later", 1);
     let old = fs::read(late.directory.join("config.json")).unwrap();
-    host.was_told(runtime.create(&late), &late, &["state directory: cannot write /", no_room]);
+    host.was_reported(runtime.create(&late), &late, &["state directory: cannot write /", no_room]);
     assert_eq!(fs::read(late.directory.join("config.json")).unwrap(), old);
     assert_eq!(host.registered(), ["early".to_owned()].into());
-    let refused = host.hook(&["createRuntime"], &told).exits(1);
+    let refused = host.hook(&["createRuntime"], &reported).exits(1);
     assert!(refused.stderr.contains(no_room), "{refused}");
     assert!(!names(&path).contains("next"), "half a record is left");
 
@@ -207,7 +207,7 @@ fn a_full_disk_on_the_first_create_leaves_nothing() {
     full_tmpfs(&host, "small", 16 << 10, |_| {});
     let bundle = host.asking("first", 1);
     let created = host.runtime().create(&bundle);
-    host.was_told(created, &bundle, &["state directory: cannot ", "No space left on device"]);
+    host.was_reported(created, &bundle, &["state directory: cannot ", "No space left on device"]);
     assert_eq!(host.registered(), [].into());
     fs::remove_file(path.join("filler")).unwrap();
     host.whole_gpu_can_be_had("after");

@@ -27,7 +27,7 @@ fn a_missing_runtime_is_told_with_what_to_install() {
         let bundle = host.asking(id, TOTAL_MIB);
         let old = fs::read(bundle.directory.join("config.json")).unwrap();
         let created = host.runtime().create(&bundle);
-        host.was_told(created, &bundle, &[&sentence(&candidate)]);
+        host.was_reported(created, &bundle, &[&sentence(&candidate)]);
         assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), old);
         let state = host.runtime().call(&["state", "x"]).exits(1);
         assert_eq!(state.stderr, format!("cgpu: {}\n", sentence(&candidate)));
@@ -45,7 +45,7 @@ fn a_runtime_that_can_not_be_executed_leaves_no_reservation() {
     let created = host.runtime().create(&bundle);
     let sentence =
         format!("cannot run the real runtime {}: No such file or directory", broken.display());
-    host.was_told(created, &bundle, &[&sentence, "; install it again"]);
+    host.was_reported(created, &bundle, &[&sentence, "; install it again"]);
     assert_eq!(host.records(), [].into());
 }
 
@@ -57,7 +57,7 @@ fn a_truncated_runtime_is_no_runtime() {
     host.wrap(&truncated);
     let bundle = host.asking("truncated", TOTAL_MIB);
     let created = host.runtime().create(&bundle);
-    host.was_told(created, &bundle, &["no real runtime: none of "]);
+    host.was_reported(created, &bundle, &["no real runtime: none of "]);
 }
 
 #[test]

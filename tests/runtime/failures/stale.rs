@@ -138,7 +138,7 @@ fn a_damaged_record_is_named_by_everyone_and_stops_no_container_without_a_reques
     let sentence = format!("record {}: EOF while parsing a string", damaged.display());
     let other = host.asking("other", 1);
     let created = runtime.create(&other);
-    host.was_told(created, &other, &[&sentence, "; remove it if its container is gone"]);
+    host.was_reported(created, &other, &[&sentence, "; remove it if its container is gone"]);
     for words in [&["ps"][..], &["gc"], &["inspect", "--bundle", "other"]] {
         let refused = host.cgpu(words).exits(1);
         assert!(refused.stderr.starts_with(&format!("cgpu: {sentence}")), "{refused}");

@@ -104,11 +104,11 @@ fn a_grant_counts_and_nothing_that_a_pod_says_beside_it() {
         runtime.delete(&made).ok();
         let log = host.log();
         for setting in GREED.iter().copied().chain(["cgpu/memory=15000MiB"]) {
-            let told = format!(
+            let reported = format!(
                 "{setting} counts for nothing: Kubernetes has given this container its GPUs \
                  (aliyun.com/gpu-mem); take it out of the pod or its image"
             );
-            assert!(log.contains(&told), "{profile}: {told}\n{log}");
+            assert!(log.contains(&reported), "{profile}: {reported}\n{log}");
         }
         // It is made again, by whatever token.
         for (id, named) in [("again", ""), ("third", "CGPU_GRANT=another")] {
@@ -138,7 +138,7 @@ fn a_token_that_is_not_a_containers_own_is_refused_in_words() {
     let (host, grants) = node("open");
     let refused = |id: &str, pod: &str, named: &str, parts: &[&str]| {
         let made = bundle(&host, id, pod, &[named]);
-        host.was_told(host.runtime().create(&made), &made, parts);
+        host.was_reported(host.runtime().create(&made), &made, parts);
         assert!(host.records().is_empty());
     };
     let named = token(TOKEN);
@@ -199,7 +199,7 @@ fn a_pod_without_a_grant_gets_what_the_node_says() {
     let made = bundle(&host, "refused", "other", &["NVIDIA_VISIBLE_DEVICES=0"]);
     let words =
         ["NVIDIA_VISIBLE_DEVICES=0 names GPUs, and Kubernetes has given this container none"];
-    host.was_told(host.runtime().create(&made), &made, &words);
+    host.was_reported(host.runtime().create(&made), &made, &words);
     // Who names nothing starts.
     sees(&host, "plain", "other", &[]).ok();
 }
@@ -248,10 +248,10 @@ fn a_node_whose_grants_are_gone_or_unreadable_gives_no_gpu_and_refuses_nobody_el
             let id = format!("granted-{ungranted}-{readable}");
             let made = bundle(&host, &id, "web", &[&token(TOKEN)]);
             let words = if readable { "names no grant of this node" } else { "can't be trusted" };
-            host.was_told(host.runtime().create(&made), &made, &[words]);
+            host.was_reported(host.runtime().create(&made), &made, &[words]);
         }
     }
     says("whole");
     let made = bundle(&host, "whole", "other", &["NVIDIA_VISIBLE_DEVICES=0"]);
-    host.was_told(host.runtime().create(&made), &made, &["can't be trusted"]);
+    host.was_reported(host.runtime().create(&made), &made, &["can't be trusted"]);
 }

@@ -153,7 +153,7 @@ fn a_mig_device_that_can_not_be_given_is_refused_in_words() {
         let bundle = mig_bundle(host, &id, env, &[]);
         let before = fs::read(bundle.directory.join("config.json")).unwrap();
         let outcome = host.runtime().create(&bundle);
-        host.was_told(outcome, &bundle, parts);
+        host.was_reported(outcome, &bundle, parts);
         assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), before, "{env:?}");
         assert_eq!(host.records(), [].into(), "{env:?}");
     };
@@ -189,8 +189,8 @@ fn a_mig_device_that_can_not_be_given_is_refused_in_words() {
     host.set("driver.nvidia_runtime", script.display().to_string());
     let asked = mig_bundle(&host, "asked", &first, &[]);
     host.runtime().create(&asked).ok();
-    let told = asked.config()["process"]["env"].to_string();
-    assert!(told.contains("\"NVIDIA_VISIBLE_DEVICES=MIG-one\""), "{told}");
+    let reported = asked.config()["process"]["env"].to_string();
+    assert!(reported.contains("\"NVIDIA_VISIBLE_DEVICES=MIG-one\""), "{reported}");
     host.runtime().delete(&asked).ok();
     host.soon_releases_all();
 }
@@ -260,6 +260,6 @@ fn a_specifications_mig_device_brings_its_files_and_no_node_twice() {
     host.scratch.file("cdi/nvidia.json", known);
     let again = mig_bundle(&host, "again", &["NVIDIA_VISIBLE_DEVICES=MIG-one"], &[]);
     let refused = host.runtime().create(&again);
-    host.was_told(refused, &again, &["no CDI device", "MIG device 1:0 (MIG-one)"]);
+    host.was_reported(refused, &again, &["no CDI device", "MIG device 1:0 (MIG-one)"]);
     assert_eq!(host.records(), [].into());
 }

@@ -53,7 +53,7 @@ struct Row {
     /// The nodes of GPUs; `None` where the bundle isn't touched.
     gpus: Option<&'static str>,
     /// The variable.
-    told: &'static str,
+    reported: &'static str,
     /// As `cgpu ps` calls it.
     mode: &'static str,
 }
@@ -61,10 +61,10 @@ struct Row {
 const fn row(
     env: &'static [&'static str],
     gpus: Option<&'static str>,
-    told: &'static str,
+    reported: &'static str,
     mode: &'static str,
 ) -> Row {
-    Row { env, annotations: &[], gpus, told, mode }
+    Row { env, annotations: &[], gpus, reported, mode }
 }
 
 const QUOTA: &str = "ALIYUN_COM_GPU_MEM_CONTAINER=3";
@@ -141,11 +141,11 @@ fn what_is_asked_for_arrives() {
             let what = format!("{:?} {:?} over {}", of.env, of.annotations, real.display());
             match of.gpus {
                 Some(gpus) => {
-                    let wanted = format!("nvidia-uvm {gpus}nvidiactl\n[{}]\n", of.told);
+                    let wanted = format!("nvidia-uvm {gpus}nvidiactl\n[{}]\n", of.reported);
                     assert_eq!(seen, wanted, "{what}");
                 }
                 None => {
-                    assert_eq!(seen, format!("nvidia*\n[{}]\n", of.told), "{what}");
+                    assert_eq!(seen, format!("nvidia*\n[{}]\n", of.reported), "{what}");
                     assert_eq!(fs::read(&file).unwrap(), before, "{what}: it isn't touched");
                 }
             }
@@ -173,10 +173,10 @@ fn a_whole_gpu_takes_nothing_of_what_is_promised_and_says_so() {
     runtime.create(&shared).ok();
     assert!(!host.log().contains("as a whole"), "{}", host.log());
     runtime.create(&whole).ok();
-    let told = host.log();
+    let reported = host.log();
     assert!(
-        told.contains("this GPU is one container's as a whole, and others have quotas on it"),
-        "{told}"
+        reported.contains("this GPU is one container's as a whole, and others have quotas on it"),
+        "{reported}"
     );
     runtime.create(&all).ok();
     let refused = runtime.create(&sleeping("more", &[QUOTA, TOTAL, words[0]])).exits(1);
@@ -210,7 +210,7 @@ fn a_whole_gpu_that_can_not_be_given_is_refused_in_words() {
         let bundle = bundle(&host, id, &[env], &[]);
         let before = fs::read(bundle.directory.join("config.json")).unwrap();
         let refused = host.runtime().create(&bundle);
-        host.was_told(refused, &bundle, &parts);
+        host.was_reported(refused, &bundle, &parts);
         assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), before);
     }
     host.set("admission.require_quota", true);
@@ -219,7 +219,7 @@ fn a_whole_gpu_that_can_not_be_given_is_refused_in_words() {
     let by_annotation = bundle(&host, "annotated", &[], &[(name, "0")]);
     for bundle in [by_variable, by_annotation] {
         let refused = host.runtime().create(&bundle);
-        host.was_told(refused, &bundle, &["(require_quota)"]);
+        host.was_reported(refused, &bundle, &["(require_quota)"]);
     }
     assert_eq!(host.records(), [].into());
 }
@@ -312,7 +312,7 @@ fn who_may_ask_for_whole_gpus_is_configured() {
     let mixed = [QUOTA, TOTAL, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0,1"];
     let bundle = bundle(&host, "mixed", &mixed, &[]);
     let refused = host.runtime().create(&bundle);
-    host.was_told(refused, &bundle, &["asks for GPU 1 (GPU-b) without a quota"]);
+    host.was_reported(refused, &bundle, &["asks for GPU 1 (GPU-b) without a quota"]);
     // NVIDIA's own hook, as docker's --gpus has it, brings them whatever is accepted.
     let hooked = |config: &mut Value| {
         let hook = json!([{"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x"]}]);
@@ -376,7 +376,7 @@ fn an_image_that_wants_all_gpus_is_refused_where_there_is_no_driver() {
         let before = fs::read(asks.directory.join("config.json")).unwrap();
         let refused = host.runtime().create(&asks);
         let parts = [env, "no NVIDIA driver on this host", "NVIDIA_VISIBLE_DEVICES=void"];
-        host.was_told(refused, &asks, &parts);
+        host.was_reported(refused, &asks, &parts);
         assert_eq!(fs::read(asks.directory.join("config.json")).unwrap(), before);
     }
     assert_eq!(host.records(), [].into());
@@ -523,9 +523,9 @@ fn as_containerds_default_handler_it_serves_every_kind_side_by_side() {
     listed.sort_by_key(|one| one["id"].to_string());
     let mut held: Vec<_> = running.iter().filter(|(_, mode)| !mode.is_empty()).collect();
     held.sort_unstable();
-    let told = |one: &Value| (one["id"].clone(), one["mode"].clone());
+    let reported = |one: &Value| (one["id"].clone(), one["mode"].clone());
     let wanted: Vec<_> = held.iter().map(|(id, mode)| (json!(id), json!(mode))).collect();
-    assert_eq!(listed.iter().map(told).collect::<Vec<_>>(), wanted);
+    assert_eq!(listed.iter().map(reported).collect::<Vec<_>>(), wanted);
     for (id, _) in &running {
         cri.stop(id).ok();
         cri.remove(id).ok();
@@ -568,7 +568,7 @@ fn a_container_whose_gpu_was_replaced_is_refused_with_what_to_do() {
         // As its engine writes it anew.
         let anew = self::bundle(&host, &bundle.id, &[&asks], &[]);
         let _ = fs::remove_file(anew.directory.join("log.json"));
-        host.was_told(host.runtime().create(&anew), &anew, &[expected]);
+        host.was_reported(host.runtime().create(&anew), &anew, &[expected]);
     }
     let started = docker.call(&["start", "one"]);
     assert!(!started.status.success() && started.stderr.contains(&had), "{started}");

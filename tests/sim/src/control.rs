@@ -167,7 +167,7 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
             export::import_list(call, &asker, client, &mut params)?;
         }
         (NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE, _) => {
-            export::tell_address_space(call, client, &mut params)?;
+            export::report_address_space(call, client, &mut params)?;
         }
         (NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO, _) => {
             let object = object_of(call, client, params.u32_at(0))?;
@@ -230,7 +230,7 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8]) -> Result<(), Status> {
         (NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE, _) if params.u32_at(0) & 1 != 0 => {
             let mode = params.u32_at(12);
             let of = params.u32_at(4);
-            call.sim.driver().tell(client, of, |turn| turn.compute_mode = Some(mode))?;
+            call.sim.driver().report(client, of, |turn| turn.compute_mode = Some(mode))?;
         }
         (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS, _) => disable_channels(call, &params)?,
         (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2, Some(gpu)) => {

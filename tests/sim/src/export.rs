@@ -123,7 +123,7 @@ fn import_type(class: u32) -> Result<u8, Status> {
 }
 
 /// `NV0000_CTRL_CMD_CLIENT_GET_ADDR_SPACE_TYPE`.
-pub(crate) fn tell_address_space(
+pub(crate) fn report_address_space(
     call: &Call<'_>,
     client: u32,
     params: &mut [u8],

@@ -117,7 +117,7 @@ impl Driver {
     }
 
     /// Tells the scheduler something else of an object, from now on.
-    pub(crate) fn tell(
+    pub(crate) fn report(
         &mut self,
         client: u32,
         object: u32,
@@ -147,7 +147,7 @@ impl Driver {
         if enable && skip_submit && skip_enable {
             return Err(NV_ERR_INVALID_ARGUMENT);
         }
-        self.tell(client, handle, |turn| turn.scheduled |= enable && !skip_submit)?;
+        self.report(client, handle, |turn| turn.scheduled |= enable && !skip_submit)?;
         if enable && !skip_enable {
             self.reschedule(|driver| {
                 let objects = driver.clients.get_mut(&client).map(|client| &mut client.objects);
@@ -170,7 +170,7 @@ impl Driver {
         if us == 0 {
             return Err(NV_ERR_INVALID_ARGUMENT);
         }
-        self.tell(client, object, |turn| turn.timeslice_us = us)
+        self.report(client, object, |turn| turn.timeslice_us = us)
     }
 
     /// `NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS`, of channels by client and handle.

@@ -378,9 +378,11 @@ impl Filesystem for Tree {
                     let process = Caller::new(request.pid()).process();
                     self.sim.driver().touch(fh.0, process, offset, u64::from(size));
                 }
-                let told = self.sim.driver().answer_doorbell(fh.0).filter(|_| offset == 0);
-                return match told {
-                    Some(told) => reply.data(told.get(..size as usize).unwrap_or(&told)),
+                let reported = self.sim.driver().answer_doorbell(fh.0).filter(|_| offset == 0);
+                return match reported {
+                    Some(reported) => {
+                        reply.data(reported.get(..size as usize).unwrap_or(&reported))
+                    }
                     None => reply.data(&vec![0; size as usize]),
                 };
             }

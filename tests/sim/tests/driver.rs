@@ -343,14 +343,14 @@ fn each_gpu_has_a_size_of_its_own_and_is_exhausted_alone() {
         assert_eq!(filled.number("got_bytes"), size, "GPU {gpu}");
         assert!(filled.lines.iter().any(|line| line.contains("status=0x51")), "{:?}", filled.lines);
         let (all, mib) = (format!("alloc {size} as a"), size / MIB);
-        let told =
+        let reported =
             host.finish(on(gpu, &["run", "start", "info", "alloc27", &all, "alloc 64KiB as b"]));
         for way in ["fb-info", "fb-info-v2", "heap-info"] {
-            told.must(&format!("{way} ok total_mib={mib} free_mib={mib} used_mib=0"));
+            reported.must(&format!("{way} ok total_mib={mib} free_mib={mib} used_mib=0"));
         }
-        told.must(&format!("alloc27 ok total={size}"));
-        told.must(&format!("alloc a ok bytes={size}"));
-        told.must("alloc b status=0x51");
+        reported.must(&format!("alloc27 ok total={size}"));
+        reported.must(&format!("alloc a ok bytes={size}"));
+        reported.must("alloc b status=0x51");
         // Full it stays, and those that come after have theirs all the same.
         host.until("it is free again", |_| used() == before);
         full.push(on(gpu, &["run", "start", &all, &end]));
@@ -541,8 +541,8 @@ fn processes_are_seen_as_the_callers_namespace_numbers_them() {
 
 /// What of the first GPU is in use, as each `info` of a script tells.
 fn used_mib(said: &Said) -> Vec<u64> {
-    let told = said.lines.iter().filter(|line| line.starts_with("fb-info "));
-    told.filter_map(|line| line.rsplit_once("used_mib=")?.1.parse().ok()).collect()
+    let reported = said.lines.iter().filter(|line| line.starts_with("fb-info "));
+    reported.filter_map(|line| line.rsplit_once("used_mib=")?.1.parse().ok()).collect()
 }
 
 #[test]

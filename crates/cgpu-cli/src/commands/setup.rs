@@ -168,8 +168,8 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         // It has a say in the order of the steps.
         let outcome = dockerd::apply(file, changes.first())?;
         changes.iter().try_for_each(|change| writeln!(out, "{}", done(change)))?;
-        if let Some(told) = planned.program.as_deref().filter(|_| setup.remove) {
-            lower::forget(&root, told, |told| is_named(&root, told));
+        if let Some(reported) = planned.program.as_deref().filter(|_| setup.remove) {
+            lower::forget(&root, reported, |reported| is_named(&root, reported));
         }
         return reloaded(outcome, out);
     }
@@ -178,8 +178,8 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "{}", done(change))?;
     }
     checked(setup, kind, &planned, containerd.as_deref().filter(|_| disabled_by.is_none()))?;
-    if let Some(told) = planned.program.as_deref().filter(|_| setup.remove) {
-        lower::forget(&root, told, |told| is_named(&root, told));
+    if let Some(reported) = planned.program.as_deref().filter(|_| setup.remove) {
+        lower::forget(&root, reported, |reported| is_named(&root, reported));
     }
     out.flush()?;
     again(setup, kind, !changes.is_empty(), out)
@@ -200,13 +200,13 @@ fn checked(setup: &Setup, kind: Kind, planned: &Plan, containerd: Option<&Path>)
     // The others make of what setup wrote what containerd reads, at their next start.
     let reads = [Kind::Containerd, Kind::K3s, Kind::Rke2].contains(&kind);
     let is_read = |change: &Change| change.path.extension().is_some_and(|end| end != "tmpl");
-    let (Some(containerd), Some(told)) = (containerd, planned.program.as_deref()) else {
+    let (Some(containerd), Some(reported)) = (containerd, planned.program.as_deref()) else {
         return Ok(());
     };
     if setup.remove || !reads || !planned.changes.iter().all(is_read) {
         return Ok(());
     }
-    let Err(error) = dump::check(containerd, &planned.main, told, setup.default) else {
+    let Err(error) = dump::check(containerd, &planned.main, reported, setup.default) else {
         return Ok(());
     };
     for change in planned.changes.iter().rev() {

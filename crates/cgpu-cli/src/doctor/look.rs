@@ -31,7 +31,7 @@ pub struct Roots {
 #[must_use]
 pub fn look(roots: &Roots) -> Facts {
     let tree = Tree::new(&roots.root, roots.search.as_deref());
-    let (config, told) = configuration(roots, &tree);
+    let (config, reported) = configuration(roots, &tree);
     let reached = Host::new(reached(&tree, &config), None);
     Facts {
         driver: driver::look(&tree, &config),
@@ -40,7 +40,7 @@ pub fn look(roots: &Roots) -> Facts {
         engines: engines::look(&tree),
         hooks: engines::hooks(&tree),
         toolkit: engines::toolkit(&tree),
-        own: own::look(&reached, told, config.state_dir.clone(), &tree.at(&config.log)),
+        own: own::look(&reached, reported, config.state_dir.clone(), &tree.at(&config.log)),
     }
 }
 

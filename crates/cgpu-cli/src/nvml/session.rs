@@ -154,15 +154,15 @@ impl Session {
             Err(error) => return Answers { failure: Some(error), ..Answers::default() },
         };
         let mut failure = None;
-        let pci = told(&mut failure, device.pci_info());
-        let mig_enabled = told(&mut failure, is_mig_enabled(&device)).unwrap_or(false);
+        let pci = reported(&mut failure, device.pci_info());
+        let mig_enabled = reported(&mut failure, is_mig_enabled(&device)).unwrap_or(false);
         Answers {
             bus_id: pci.map(|pci| bus_id::normalise(&pci.bus_id)),
-            uuid: told(&mut failure, device.uuid()),
-            minor: told(&mut failure, device.minor_number()),
+            uuid: reported(&mut failure, device.uuid()),
+            minor: reported(&mut failure, device.minor_number()),
             // No GPU is worse for having no name.
             name: device.name().ok(),
-            memory_bytes: told(&mut failure, memory(&self.nvml, &device)),
+            memory_bytes: reported(&mut failure, memory(&self.nvml, &device)),
             mig_enabled,
             mig_devices: match mig_enabled {
                 true => mig_devices(&self.nvml, index, &device),
@@ -222,7 +222,7 @@ fn candidates(driver_root: &Path) -> Vec<OsString> {
 }
 
 /// The answer, with the first failure remembered.
-fn told<T>(failure: &mut Option<NvmlError>, answer: Result<T, NvmlError>) -> Option<T> {
+fn reported<T>(failure: &mut Option<NvmlError>, answer: Result<T, NvmlError>) -> Option<T> {
     match answer {
         Ok(answer) => Some(answer),
         Err(error) => {
@@ -251,17 +251,17 @@ fn instances(nvml: &Nvml, mig: &Device<'_>) -> (Option<u32>, Option<u32>) {
     let (mut gpu, mut compute) = (0, 0);
     // SAFETY: the handle is used here only, while `nvml`, which it is of, lives.
     let handle = unsafe { mig.handle() };
-    let told_gpu = library.nvmlDeviceGetGpuInstanceId.as_ref().is_ok_and(|ask| {
+    let reported_gpu = library.nvmlDeviceGetGpuInstanceId.as_ref().is_ok_and(|ask| {
         // SAFETY: the function is of the library that the handle is of, and writes one number.
         let answer = unsafe { ask(handle, &raw mut gpu) };
         answer == SUCCESS
     });
-    let told_compute = library.nvmlDeviceGetComputeInstanceId.as_ref().is_ok_and(|ask| {
+    let reported_compute = library.nvmlDeviceGetComputeInstanceId.as_ref().is_ok_and(|ask| {
         // SAFETY: the function is of the library that the handle is of, and writes one number.
         let answer = unsafe { ask(handle, &raw mut compute) };
         answer == SUCCESS
     });
-    (told_gpu.then_some(gpu), told_compute.then_some(compute))
+    (reported_gpu.then_some(gpu), reported_compute.then_some(compute))
 }
 
 /// The MIG devices of `device`, GPU `index`. One that can't be described is left out,

@@ -108,7 +108,7 @@ impl Found {
         let in_containers = || known_sum(on_it().map(|(_, share)| share.memory_used_bytes));
         let promised =
             on_it().filter(is_shared).filter_map(|(_, share)| share.gpu.memory_limit_bytes);
-        let told = |figure: fn(&DriverGpu) -> Option<u32>| driver.and_then(figure);
+        let reported = |figure: fn(&DriverGpu) -> Option<u32>| driver.and_then(figure);
         GpuFigures {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
@@ -119,8 +119,8 @@ impl Found {
             memory_reserved_bytes: gpu.reserved_bytes,
             memory_promised_bytes: promised.fold(0, u64::saturating_add),
             memory_used_bytes: driver.and_then(|gpu| gpu.memory_used_bytes).or_else(in_containers),
-            utilization_percent: told(|gpu| gpu.utilization_percent),
-            temperature_celsius: told(|gpu| gpu.temperature_celsius),
+            utilization_percent: reported(|gpu| gpu.utilization_percent),
+            temperature_celsius: reported(|gpu| gpu.temperature_celsius),
             power_watts: driver.and_then(|gpu| gpu.power_watts),
             power_limit_watts: driver.and_then(|gpu| gpu.power_limit_watts),
             policy: rules.map(|rules| rules.policy),
@@ -193,7 +193,7 @@ impl Found {
             known.and_then(|_| known_sum(ours().map(|process| process.memory_used_bytes)))
         };
         let utilization = ours().filter_map(|process| process.utilization_percent);
-        let is_told = driver.is_some_and(|gpu| gpu.tells_process_utilization);
+        let is_reported = driver.is_some_and(|gpu| gpu.reports_process_utilization);
         ShareFigures {
             gpu: gpu.clone(),
             memory_used_bytes: match instance {
@@ -201,7 +201,8 @@ impl Found {
                 None => by_driver(),
             },
             memory_enforced_bytes: instance.map(|instance| instance.memory_limit_bytes),
-            utilization_percent: is_told.then(|| utilization.fold(0, u32::saturating_add).min(100)),
+            utilization_percent: is_reported
+                .then(|| utilization.fold(0, u32::saturating_add).min(100)),
             compute_share: self
                 .shares
                 .get(&gpu.uuid)
@@ -361,7 +362,7 @@ mod tests {
             uuid: "GPU-0".into(),
             memory_used_bytes: Some(900 * MIB),
             utilization_percent: Some(80),
-            tells_process_utilization: true,
+            reports_process_utilization: true,
             processes,
             ..DriverGpu::default()
         }
@@ -470,12 +471,12 @@ mod tests {
 
     #[test]
     fn a_container_that_nothing_holds_is_not_enforced() {
-        let told = container("told", Kind::None, vec![planned(0, Some(1000))]);
+        let reported = container("told", Kind::None, vec![planned(0, Some(1000))]);
         let mut disabled = container("disabled", Kind::None, vec![planned(0, None)]);
         disabled.record.plan.caveats.unenforced_by = Some("CGPU_DISABLE=true".into());
         let mut closed = container("closed", Kind::Gate, vec![planned(0, Some(1000))]);
         closed.condition = Condition::Closed;
-        let shown = found(vec![told, disabled, closed]).assemble();
+        let shown = found(vec![reported, disabled, closed]).assemble();
         let modes: Vec<_> = shown.containers.iter().map(|c| (c.mode, c.state)).collect();
         assert_eq!(
             modes,

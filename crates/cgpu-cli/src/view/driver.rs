@@ -56,7 +56,7 @@ pub struct DriverGpu {
     /// The most that it may take, in watts.
     pub power_limit_watts: Option<f64>,
     /// Whether the driver tells how much of the GPU each process uses.
-    pub tells_process_utilization: bool,
+    pub reports_process_utilization: bool,
     /// Processes that have a context on it.
     pub processes: Vec<DriverProcess>,
 }
@@ -82,7 +82,7 @@ impl Driver {
         thread::spawn(move || {
             let mut session = None;
             for () in questions {
-                let told = match session.take().map_or_else(|| Session::open(&root), Ok) {
+                let reported = match session.take().map_or_else(|| Session::open(&root), Ok) {
                     Ok(open) => {
                         let gpus = figures(&open);
                         session = Some(open);
@@ -90,7 +90,7 @@ impl Driver {
                     }
                     Err(error) => Err(error),
                 };
-                if answer.send(told).is_err() {
+                if answer.send(reported).is_err() {
                     return;
                 }
             }
@@ -108,14 +108,14 @@ impl Driver {
             return DriverFigures::without("the thread that asks NVIDIA's driver has ended");
         }
         self.owes = true;
-        let Ok(told) = self.answers.recv_timeout(patience) else {
+        let Ok(reported) = self.answers.recv_timeout(patience) else {
             return DriverFigures::without(
                 "NVIDIA's driver does not answer: utilisation, temperature and power are unknown; \
                  see whether `nvidia-smi` works",
             );
         };
         self.owes = false;
-        match told {
+        match reported {
             Ok(gpus) => DriverFigures { gpus, gap: None },
             Err(error) => DriverFigures::without(&format!(
                 "{error}: utilisation, temperature and power are unknown"
@@ -186,7 +186,7 @@ fn gpu(index: u32, uuid: String, device: &Device<'_>) -> DriverGpu {
         temperature_celsius: device.temperature(TemperatureSensor::Gpu).ok(),
         power_watts: device.power_usage().ok().map(watts),
         power_limit_watts: device.enforced_power_limit().ok().map(watts),
-        tells_process_utilization: samples.is_some(),
+        reports_process_utilization: samples.is_some(),
         processes: running.iter().filter_map(process).collect(),
     }
 }

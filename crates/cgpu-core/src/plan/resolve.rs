@@ -920,8 +920,8 @@ mod tests {
         for other in
             ["GPU-c09d11f5-0000-4000-8000-00000000abc", "GPU-x09d11f5-0000-4000-8000-00000000abcd"]
         {
-            let told = refused(&["mem=3", &format!("nvidia={other}")], &host(&[1000]));
-            assert!(told.ends_with("(cgpu gpus shows them)"), "{told}");
+            let reported = refused(&["mem=3", &format!("nvidia={other}")], &host(&[1000]));
+            assert!(reported.ends_with("(cgpu gpus shows them)"), "{reported}");
         }
     }
 
@@ -1397,8 +1397,8 @@ mod tests {
             assert_eq!(line(words, &STRICT), expected, "{words:?}");
         }
         assert_eq!(line(&["mem=3", "nvidia=0", "dev=3"], &OPEN), "GPU 0 15000 MiB");
-        let told = refused_under(&STRICT, &["mem=3", "nvidia=0", "dev=3"], &four());
-        assert!(told.contains("less than 14"), "{told}");
+        let reported = refused_under(&STRICT, &["mem=3", "nvidia=0", "dev=3"], &four());
+        assert!(reported.contains("less than 14"), "{reported}");
     }
 
     #[test]
@@ -1408,8 +1408,9 @@ mod tests {
             let request = decided(&words, rules).unwrap().unwrap();
             // Which GPUs are in MIG mode is not known before they are looked at.
             assert!(request.is_as_brought() && !request.may_be_unregistered());
-            let told = resolve(&request, &four(), Kind::Gate, MAX_INST).unwrap_err().to_string();
-            assert!(told.contains("node /dev/nvidiaN (GPU 1)"), "{told}");
+            let reported =
+                resolve(&request, &four(), Kind::Gate, MAX_INST).unwrap_err().to_string();
+            assert!(reported.contains("node /dev/nvidiaN (GPU 1)"), "{reported}");
         }
         assert!(decided(&words, &OPEN).unwrap().unwrap().may_be_unregistered());
         let lifted = ["mem=0", "nvidia=void", "+node=6"];

@@ -240,7 +240,7 @@ mod tests {
         let mut annotations = MARKS.to_vec();
         annotations.push(("cgpu/memory", "15GiB"));
         let decision = decided_by(&grant, &env, &annotations, &RULES).unwrap();
-        let told: Vec<String> = decision.near_misses.iter().map(ToString::to_string).collect();
+        let reported: Vec<String> = decision.near_misses.iter().map(ToString::to_string).collect();
         let rest = "counts for nothing: Kubernetes has given this container its GPUs \
                     (aliyun.com/gpu-mem); take it out of the pod or its image";
         let settings = [
@@ -249,7 +249,7 @@ mod tests {
             "NVIDIA_GPU_MEMORY_LIMIT=9000",
             "cgpu/memory=15GiB",
         ];
-        assert_eq!(told, settings.map(|setting| format!("{setting} {rest}")));
+        assert_eq!(reported, settings.map(|setting| format!("{setting} {rest}")));
         let own = ["NVIDIA_VISIBLE_DEVICES=GPU-a,GPU-b", "CGPU_DISABLE=false", "CGPU_MEMORY="];
         let decision = decided_by(&grant, &own, &MARKS, &RULES).unwrap();
         assert_eq!(decision.near_misses, []);

@@ -93,11 +93,11 @@ mod tests {
         assert!(as_asked.request().is_some_and(super::super::Request::has_quota));
         let none = decided(&GREED, &MARKS, &under(Ungranted::None)).unwrap();
         assert!(matches!(none.verdict, Verdict::NotOurs(_)), "{none:?}");
-        let told: Vec<String> = none.near_misses.iter().map(ToString::to_string).collect();
+        let reported: Vec<String> = none.near_misses.iter().map(ToString::to_string).collect();
         let words = "NVIDIA_VISIBLE_DEVICES=0 gives no GPU: Kubernetes has given this container none, and this node gives \
                      none else (kubernetes.ungranted = \"none\"); ask for aliyun.com/gpu-mem or aliyun.com/gpu-whole in its \
                      limits";
-        assert_eq!(told, [words]);
+        assert_eq!(reported, [words]);
         let refused = decided(&GREED, &MARKS, &under(Ungranted::Refuse)).unwrap_err();
         assert!(matches!(refused, RequestError::Ungranted { .. }), "{refused}");
         let whole = decided(&GREED, &MARKS, &under(Ungranted::Whole)).unwrap();

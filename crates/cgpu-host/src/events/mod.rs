@@ -1,7 +1,7 @@
 //! What happened to containers, one event a fact: made, refused, resized, out of memory, killed,
 //! monitor replaced, removed.
 //!
-//! An [`Event`] is written once, by [`Teller::tell`]: as a line of JSON into a file of bounded size
+//! An [`Event`] is written once, by [`EventSink::report`]: as a line of JSON into a file of bounded size
 //! below the state directory ([`Store`]), and as a line of the log ([`crate::log`]). Both are made of
 //! the same value, so they never disagree. Must not know what an event is decided by.
 
@@ -10,13 +10,13 @@ mod cause;
 mod event;
 mod read;
 mod select;
+mod sink;
 mod store;
-mod teller;
 
 pub use bucket::Bucket;
 pub use cause::Cause;
 pub use event::{Event, Kind, MONITOR_KILLED, MOST_LINE_BYTES, Share, WARNINGS, plain};
 pub use read::Follower;
 pub use select::{Filter, Names};
+pub use sink::EventSink;
 pub use store::{MOST_FILE_BYTES, NAMES, Store};
-pub use teller::Teller;

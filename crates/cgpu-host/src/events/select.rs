@@ -179,8 +179,8 @@ mod tests {
             assert_eq!(shown(word, &events), [0, 1, 2], "{word}");
         }
         let mut names = Names::default();
-        let told: Vec<_> = events.iter().map(|event| names.of(event)).collect();
+        let reported: Vec<_> = events.iter().map(|event| names.of(event)).collect();
         let web = Some("web".to_owned());
-        assert_eq!(told, [web.clone(), web.clone(), web, None]);
+        assert_eq!(reported, [web.clone(), web.clone(), web, None]);
     }
 }

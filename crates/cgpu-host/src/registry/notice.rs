@@ -59,7 +59,7 @@ impl Notice {
     }
 
     /// Something has changed: wakes those that wait.
-    pub fn tell(&self) {
+    pub fn report(&self) {
         self.word().fetch_add(1, Ordering::Release);
         let _ = wake(self.word(), Flags::empty(), EVERYBODY);
     }
@@ -89,7 +89,7 @@ mod tests {
                 theirs.wait(known, Duration::from_secs(600));
             }
         });
-        ours.tell();
+        ours.report();
         waits.join().unwrap();
         assert_eq!(ours.changes(), known.wrapping_add(1));
         ours.wait(known, Duration::from_secs(600));

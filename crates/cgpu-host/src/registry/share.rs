@@ -117,7 +117,7 @@ pub fn write(state_dir: &Path, uuid: &str, share: Option<&Share>) -> io::Result<
             replace(&path, &serde_json::to_vec(share)?, 0o600)?;
         }
     }
-    Notice::open(&dir)?.tell();
+    Notice::open(&dir)?.report();
     Ok(())
 }
 

@@ -176,25 +176,25 @@ fn what_is_stale_is_told_with_file_path_and_remedy() {
                  `nvidia-ctk cdi generate --output=/cdi/0/nvidia.yaml`";
     let fits = text("eight-gpus.yaml");
     let host = Host::with(&fits);
-    let told = |name: &str, expected: &str| {
+    let reported = |name: &str, expected: &str| {
         let error = found(&text(name), &[gpu(0, 0)], &host).unwrap_err();
         assert_eq!(error, format!("/cdi/0/nvidia.yaml {expected}{again}"));
     };
-    told(
+    reported(
         "wrong-uvm-major.yaml",
         "says that /dev/nvidia-uvm is 506:0, and it is 510:0 since the driver was loaded (and 1 more of the kind)",
     );
-    told(
+    reported(
         "other-driver.yaml",
         "is for driver 525.60.13 (it names /usr/lib/x86_64-linux-gnu/libcuda.so.525.60.13), and 535.247.01 is running (and 2 more of the kind)",
     );
     host.remove("/usr/lib/x86_64-linux-gnu/libcuda.so.535.247.01");
-    told(
+    reported(
         "one-gpu.yaml",
         "names /usr/lib/x86_64-linux-gnu/libcuda.so.535.247.01, and there is no such file",
     );
     host.remove("/dev/nvidia-uvm");
-    told(
+    reported(
         "one-gpu.yaml",
         "names /dev/nvidia-uvm, and there is no such node; load the driver (`nvidia-modprobe -u -c=0`) (and 1 more of the kind)",
     );

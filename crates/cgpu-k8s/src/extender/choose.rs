@@ -126,9 +126,9 @@ impl PodAsk {
 
 /// What Kubernetes' scheduler makes of it that all GPUs together have the room: it counts sums.
 fn though_sum(sum: Option<u32>) -> String {
-    let told =
+    let reported =
         |free| format!(", though all together have {free}; the scheduler ends no pod for that");
-    sum.map(told).unwrap_or_default()
+    sum.map(reported).unwrap_or_default()
 }
 
 /// Which of these GPUs a pod gets: all its containers the same ones if that can be, and else each container its
@@ -278,18 +278,18 @@ mod tests {
         let why = |units: &[i32], gpus| {
             choose(&rooms(&[16, 6, 4]), &ask(units, gpus), Unit::GiB, BINPACK, 20).unwrap_err()
         };
-        let told = |units: &[i32], gpus| {
+        let reported = |units: &[i32], gpus| {
             let why = why(units, gpus);
             (why.to_string(), why.is_for_ever())
         };
-        assert_eq!(told(&[17], 1), ("no GPU has 17 GiB of memory".into(), true));
-        assert_eq!(told(&[14], 2), (
+        assert_eq!(reported(&[17], 1), ("no GPU has 17 GiB of memory".into(), true));
+        assert_eq!(reported(&[14], 2), (
                 "no 2 GPUs have 7 GiB free each, though all together have 26; the scheduler ends no pod for that".into(),
                 false
             ));
-        assert_eq!(told(&[4], 4), ("no 4 GPUs have 1 GiB of memory each".into(), true));
-        assert_eq!(told(&[16, 7], 1), ("no GPU has 7 GiB free, though all together have 10; the scheduler ends no pod for that".into(), false));
-        assert!(told(&[7], 2).0.contains("ask for a multiple of 2"));
+        assert_eq!(reported(&[4], 4), ("no 4 GPUs have 1 GiB of memory each".into(), true));
+        assert_eq!(reported(&[16, 7], 1), ("no GPU has 7 GiB free, though all together have 10; the scheduler ends no pod for that".into(), false));
+        assert!(reported(&[7], 2).0.contains("ask for a multiple of 2"));
         let impossible = PodAsk { gpus: Err("is no number".into()), ..ask(&[1], 1) };
         let why = choose(&rooms(&[1]), &impossible, Unit::GiB, BINPACK, 20).unwrap_err();
         assert!(why.is_for_ever());
@@ -324,12 +324,12 @@ mod tests {
         asked.containers[0].percent = 50;
         let choice = choose(&rooms, &asked, Unit::GiB, BINPACK, 20).unwrap();
         assert_eq!(choice.percent["c0"], [(1, 50)].into());
-        let told = |rooms: &[Room], asked: &PodAsk| {
+        let reported = |rooms: &[Room], asked: &PodAsk| {
             choose(rooms, asked, Unit::GiB, BINPACK, 20).unwrap_err().to_string()
         };
         rooms[1].free_percent = 40;
-        assert_eq!(told(&rooms, &asked), "no GPU has 2 GiB and 50 % of compute free");
+        assert_eq!(reported(&rooms, &asked), "no GPU has 2 GiB and 50 % of compute free");
         asked.containers[0].percent = 101;
-        assert_eq!(told(&rooms, &asked), "no GPU has 2 GiB of memory and 101 % of compute");
+        assert_eq!(reported(&rooms, &asked), "no GPU has 2 GiB of memory and 101 % of compute");
     }
 }

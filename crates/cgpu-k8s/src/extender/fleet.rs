@@ -491,7 +491,7 @@ impl Fleet {
     /// The pods on which something else is written than their node says that they have, and what it says; each is told
     /// again once its node or the pod itself has changed. A node has a say in its own pods, and in no others.
     pub fn take_unwritten(&mut self) -> Vec<(PodName, Given)> {
-        let told = |uid: String| {
+        let reported = |uid: String| {
             let held = self.pods.get(&uid)?;
             let given = self.nodes.get(&*held.node)?.given.get(&uid)?;
             let [namespace, name, node] =
@@ -499,7 +499,7 @@ impl Fleet {
             let pod = PodName { namespace, name, uid, node };
             (held.written != digest(&given.words())).then(|| (pod, given.clone()))
         };
-        std::mem::take(&mut self.unwritten).into_iter().filter_map(told).collect()
+        std::mem::take(&mut self.unwritten).into_iter().filter_map(reported).collect()
     }
 
     /// The names of all nodes, sorted.

@@ -225,13 +225,13 @@ mod tests {
         let mut all = vec![holder("a", 0, &[(0, 4)]), holder("b", 0, &[(1, 4)])];
         all[1].cpu_milli = 900;
         let gone = || BTreeSet::from(["a".to_owned()]);
-        let told = |proposed: &[&str]| {
+        let reported = |proposed: &[&str]| {
             let proposed: Vec<String> = proposed.iter().map(|uid| (*uid).to_owned()).collect();
             completed(gone(), &proposed, &all).into_iter().collect::<Vec<_>>()
         };
-        assert_eq!(told(&["a"]), ["a"]);
-        assert_eq!(told(&["b"]), ["a", "b"], "its processor is needed");
-        assert_eq!(told(&["without-gpu"]), ["a", "without-gpu"]);
+        assert_eq!(reported(&["a"]), ["a"]);
+        assert_eq!(reported(&["b"]), ["a", "b"], "its processor is needed");
+        assert_eq!(reported(&["without-gpu"]), ["a", "without-gpu"]);
         all[1].cpu_milli = 100;
         let proposed = ["b".to_owned()];
         assert_eq!(completed(gone(), &proposed, &all), gone(), "one for another of the same size");

@@ -356,7 +356,7 @@ mod tests {
     }
 
     /// An extender's answer to a scheduler's question.
-    async fn told(binder: Arc<Binder>, path: &str, question: Vec<u8>) -> String {
+    async fn reported(binder: Arc<Binder>, path: &str, question: Vec<u8>) -> String {
         let question = axum::http::Request::post(path)
             .header(CONTENT_TYPE, "application/json")
             .body(axum::body::Body::from(question));
@@ -372,9 +372,9 @@ mod tests {
             question
         };
         let filter = "/gpushare-scheduler/filter";
-        let long = told(leader(), filter, question(MOST_ASKED_BYTES)).await;
+        let long = reported(leader(), filter, question(MOST_ASKED_BYTES)).await;
         assert!(!long.contains("no question of a scheduler's"), "{long}");
-        let longer = told(leader(), filter, question(MOST_ASKED_BYTES + 1)).await;
+        let longer = reported(leader(), filter, question(MOST_ASKED_BYTES + 1)).await;
         assert!(longer.contains("no question of a scheduler's"), "{longer}");
         assert!(longer.contains("length limit exceeded"), "{longer}");
     }
@@ -395,7 +395,7 @@ mod tests {
         let question =
             json!({"PodName": "p", "PodNamespace": "default", "PodUID": "u", "Node": "n"});
         let question = question.to_string().into_bytes();
-        let answer = told(Arc::new(binder), "/gpushare-scheduler/bind", question).await;
+        let answer = reported(Arc::new(binder), "/gpushare-scheduler/bind", question).await;
         assert!(answer.contains("asks for nothing of cgpu's"), "{answer}");
     }
 

@@ -23,7 +23,7 @@ use crate::ask::{AskRules, PodAsk};
 use crate::cluster::{annotate, in_time};
 use crate::complaint::Complaint;
 use crate::node::Given;
-use crate::tell::{By, REFUSED, tell_pod_of, warning};
+use crate::pod_events::{By, REFUSED, report_to_pod, warning};
 use crate::written::shares;
 
 /// How long an eviction waits for the next one: of what is refused, as by a disruption budget, it is tried again.
@@ -60,15 +60,15 @@ pub(crate) async fn follow(sees_to: &SeesTo, binder: Arc<Binder>, rules: FleetRu
     };
     let memory = rules.asks.memory.clone();
     let write = write_given(client, &binder, &memory);
-    let (told, mut to_tell) = mpsc::channel::<Box<Pod>>(1000);
+    let (reported, mut to_report) = mpsc::channel::<Box<Pod>>(1000);
     let asks = rules.asks.clone();
-    let tell_pods = async {
+    let report_to_pods = async {
         let mut complaint = Complaint::default();
-        while let Some(pod) = to_tell.recv().await {
+        while let Some(pod) = to_report.recv().await {
             let Some(why) = asks.refused(&pod) else { continue };
             let event = warning(&pod, REFUSED, &why, &By::extender());
-            if let Err(error) = tell_pod_of(client, &event).await {
-                complaint.tell(format!("a pod isn't told why it can't be: {error:#}"));
+            if let Err(error) = report_to_pod(client, &event).await {
+                complaint.report(format!("a pod isn't told why it can't be: {error:#}"));
             }
         }
     };
@@ -89,19 +89,19 @@ pub(crate) async fn follow(sees_to: &SeesTo, binder: Arc<Binder>, rules: FleetRu
                 && let Some(pod) = unasked(event, &rules_of_pods, &mut refused)
             {
                 // Where there are more than it holds they go untold; no scheduler waits for them.
-                let _ = told.try_send(pod);
+                let _ = reported.try_send(pod);
             }
-            let tell = |fleet: &mut Fleet| match heard {
+            let report = |fleet: &mut Fleet| match heard {
                 Heard::Node(event) => {
-                    tell_node(fleet, *event, &mut nodes).then(|| has_nodes = Some(()))
+                    update_node(fleet, *event, &mut nodes).then(|| has_nodes = Some(()))
                 }
                 Heard::Pod(event) => {
-                    tell_pod(fleet, *event, &mut pods).then(|| has_pods = Some(()))
+                    update_pod(fleet, *event, &mut pods).then(|| has_pods = Some(()))
                 }
             };
             match &mut fleet {
-                Some(fleet) => tell(fleet),
-                None => binder.with_fleet(tell).unwrap_or_default(),
+                Some(fleet) => report(fleet),
+                None => binder.with_fleet(report).unwrap_or_default(),
             };
             if has_nodes.and(has_pods).is_some() && fleet.is_some() {
                 info!("all nodes and pods are known; serving");
@@ -109,16 +109,20 @@ pub(crate) async fn follow(sees_to: &SeesTo, binder: Arc<Binder>, rules: FleetRu
             }
         }
     };
-    tokio::join!(nodes, pods, take_in, tell_pods, evict, write);
+    tokio::join!(nodes, pods, take_in, report_to_pods, evict, write);
 }
 
 /// The pod of `event`, if it asks for what it can't have, no scheduler will ask us about it, and it isn't among those
-/// that were `told` of.
-fn unasked(event: &Event<Pod>, asks: &AskRules, told: &mut HashSet<String>) -> Option<Box<Pod>> {
+/// that were `reported` of.
+fn unasked(
+    event: &Event<Pod>,
+    asks: &AskRules,
+    reported: &mut HashSet<String>,
+) -> Option<Box<Pod>> {
     let pod = match event {
         Event::Apply(pod) | Event::InitApply(pod) => pod,
         Event::Delete(pod) => {
-            told.remove(pod.metadata.uid.as_deref()?);
+            reported.remove(pod.metadata.uid.as_deref()?);
             return None;
         }
         Event::Init | Event::InitDone => return None,
@@ -126,7 +130,7 @@ fn unasked(event: &Event<Pod>, asks: &AskRules, told: &mut HashSet<String>) -> O
     let is_placed = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
     // Of one that is on a node its plugin tells.
     let is_meant = !is_placed && !asks.is_asked_for(pod) && asks.refused(pod).is_some();
-    (is_meant && told.insert(pod.metadata.uid.clone()?)).then(|| Box::new(pod.clone()))
+    (is_meant && reported.insert(pod.metadata.uid.clone()?)).then(|| Box::new(pod.clone()))
 }
 
 /// Evicts pods that have something of a GPU which is gone, as often as they are seen.
@@ -147,7 +151,9 @@ async fn evict_lost(client: &Client, binder: &Binder) {
             let pod = format!("{}/{}", pod.namespace, pod.name);
             match in_time(evicted).await {
                 Ok(_) => info!(pod, "evicted: its GPU is gone"),
-                Err(error) => complaint.tell(format!("{pod}, whose GPU is gone, stays: {error:#}")),
+                Err(error) => {
+                    complaint.report(format!("{pod}, whose GPU is gone, stays: {error:#}"))
+                }
             }
         }
         sleep(BETWEEN_EVICTIONS).await;
@@ -187,7 +193,7 @@ async fn write_given(client: &Client, binder: &Binder, resource: &str) {
             if let Err(error) = done {
                 let PodName { namespace, name, .. } = &pod;
                 complaint
-                    .tell(format!("what {namespace}/{name} has isn't written on it: {error:#}"));
+                    .report(format!("what {namespace}/{name} has isn't written on it: {error:#}"));
                 waiting.insert(pod, given);
             }
         }
@@ -209,7 +215,7 @@ struct Listed {
 }
 
 /// Returns whether a list has become whole.
-fn tell_node(fleet: &mut Fleet, event: Event<Node>, listed: &mut Listed) -> bool {
+fn update_node(fleet: &mut Fleet, event: Event<Node>, listed: &mut Listed) -> bool {
     match event {
         Event::Init => listed.names.clear(),
         Event::InitApply(node) => {
@@ -227,7 +233,7 @@ fn tell_node(fleet: &mut Fleet, event: Event<Node>, listed: &mut Listed) -> bool
 }
 
 /// Returns whether a list has become whole.
-fn tell_pod(fleet: &mut Fleet, event: Event<Pod>, listed: &mut Listed) -> bool {
+fn update_pod(fleet: &mut Fleet, event: Event<Pod>, listed: &mut Listed) -> bool {
     match event {
         Event::Init => {
             listed.names.clear();
@@ -260,7 +266,7 @@ where
                     return;
                 }
             }
-            Err(error) => complaint.tell(format!("the API server can't be watched: {error}")),
+            Err(error) => complaint.report(format!("the API server can't be watched: {error}")),
         }
     }
     debug!("a watch has ended");

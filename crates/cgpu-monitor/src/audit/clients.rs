@@ -127,7 +127,7 @@ pub(crate) fn with_clients(
     own: &MonitorClient,
     dead: &[Process],
 ) -> BTreeSet<Process> {
-    if dead.is_empty() || !own.can_tell() {
+    if dead.is_empty() || !own.can_report() {
         return BTreeSet::new();
     }
     let is_dead = |(_, process): &(Client, Process)| dead.contains(process);

@@ -44,7 +44,7 @@ const MOST_CHANGED_LOOKS: u32 = 1;
 const SUSPICION: Duration = Duration::from_secs(3);
 
 /// The most programs of the host of which the log is told.
-const MOST_TOLD: usize = 256;
+const MOST_REPORTED: usize = 256;
 
 /// What a search found.
 #[derive(Debug, Default)]
@@ -156,7 +156,7 @@ fn search_running(monitor: &Monitor, callers: &BTreeSet<u32>, evidence: Evidence
 fn meet_running(monitor: &Monitor, pid: u32, callers: &BTreeSet<u32>, evidence: Evidence) {
     if let Some((Consequence::ContainerEnds, holder)) = meet(monitor, pid, callers, evidence, false)
     {
-        monitor.log.tell_killed(Event::ended_for_leak().by(
+        monitor.log.report_killed(Event::ended_for_leak().by(
             holder.pid,
             None,
             Some(holder.program.as_str()).filter(|program| !program.is_empty()),
@@ -180,19 +180,19 @@ pub(crate) fn search_after_end(monitor: &Monitor, evidence: Evidence) -> Search 
         }
     }
     monitor.escapes.lock().searched = Some(Instant::now());
-    tell_holders(monitor, &search.holders);
+    report_holders(monitor, &search.holders);
     search
 }
 
 /// Tells once of each program of the host that has a descriptor of a container that has ended.
-fn tell_holders(monitor: &Monitor, holders: &[Holder]) {
+fn report_holders(monitor: &Monitor, holders: &[Holder]) {
     for holder in holders {
         let mut found = monitor.escapes.lock();
-        let has_room = found.told_holders.len() < MOST_TOLD;
-        if has_room && found.told_holders.insert(holder.pid) {
+        let has_room = found.reported_holders.len() < MOST_REPORTED;
+        if has_room && found.reported_holders.insert(holder.pid) {
             drop(found);
             let event = described(Event::leaked(), holder.pid);
-            monitor.log.tell_leaked(event);
+            monitor.log.report_leaked(event);
         }
     }
 }
@@ -241,7 +241,7 @@ fn meet(
             let event = described(Event::killed_outside(), pid.cast_signed());
             pidfd_send_signal(&pidfd, Signal::KILL).ok()?;
             monitor.count_killed();
-            monitor.log.tell_killed(event);
+            monitor.log.report_killed(event);
         }
     }
     Some((consequence, holder))

@@ -158,7 +158,7 @@ pub(crate) struct EscapeFindings {
     /// Until when descriptors are searched for, because memory in use is not explained.
     pub(crate) suspicion: Option<Instant>,
     /// Pids of the host's programs of which the log was told.
-    pub(crate) told_holders: BTreeSet<i32>,
+    pub(crate) reported_holders: BTreeSet<i32>,
 }
 
 #[cfg(test)]

@@ -66,8 +66,8 @@ pub(crate) fn reconcile(monitor: &Monitor, lane: &mut OnLane<'_>, came: Instant)
             continue;
         };
         // An audit for another refused call that began after this call came has told everything.
-        let told_all = |last: Audited| last.occasion == Occasion::Refusal && last.began >= came;
-        if last.is_some_and(told_all) {
+        let reported_all = |last: Audited| last.occasion == Occasion::Refusal && last.began >= came;
+        if last.is_some_and(reported_all) {
             break;
         }
         let wait = last.map_or(Duration::ZERO, Audited::wait);
@@ -327,7 +327,7 @@ fn remove_gone_names(
     if names.is_empty() {
         return true;
     }
-    if !own.can_tell() {
+    if !own.can_report() {
         return false;
     }
     let mut clients = BTreeMap::new();

@@ -338,9 +338,9 @@ impl RecvWait {
 fn signal_thread(thread: Pid) {
     let signal = SIGNAL as libc::c_int;
     // SAFETY: takes numbers only; the thread is one of this process, and waits.
-    let told =
+    let reported =
         unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), thread.as_raw(), signal) };
-    if let Err(errno) = Errno::result(told) {
+    if let Err(errno) = Errno::result(reported) {
         tracing::error!(%errno, "a thread can't be told of a change");
     }
 }

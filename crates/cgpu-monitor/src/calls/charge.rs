@@ -11,7 +11,7 @@
 use std::time::Instant;
 
 use crate::audit::reconcile;
-use crate::case::{Case, EarlyReply, note_user, tell_refused, unmake_object};
+use crate::case::{Case, EarlyReply, note_user, report_refused, unmake_object};
 use crate::decide::{self, Denial, nth_handle};
 use crate::driver::{Presence, presence};
 use crate::gate::settings::NodeKind;
@@ -102,7 +102,7 @@ pub(crate) fn make_charged(
         let usage = books.ledger.usage(gpu);
         drop(books);
         if let (Ok(None), NV_ERR_NO_MEMORY, Some(usage)) = (&made, case.status(), usage) {
-            tell_refused(case, Refuser::Driver, gpu, asked_bytes, usage);
+            report_refused(case, Refuser::Driver, gpu, asked_bytes, usage);
         }
         return made.map(|_| None);
     };

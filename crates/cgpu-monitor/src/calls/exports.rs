@@ -53,7 +53,7 @@ pub(crate) fn export_or_import(
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
     };
     let lane = match does {
-        Does::Tell => begin_control(case).map(|()| None),
+        Does::Report => begin_control(case).map(|()| None),
         _ => begin_on_lane(case).map(Some),
     }?;
     export::set_descriptor(layout, &mut case.scratch.params, file.descriptor());

@@ -74,7 +74,7 @@ pub(crate) struct LastTurn {
     /// Channels that were found to be gone, until the caller forgets them.
     pub(crate) gone: Vec<ChannelName>,
     /// The channels that other monitors were told of last.
-    pub(crate) told: Option<Vec<ChannelName>>,
+    pub(crate) reported: Option<Vec<ChannelName>>,
 }
 
 impl LastTurn {

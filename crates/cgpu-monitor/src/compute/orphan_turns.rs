@@ -13,7 +13,7 @@ use crate::gate::settings::{Gpu, Settings};
 use crate::processes::end_if_taken;
 use crate::shared::Monitor;
 use crate::state::ChannelName;
-use cgpu_host::events::{Event, Teller};
+use cgpu_host::events::{Event, EventSink};
 use cgpu_host::process::pidfd;
 use cgpu_host::registry::{Record, Registry};
 
@@ -21,18 +21,18 @@ use cgpu_host::registry::{Record, Registry};
 const RETRY_US: u64 = 1_000_000;
 
 /// Writes which channels the container has on a GPU, where they differ from those that were written last.
-pub(crate) fn tell_channels(
+pub(crate) fn report_channels(
     monitor: &Monitor,
     gpu: usize,
     channels: &[ChannelName],
     last: &mut LastTurn,
 ) {
-    if monitor.settings.place.as_os_str().is_empty() || last.told.as_deref() == Some(channels) {
+    if monitor.settings.place.as_os_str().is_empty() || last.reported.as_deref() == Some(channels) {
         return;
     }
     let Some(of) = monitor.settings.gpus.get(gpu) else { return };
     match write_channels(&monitor.settings.place, &of.uuid, channels) {
-        Ok(()) => last.told = Some(channels.to_vec()),
+        Ok(()) => last.reported = Some(channels.to_vec()),
         Err(error) => tracing::debug!(%error, "channels can't be told to other monitors"),
     }
 }
@@ -117,14 +117,15 @@ fn look_for_orphans(monitor: &Monitor, gpu: usize, orphans: &mut Orphans) {
 }
 
 /// Tells of a neighbour whose monitor has ended before it, unless somebody has told of it.
-fn tell_of_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
+fn report_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
     let state_dir = &monitor.settings.state_dir;
     let records = Registry::look(state_dir, String::new()).and_then(|all| all.records());
     let neighbour = records.ok().and_then(|all| all.into_iter().find(|of| of.short_id == name));
     // A container that has ended ends its monitor.
     let Some(Record { key, holder, plan, .. }) = neighbour else { return };
     let Some(first) = holder.init().filter(|first| first.alive()) else { return };
-    let tell = |event: Event| Teller::of_host(state_dir).tell(event.of(&key.id, None, &key.root));
+    let report =
+        |event: Event| EventSink::of_host(state_dir).report(event.of(&key.id, None, &key.root));
     let Settings { nodes, gpus, .. } = &*monitor.settings;
     let theirs = |gpu: &Gpu| {
         let of = plan.gpus.iter().find(|of| of.uuid == gpu.uuid)?;
@@ -137,13 +138,13 @@ fn tell_of_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
         false => Err(()),
     };
     // Otherwise the next create or `cgpu gc` looks.
-    let _ = place.look_after_lost(tell, look);
+    let _ = place.look_after_lost(report, look);
 }
 
 fn new_orphan(monitor: &Monitor, gpu: usize, name: &str, place: &MonitorDir) -> Option<Orphan> {
     match read_channels(place, &monitor.settings.gpus.get(gpu)?.uuid) {
         Ok(channels) => {
-            tell_of_loss(monitor, name, place);
+            report_loss(monitor, name, place);
             Some(Orphan { channels, ..Orphan::default() })
         }
         Err(error) => {

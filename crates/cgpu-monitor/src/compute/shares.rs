@@ -94,8 +94,9 @@ impl Shares {
     /// the log is to be told then.
     pub(crate) fn note_out_of_reach(&self, gpu: usize, group: (u32, u32)) -> bool {
         self.on(gpu, |on| {
-            let (since, is_told) = on.out_of_reach.entry(group).or_insert((Instant::now(), false));
-            since.elapsed() >= OUT_OF_REACH && !std::mem::replace(is_told, true)
+            let (since, is_reported) =
+                on.out_of_reach.entry(group).or_insert((Instant::now(), false));
+            since.elapsed() >= OUT_OF_REACH && !std::mem::replace(is_reported, true)
         })
     }
 
@@ -114,8 +115,8 @@ impl Shares {
     /// The groups of a GPU that have been out of reach for long, and don't have the share that they are to have.
     pub(crate) fn out_of_reach(&self, gpu: usize) -> BTreeSet<(u32, u32)> {
         self.on(gpu, |on| {
-            let told = on.out_of_reach.iter().filter(|(_, (_, is_told))| *is_told);
-            told.map(|(group, _)| *group).collect()
+            let reported = on.out_of_reach.iter().filter(|(_, (_, is_reported))| *is_reported);
+            reported.map(|(group, _)| *group).collect()
         })
     }
 

@@ -27,7 +27,7 @@ use nvrm::number::{NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_O
 
 /// Up to how many processes are told apart by the samples. There are some seventy samples: with more processes, one
 /// that computes could be in none.
-const MOST_TOLD_APART: usize = 8;
+const MOST_DISTINGUISHED: usize = 8;
 
 /// How often the monitor looks which of several processes rest, in milliseconds: while one of them was seen to
 /// compute, and while none was.
@@ -93,7 +93,7 @@ pub(crate) fn find_resting_processes(monitor: &Monitor) -> Option<u16> {
             books.groups.computing_processes(gpu, &books.processes)
         };
         let mut resting = BTreeSet::new();
-        if adds_up && (2..=MOST_TOLD_APART).contains(&computing.len()) {
+        if adds_up && (2..=MOST_DISTINGUISHED).contains(&computing.len()) {
             let own = own_client(monitor);
             let samples = own.map(|own| own.samples(gpu)).unwrap_or_default();
             let is_busy = computing.iter().any(|process| was_seen(&samples, *process));
@@ -191,7 +191,7 @@ pub(crate) fn forget_freed_groups(monitor: &Monitor, client: u32, handle: u32) {
 /// Forgets the channel groups and channels of a GPU that the driver doesn't have any more.
 pub(crate) fn forget_gone_groups(monitor: &Monitor, gpu: usize) {
     let own = own_client(monitor);
-    let Some(own) = own.filter(|own| own.can_tell()) else { return };
+    let Some(own) = own.filter(|own| own.can_report()) else { return };
     let (known, channels) = {
         let books = monitor.books();
         (books.groups.on(gpu), books.outside_groups(gpu))
@@ -221,7 +221,7 @@ pub(crate) fn forget_gone_groups(monitor: &Monitor, gpu: usize) {
 fn forget_if_gone(monitor: &Monitor, due: &DueSlice) -> bool {
     let Some(own) = own_client(monitor) else { return false };
     let presence = own.presence(due.client, due.handle);
-    let is_gone = presence != Presence::There && own.can_tell();
+    let is_gone = presence != Presence::There && own.can_report();
     if is_gone {
         forget_freed_groups(monitor, due.client, due.handle);
     }

@@ -103,7 +103,7 @@ fn sort_out_missing(
             there.push(*channel);
             continue;
         }
-        if !own.can_tell() {
+        if !own.can_report() {
             continue;
         }
         let since = last.missing.entry(*channel).or_insert_with(Instant::now);

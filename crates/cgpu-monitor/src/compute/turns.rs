@@ -16,7 +16,7 @@ use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
 
 use crate::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us};
-use crate::compute::orphan_turns::{end_orphan_turns, take_turns_of_orphans, tell_channels};
+use crate::compute::orphan_turns::{end_orphan_turns, report_channels, take_turns_of_orphans};
 use crate::compute::slices::{
     find_resting_processes, note_share_tried, read_shares, round_of_groups, set_slices,
 };
@@ -239,7 +239,7 @@ fn timetable(monitor: &Monitor, gpu: usize) -> (Timetable, Numbered) {
 fn take_turn(monitor: &Monitor, gpu: usize, last: &mut LastTurn) -> Option<u64> {
     let (parts, all) = timetable(monitor, gpu);
     if monitor.shares.has_frame(gpu) {
-        tell_channels(monitor, gpu, &all.keys().copied().collect::<Vec<_>>(), last);
+        report_channels(monitor, gpu, &all.keys().copied().collect::<Vec<_>>(), last);
     }
     let now = now_us();
     let (off, next) = parts.off(last.times, now);

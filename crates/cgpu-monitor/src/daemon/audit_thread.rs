@@ -66,7 +66,7 @@ impl AuditThread {
                     end_escapes(monitor);
                 }
             }
-            monitor.log.tell_left_out(When::Due);
+            monitor.log.report_left_out(When::Due);
             self.container_end.end_what_is_left();
             sweep_exports(monitor);
             sweep_files(monitor, occasion);

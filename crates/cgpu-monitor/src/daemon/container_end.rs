@@ -31,7 +31,7 @@ const LAST_LOOK: Duration = Duration::from_millis(25);
 const MOST_WAIT: Duration = Duration::from_secs(10);
 
 /// The most programs that a status tells of.
-const MOST_HOLDERS_TOLD: usize = 16;
+const MOST_HOLDERS_REPORTED: usize = 16;
 
 /// Notices the end of the container, and ends what is left.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl ContainerEnd {
             ending.is_underway = true;
         }
         drop(ending);
-        monitor.log.tell_left_out(When::End);
+        monitor.log.report_left_out(When::End);
         self.status_writer.write_now();
         if is_over {
             return;
@@ -204,7 +204,7 @@ impl ContainerEnd {
         }
         let evidence = if used { Evidence::ContainerMemory } else { Evidence::OwnMemory };
         let mut search = search_after_end(monitor, evidence);
-        search.holders.truncate(MOST_HOLDERS_TOLD);
+        search.holders.truncate(MOST_HOLDERS_REPORTED);
         if search.holders.is_empty() && self.monitor.end() == End::Searching {
             // The driver closes files a moment after their process has ended, and a descriptor that was sent may not
             // have been received yet.

@@ -111,6 +111,6 @@ fn change_limit(monitor: &Monitor, uuid: &str, limit_bytes: u64, pid: i32) -> An
         quota_bytes: Some(limit_bytes),
         ..Event::new(Kind::Resized)
     };
-    monitor.log.tell_changed(described(event, pid));
+    monitor.log.report_changed(described(event, pid));
     Answer::Done
 }

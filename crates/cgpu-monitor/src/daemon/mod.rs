@@ -127,7 +127,7 @@ pub fn serve() -> io::Result<Option<Gone>> {
     if let Some(own) = own {
         MonitorDir::at(&settings.place).write_process(own);
     }
-    startup::tell(remaining, limit_error);
+    startup::report(remaining, limit_error);
     report_losses(&settings, || {
         let runtimes = Runtimes::new(Some(settings.launcher), Vec::new(), false);
         let sockets = (entry, control);
@@ -156,7 +156,7 @@ pub fn resume(number: &str) -> io::Result<Option<Gone>> {
     let settings = snapshot.settings.clone();
     report_losses(&settings, || {
         let daemon = Daemon::resume(snapshot)?;
-        settings.teller().tell(Event::monitor_replaced());
+        settings.sink().report(Event::monitor_replaced());
         daemon.run()
     })
 }
@@ -174,24 +174,24 @@ pub fn check() -> io::Result<()> {
 
 /// Runs `work`. If it fails or panics, an event says that the monitor is lost, and why.
 fn report_losses<T>(settings: &Settings, work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let (teller, place) = (settings.teller(), MonitorDir::at(&settings.place));
-    let tell = move |why: String| {
+    let (sink, place) = (settings.sink(), MonitorDir::at(&settings.place));
+    let report = move |why: String| {
         if place.mark_lost() {
-            teller.tell(Event::monitor_lost(&why));
+            sink.report(Event::monitor_lost(&why));
         }
     };
-    let tell = Arc::new(tell);
-    let told = Arc::clone(&tell);
+    let report = Arc::new(report);
+    let reported = Arc::clone(&report);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         // Where the panic came while this thread held the log's lock, telling never returns: SIGALRM ends the process.
         nix::unistd::alarm::set(LAST_WORDS_S);
-        told(format!("it has a fault: {panic}"));
+        reported(format!("it has a fault: {panic}"));
         before(panic);
         // A thread that panics takes the process along: calls would wait for it.
         std::process::abort();
     }));
-    work().inspect_err(|error| tell(error.to_string()))
+    work().inspect_err(|error| report(error.to_string()))
 }
 
 /// The monitor.

@@ -36,9 +36,9 @@ pub(crate) fn may_change(
     socket: &impl AsFd,
     (state_dir, started_in): (&Path, &str),
 ) -> Result<i32, String> {
-    static TOLD: Once = Once::new();
+    static REPORTED: Once = Once::new();
     judge(socket, (state_dir, started_in)).inspect_err(|reason| {
-        TOLD.call_once(|| {
+        REPORTED.call_once(|| {
             warn!(reason, "refused: only root of the host may change what a monitor enforces");
         });
     })

@@ -48,7 +48,7 @@ pub(super) fn share_heap() {
 }
 
 /// Tells the log what the host didn't permit.
-pub(super) fn tell(
+pub(super) fn report(
     remaining_controllers: Vec<String>,
     limit: Result<(), (rustix::io::Errno, u64)>,
 ) {

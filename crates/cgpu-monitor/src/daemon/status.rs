@@ -10,7 +10,7 @@ use crate::calls::CallService;
 use crate::compute::read_shares;
 use crate::gate::launch::MonitorDir;
 use crate::gate::status_file;
-use crate::gate::wire::{GpuStatus, MOST_PROCESSES_TOLD, ProcessStatus, Status};
+use crate::gate::wire::{GpuStatus, MOST_PROCESSES_REPORTED, ProcessStatus, Status};
 use crate::shared::Monitor;
 use crate::sync::Lock;
 use cgpu_core::ledger::{Ledger, Process};
@@ -36,7 +36,7 @@ pub(crate) fn status(monitor: &Monitor) -> Status {
     let mut processes = processes(&books.ledger);
     drop(books);
     let process_count = processes.len();
-    processes.truncate(MOST_PROCESSES_TOLD);
+    processes.truncate(MOST_PROCESSES_REPORTED);
     Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         pid: std::process::id(),

@@ -36,7 +36,7 @@ pub(crate) fn own_client(monitor: &Monitor) -> Option<Arc<MonitorClient>> {
 
 /// Whether another client has the object `handle`; `None` where the driver can't tell.
 pub(crate) fn presence(monitor: &Monitor, client: u32, handle: u32) -> Option<Presence> {
-    let own = own_client(monitor).filter(|own| own.can_tell())?;
+    let own = own_client(monitor).filter(|own| own.can_report())?;
     Some(own.presence(client, handle))
 }
 

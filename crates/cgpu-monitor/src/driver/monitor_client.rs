@@ -271,7 +271,7 @@ impl MonitorClient {
 
     /// Whether [`presence`](Self::presence) can be believed: the driver gives the same errors where this client's own
     /// objects are gone, after a reset, say.
-    pub(crate) fn can_tell(&self) -> bool {
+    pub(crate) fn can_report(&self) -> bool {
         let first = self.gpus.iter().flatten().next();
         first.is_some_and(|(_, subdevice)| self.rm().uuid(self.client, *subdevice).is_ok())
     }

@@ -13,7 +13,7 @@ use super::wire::{Answer, Question};
 /// How long a monitor may take to answer one question.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest answer that [`ask_all`] reads, in bytes: [`super::wire::MOST_PROCESSES_TOLD`] processes on ten GPUs.
+/// The longest answer that [`ask_all`] reads, in bytes: [`super::wire::MOST_PROCESSES_REPORTED`] processes on ten GPUs.
 const MOST_BYTES: u64 = 1 << 16;
 
 /// Why a monitor gave no answer.

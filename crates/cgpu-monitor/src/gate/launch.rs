@@ -209,15 +209,15 @@ impl MonitorDir {
     /// The error of `look`: then somebody else may look.
     pub fn look_after_lost<E>(
         &self,
-        tell: impl Fn(Event),
+        report: impl Fn(Event),
         look: impl FnOnce() -> Result<Option<Event>, E>,
     ) -> Result<(), E> {
         if self.mark_lost() {
-            tell(Event::monitor_lost(MONITOR_KILLED));
+            report(Event::monitor_lost(MONITOR_KILLED));
         }
         let found = look()?;
         if File::create_new(self.dir.join("seen")).is_ok() {
-            found.into_iter().for_each(tell);
+            found.into_iter().for_each(report);
         }
         Ok(())
     }
@@ -434,9 +434,9 @@ mod tests {
         let place = MonitorDir::at(dir.path());
         // A process that was: no process has this number.
         place.write_process(ProcessId { pid: i32::MAX, start_ticks: 1 });
-        let told = RefCell::new(Vec::new());
+        let reported = RefCell::new(Vec::new());
         let look = |found: Result<Option<Event>, ()>| {
-            place.look_after_lost(|event| told.borrow_mut().push(event.kind), || found)
+            place.look_after_lost(|event| reported.borrow_mut().push(event.kind), || found)
         };
         assert!(place.is_lost_and_not_seen());
         assert_eq!(look(Err(())), Err(()));
@@ -444,6 +444,6 @@ mod tests {
         assert_eq!(look(Ok(Some(Event::ended_for_leak()))), Ok(()));
         assert!(!place.is_lost_and_not_seen());
         assert_eq!(look(Ok(Some(Event::ended_for_leak()))), Ok(()));
-        assert_eq!(told.take(), [Kind::MonitorLost, Kind::Leaked]);
+        assert_eq!(reported.take(), [Kind::MonitorLost, Kind::Leaked]);
     }
 }

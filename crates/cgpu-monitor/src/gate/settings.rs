@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use cgpu_core::processor::ProcessorShares;
 use cgpu_host::config::MOST_CHANNEL_GROUPS;
-use cgpu_host::events::Teller;
+use cgpu_host::events::EventSink;
 use cgpu_host::process::ProcessId;
 
 /// The largest settings that [`Settings::read`] reads, in bytes.
@@ -170,11 +170,11 @@ pub enum SettingsError {
 }
 
 impl Settings {
-    /// The [`Teller`] that reports events of this container.
+    /// The [`EventSink`] that reports events of this container.
     #[must_use]
-    pub fn teller(&self) -> Teller {
+    pub fn sink(&self) -> EventSink {
         let (id, name) = (self.id.clone(), self.name.clone());
-        Teller::of_container(self.state_dir.clone(), id, name, self.root.clone())
+        EventSink::of_container(self.state_dir.clone(), id, name, self.root.clone())
     }
 
     /// Writes the settings into `file`, which is empty.

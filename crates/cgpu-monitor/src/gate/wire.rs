@@ -75,7 +75,7 @@ pub struct Status {
     /// How often the monitor's program was replaced by an update.
     #[serde(default)]
     pub updates: u64,
-    /// Processes that hold a client of the driver, those with most memory first: at most [`MOST_PROCESSES_TOLD`].
+    /// Processes that hold a client of the driver, those with most memory first: at most [`MOST_PROCESSES_REPORTED`].
     #[serde(default)]
     pub processes: Vec<ProcessStatus>,
     /// How many processes hold a client of the driver.
@@ -131,7 +131,7 @@ impl LastSeen {
 }
 
 /// The most processes that a [`Status`] tells of.
-pub const MOST_PROCESSES_TOLD: usize = 256;
+pub const MOST_PROCESSES_REPORTED: usize = 256;
 
 /// The GPU memory of a process of the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

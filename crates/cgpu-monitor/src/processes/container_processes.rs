@@ -14,7 +14,7 @@ use crate::processes::origins::mount_namespace;
 use crate::shared::Monitor;
 use cgpu_core::ledger::Process;
 use cgpu_host::events::Event;
-use cgpu_host::process::{self, ProcessId, told};
+use cgpu_host::process::{self, ProcessId, reported};
 
 /// The pids of the processes that called and are still known.
 pub(crate) fn caller_pids(monitor: &Monitor) -> BTreeSet<u32> {
@@ -100,7 +100,7 @@ pub(crate) fn kill_process(monitor: &Monitor, process: Process, event: Event) {
     }
     let _ = pidfd_send_signal(pidfd, Signal::KILL);
     if let Some(event) = event {
-        monitor.log.tell_killed(event);
+        monitor.log.report_killed(event);
     }
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn kill_all_processes(monitor: &Monitor) {
 pub(crate) fn is_monitor(pid: u32) -> bool {
     let namespace = mount_namespace(pid.cast_signed());
     let program = |tid| fs::read_link(format!("/proc/{tid}/exe")).ok();
-    let name = told(pid.cast_signed(), program).unwrap_or_default();
+    let name = reported(pid.cast_signed(), program).unwrap_or_default();
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
     // The kernel adds " (deleted)" to the name where an upgrade has replaced the file.
     namespace.is_some()
@@ -137,7 +137,7 @@ pub(crate) fn is_monitor(pid: u32) -> bool {
 /// Whether a process is a program of the host: it is in the monitor's pid namespace. `None` where that can't be read,
 /// because the process ends, say.
 pub(crate) fn is_of_host(pid: i32) -> Option<bool> {
-    let namespace = |pid| told(pid, |tid| fs::read_link(format!("/proc/{tid}/ns/pid")).ok());
+    let namespace = |pid| reported(pid, |tid| fs::read_link(format!("/proc/{tid}/ns/pid")).ok());
     let own = namespace(std::process::id().cast_signed());
     namespace(pid).map(|namespace| Some(namespace) == own)
 }

@@ -28,7 +28,7 @@ use crate::uvm::queries::{PAGE_BYTES, Ranges};
 use crate::uvm::vma_list::{Listed, possibly_managed};
 use cgpu_core::ledger::{Entry, Hold, Process};
 use cgpu_host::events::Event;
-use cgpu_host::process::{ProcessId, told};
+use cgpu_host::process::{ProcessId, reported};
 use nvrm::uvm::Range;
 
 /// How often the address spaces are looked at whose processes asked for nothing since. A thread that was kept from
@@ -45,7 +45,7 @@ pub(crate) fn audit_mappings_forever(monitor: &Monitor) {
     let processes: Vec<Process> = monitor.books().processes.iter().copied().collect();
     for process in processes {
         let watch = |tid| monitor.spaces.watch(process, tid).ok();
-        let _ = told(process.pid().cast_signed(), watch);
+        let _ = reported(process.pid().cast_signed(), watch);
     }
     loop {
         monitor.spaces.wait();
@@ -376,7 +376,7 @@ fn is_uvm(monitor: &Monitor, process: Process, of: Listed<'_>) -> bool {
             None => place_at(&path).map(|place| monitor.books().is_node(place)),
         }
     };
-    told(process.pid().cast_signed(), of_file).unwrap_or(false)
+    reported(process.pid().cast_signed(), of_file).unwrap_or(false)
 }
 
 /// Whether two mappings have an address in common.

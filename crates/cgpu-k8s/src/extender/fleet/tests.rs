@@ -104,10 +104,11 @@ fn what_a_node_says_of_its_own_pods_is_to_be_written_on_them_and_nothing_else() 
     fleet.set_pod(&on("other", "b"));
     assert_eq!(fleet.take_unwritten(), [], "no node has said anything");
     fleet.set_node(&given(&["a", "b", "gone"]));
-    let told = fleet.take_unwritten();
-    let names: Vec<_> = told.iter().map(|(pod, _)| (&*pod.uid, &*pod.name, &*pod.node)).collect();
+    let reported = fleet.take_unwritten();
+    let names: Vec<_> =
+        reported.iter().map(|(pod, _)| (&*pod.uid, &*pod.name, &*pod.node)).collect();
     assert_eq!(names, [("a", "a", "n")], "of another node's pod it has no say");
-    let words = told[0].1.words();
+    let words = reported[0].1.words();
     assert_eq!(
         (&*words["ALIYUN_COM_GPU_MEM_IDX"], &*words["ALIYUN_COM_GPU_MEM_ASSIGNED"]),
         ("1", "true")
@@ -176,8 +177,8 @@ fn what_a_pod_s_author_writes_on_it_hides_nothing() {
 #[test]
 fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
     let mut fleet = fleet(Placement::Binpack);
-    let mut told = node("n", &[16]);
-    fleet.set_node(&told);
+    let mut reported = node("n", &[16]);
+    fleet.set_node(&reported);
     let held = pod("a", 10, 1, &json!([]));
     let promise = fleet.promise(&seeker(&held), "n").unwrap();
     fleet.set_pod(&bound(held, "n", &promise));
@@ -187,8 +188,8 @@ fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
     let words =
         json!({"unit": "GiB", "gpus": {"0": 16}, "lost": {"a": "team/a", "unknown": "team/whole"}})
             .to_string();
-    told.metadata.annotations = Some([("cgpu.devices".to_owned(), words)].into());
-    fleet.set_node(&told);
+    reported.metadata.annotations = Some([("cgpu.devices".to_owned(), words)].into());
+    fleet.set_node(&reported);
     let lost: Vec<_> = fleet.lost().into_iter().map(|pod| pod.uid).collect();
     assert_eq!(lost, ["a", "unknown"], "one that has a GPU as a whole too");
     assert_eq!(used(&fleet, "n"), [0]);
@@ -201,16 +202,16 @@ fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
 #[test]
 fn labels_of_a_node_and_its_closed_gpus_are_followed() {
     let mut fleet = fleet(Placement::Binpack);
-    let mut told = node("n", &[8, 16, 24]);
+    let mut reported = node("n", &[8, 16, 24]);
     let owner =
         json!([{"uid": "set", "controller": true, "apiVersion": "v1", "kind": "X", "name": "x"}]);
     let of = |uid: &str| seeker(&pod(uid, 4, 1, &owner));
-    fleet.set_node(&told);
+    fleet.set_node(&reported);
     assert_eq!(gpus(&fleet.promise(&of("a"), "n").unwrap()), [0]);
     let labels = [("ack.node.gpu.placement", "spread"), ("ack.node.gpu.max-pod", "1")];
     let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    told.metadata.labels = Some(labels.into());
-    fleet.set_node(&told);
+    reported.metadata.labels = Some(labels.into());
+    fleet.set_node(&reported);
     assert_eq!(gpus(&fleet.promise(&of("b"), "n").unwrap()), [2], "the emptiest");
     assert_eq!(gpus(&fleet.promise(&of("c"), "n").unwrap()), [1], "without a sibling");
     let why = fleet.can_have(&of("d"), "n").unwrap_err();
@@ -219,8 +220,8 @@ fn labels_of_a_node_and_its_closed_gpus_are_followed() {
     fleet.can_have(&of("d"), "n").unwrap();
     let closed = json!({"unit": "GiB", "gpus": {"0": 8, "1": 16, "2": 24}, "closed": [0, 1, 2]});
     let words = [("cgpu.devices".to_owned(), closed.to_string())];
-    told.metadata.annotations = Some(words.into());
-    fleet.set_node(&told);
+    reported.metadata.annotations = Some(words.into());
+    fleet.set_node(&reported);
     // It may open again.
     let why = fleet.can_have(&of("d"), "n").unwrap_err();
     assert_eq!((why.to_string(), why.is_for_ever()), ("no GPU has 4 GiB free".into(), false));

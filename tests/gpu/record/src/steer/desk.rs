@@ -16,8 +16,8 @@ use serde::Serialize;
 
 use crate::control::{Answer, Control, Mode, Outcome, Who, ask};
 use crate::learn::Learnt;
-use crate::samples::ToldSamples;
-use crate::turns::ToldTurns;
+use crate::samples::ReportedSamples;
+use crate::turns::ReportedTurns;
 
 /// What the programs are called: one, and one or several.
 pub(crate) const A: char = 'a';
@@ -41,7 +41,7 @@ pub(crate) struct Tried {
 
 /// A group as it was found.
 #[derive(Debug, Serialize)]
-struct ToldGroup {
+struct ReportedGroup {
     client: String,
     handle: String,
     engine: u32,
@@ -51,20 +51,20 @@ struct ToldGroup {
 
 /// A program as it was found.
 #[derive(Debug, Serialize)]
-pub(crate) struct ToldTenant {
+pub(crate) struct ReportedTenant {
     name: char,
     process: i32,
-    groups: Vec<ToldGroup>,
+    groups: Vec<ReportedGroup>,
     loose_channels: usize,
 }
 
 /// All that is to be told.
 #[derive(Debug)]
-pub(crate) struct Told {
-    pub(crate) tenants: Vec<ToldTenant>,
+pub(crate) struct Reported {
+    pub(crate) tenants: Vec<ReportedTenant>,
     pub(crate) tried: Vec<Tried>,
-    pub(crate) turns: Vec<ToldTurns>,
-    pub(crate) samples: Vec<ToldSamples>,
+    pub(crate) turns: Vec<ReportedTurns>,
+    pub(crate) samples: Vec<ReportedSamples>,
 }
 
 /// A group that can be reached.
@@ -89,8 +89,8 @@ struct Tenant {
 pub(crate) struct Desk {
     tenants: Vec<Tenant>,
     tried: Vec<Tried>,
-    pub(crate) turns: Vec<ToldTurns>,
-    pub(crate) samples: Vec<ToldSamples>,
+    pub(crate) turns: Vec<ReportedTurns>,
+    pub(crate) samples: Vec<ReportedSamples>,
     pub(crate) phase: &'static str,
     pub(crate) patient: bool,
     sliced: bool,
@@ -368,15 +368,15 @@ impl Desk {
     }
 
     /// Gives the files back, and tells all.
-    pub(crate) fn close(self) -> Told {
-        let tenants = self.tenants.into_iter().map(|tenant| ToldTenant {
+    pub(crate) fn close(self) -> Reported {
+        let tenants = self.tenants.into_iter().map(|tenant| ReportedTenant {
             name: tenant.name,
             process: tenant.process,
             loose_channels: tenant.loose_channels,
             groups: tenant
                 .groups
                 .into_iter()
-                .map(|Held { group, slice_us, .. }| ToldGroup {
+                .map(|Held { group, slice_us, .. }| ReportedGroup {
                     client: format!("{:#x}", group.client),
                     handle: format!("{:#x}", group.handle),
                     engine: group.engine,
@@ -386,7 +386,7 @@ impl Desk {
                 .collect(),
         });
         let tenants = tenants.collect();
-        Told { tenants, tried: self.tried, turns: self.turns, samples: self.samples }
+        Reported { tenants, tried: self.tried, turns: self.turns, samples: self.samples }
     }
 
     pub(crate) fn computing(&self, tenant: usize) -> Vec<Held> {

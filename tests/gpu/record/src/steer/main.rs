@@ -154,7 +154,7 @@ fn steer(arguments: &Arguments) -> anyhow::Result<serde_json::Value> {
         schedule::run(arguments.plan, &mut desk, Duration::from_millis(arguments.phase_ms), &over);
     let put_back = desk.put_back();
     let ended_early = over.is();
-    let told = desk.close();
+    let reported = desk.close();
     let exits = end(&programs);
     let has =
         |wanted: &Capability| caps::has_cap(None, CapSet::Effective, *wanted).unwrap_or(false);
@@ -162,13 +162,13 @@ fn steer(arguments: &Arguments) -> anyhow::Result<serde_json::Value> {
     let rights: Vec<String> =
         asked.iter().filter(|wanted| has(wanted)).map(ToString::to_string).collect();
     Ok(serde_json::json!({
-        "tenants": told.tenants,
+        "tenants": reported.tenants,
         "root_has": rights,
         "phases": phases,
-        "controls": told.tried,
+        "controls": reported.tried,
         "before_schedule": before_schedule,
-        "turns": told.turns,
-        "samples": told.samples,
+        "turns": reported.turns,
+        "samples": reported.samples,
         "put_back": put_back,
         "ended_early": ended_early,
         "exits": exits,

@@ -11,7 +11,7 @@ const SIZES: [(usize, usize, usize); 4] =
 
 /// What the driver answered.
 #[derive(Debug, Serialize)]
-pub(crate) struct ToldSamples {
+pub(crate) struct ReportedSamples {
     phase: &'static str,
     who: Who,
     bytes: usize,
@@ -46,7 +46,7 @@ impl Desk {
             });
             let graphics = graphics.filter(|(time_us, ..)| *time_us > 0).collect();
             let (count, tracker) = (word(8), word(12));
-            self.samples.push(ToldSamples {
+            self.samples.push(ReportedSamples {
                 phase: self.phase,
                 who,
                 bytes,

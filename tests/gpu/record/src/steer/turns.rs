@@ -10,7 +10,7 @@ use crate::schedule::now_ns;
 
 /// How calls went that put programs on the GPU and took them off.
 #[derive(Debug, Serialize)]
-pub(crate) struct ToldTurns {
+pub(crate) struct ReportedTurns {
     phase: &'static str,
     edges: usize,
     refused: usize,
@@ -68,7 +68,7 @@ impl Desk {
         for name in [A, B] {
             refused += usize::from(!self.switch(name, false).1);
         }
-        let told = ToldTurns {
+        let reported = ReportedTurns {
             phase: self.phase,
             edges: count,
             refused,
@@ -77,7 +77,7 @@ impl Desk {
             late_us: spread(late),
             slots,
         };
-        self.turns.push(told);
+        self.turns.push(reported);
         refused == 0
     }
 

@@ -87,13 +87,15 @@ impl Other {
         match unsafe { fork() }? {
             ForkResult::Parent { child } => {
                 drop(report);
-                let mut told = [0; 16];
-                std::fs::File::from(answer).read_exact(&mut told).context("the other failed")?;
-                rm.client = told.u32_at(0);
-                rm.device = told.u32_at(4);
-                rm.subdevice = told.u32_at(8);
+                let mut reported = [0; 16];
+                std::fs::File::from(answer)
+                    .read_exact(&mut reported)
+                    .context("the other failed")?;
+                rm.client = reported.u32_at(0);
+                rm.device = reported.u32_at(4);
+                rm.subdevice = reported.u32_at(8);
                 rm.skip_to(THEIR_HANDLES);
-                Ok(Other { rm, pid: child, memory: told.u32_at(12) })
+                Ok(Other { rm, pid: child, memory: reported.u32_at(12) })
             }
             ForkResult::Child => {
                 let made = (|| {
@@ -103,10 +105,13 @@ impl Other {
                     rm.alloc(bytes)
                 })();
                 if let Ok((memory, _)) = made {
-                    let mut told = [0; 16];
+                    let mut reported = [0; 16];
                     let handles = [rm.client, rm.device, rm.subdevice, memory];
-                    told.chunks_exact_mut(4).zip(handles).for_each(|(at, it)| at.set_u32(0, it));
-                    let _ = std::fs::File::from(report).write_all(&told);
+                    reported
+                        .chunks_exact_mut(4)
+                        .zip(handles)
+                        .for_each(|(at, it)| at.set_u32(0, it));
+                    let _ = std::fs::File::from(report).write_all(&reported);
                     loop {
                         std::thread::park();
                     }
@@ -155,7 +160,7 @@ struct Steps {
 
 impl Steps {
     /// A step that is right where `is_right` says so.
-    fn told(&mut self, step: &str, seen: Value, is_right: bool) {
+    fn reported(&mut self, step: &str, seen: Value, is_right: bool) {
         if !is_right {
             self.failed.push(step.to_owned());
         }
@@ -165,7 +170,7 @@ impl Steps {
     /// A call that is to succeed; what it gave.
     fn call<T>(&mut self, step: &str, done: Result<T, Fail>) -> Option<T> {
         let seen = done.as_ref().err().map_or_else(|| json!("ok"), |fail| json!(fail.to_string()));
-        self.told(step, seen, done.is_ok());
+        self.reported(step, seen, done.is_ok());
         done.ok()
     }
 
@@ -258,16 +263,16 @@ fn executed(place: &Place, handed: &[u32]) -> anyhow::Result<Value> {
     let mut theirs = Rm::through(asked.abi, file(ctl2)?, file(gpu2)?);
     theirs.client = client2;
     let mut steps = Steps::default();
-    steps.told("the process has its number", json!(pid), pid == std::process::id());
+    steps.reported("the process has its number", json!(pid), pid == std::process::id());
     steps.call("a control of a subdevice", rm.uuid());
     let before = figure(&rm, pid);
     let before = steps.call("the driver is asked for this process's memory", before);
     let before = before.unwrap_or_default();
-    steps.told("its own block shows", json!(before), has(before) >= BLOCK_BYTES / MIB);
+    steps.reported("its own block shows", json!(before), has(before) >= BLOCK_BYTES / MIB);
     let another = steps.call("another block", rm.alloc(BLOCK_BYTES));
     let after = figure(&rm, pid).unwrap_or_default();
     let more = has(after) - has(before).min(has(after));
-    steps.told("which shows as well", json!(after), more == BLOCK_BYTES / MIB);
+    steps.reported("which shows as well", json!(after), more == BLOCK_BYTES / MIB);
     let fresh =
         steps.call("another process's block is duplicated", duplicate(&rm, &theirs, memory2));
     if let Some(fresh) = fresh {
@@ -278,7 +283,7 @@ fn executed(place: &Place, handed: &[u32]) -> anyhow::Result<Value> {
     drop(theirs);
     let kept = figure(&rm, pid).unwrap_or_default();
     let more = has(kept) - has(after).min(has(kept));
-    steps.told(
+    steps.reported(
         "the other is gone, and its block is this process's by the duplicate from before",
         json!(kept),
         more == BLOCK_BYTES / MIB,
@@ -290,7 +295,7 @@ fn executed(place: &Place, handed: &[u32]) -> anyhow::Result<Value> {
     }
     let last = figure(&rm, pid).unwrap_or_default();
     let less = has(before) - has(last).min(has(before));
-    steps.told("nothing of them is left", json!(last), less >= BLOCK_BYTES / MIB);
+    steps.reported("nothing of them is left", json!(last), less >= BLOCK_BYTES / MIB);
     steps.call("the client from before is freed", rm.free(rm.client, rm.client));
     Ok(steps.answer("execve"))
 }
@@ -382,7 +387,7 @@ fn pins(place: &Place) -> anyhow::Result<Value> {
             }
             std::thread::sleep(Duration::from_millis(1));
         };
-        steps.told(
+        steps.reported(
             step,
             json!({ "theirs": both[0], "ours": both[1], "expected": [theirs, ours] }),
             is_right,

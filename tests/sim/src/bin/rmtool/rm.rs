@@ -236,9 +236,9 @@ impl Rm {
     /// [opened](open_unread) for it.
     pub(crate) fn kernels_ended(&self, file: &OwnedFd, group: u32) -> Result<u64, Fail> {
         self.ring_by(file, group, 0, 0)?;
-        let mut told = [0; 16];
-        pread(file, &mut told, 0).map_err(|errno| Fail::Errno(errno as i32))?;
-        Ok(told.u64_at(0))
+        let mut reported = [0; 16];
+        pread(file, &mut reported, 0).map_err(|errno| Fail::Errno(errno as i32))?;
+        Ok(reported.u64_at(0))
     }
 
     pub(crate) fn ctl(&self) -> RawFd {

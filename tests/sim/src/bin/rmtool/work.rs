@@ -196,7 +196,7 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         let _ = raw_ioctl(pipe.as_raw_fd(), command(NV_ESC_RM_CONTROL, 32), &mut [0; 32]);
         Ok(())
     })?;
-    let told = median_ns(rounds, || rm.uuid().map(|_| ()))?;
+    let reported = median_ns(rounds, || rm.uuid().map(|_| ()))?;
     let start = Instant::now();
     for round in 0..STARTUP_CALLS {
         match round % 20 {
@@ -220,7 +220,7 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         "control_ns": u64::try_from(control)?,
         "alloc_free_ns": u64::try_from(memory)?,
         "foreign_ns": u64::try_from(foreign)?,
-        "told_ns": u64::try_from(told)?,
+        "told_ns": u64::try_from(reported)?,
         "startup_ns": u64::try_from(startup.as_nanos())?,
         "context_ns": u64::try_from(contexts)?,
         "launch_ns": u64::try_from(launch)?,

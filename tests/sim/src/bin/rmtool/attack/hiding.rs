@@ -332,9 +332,9 @@ fn heirs(
         drop(answer);
         waitpid(child, None)?;
         let mut bytes = [0; 8];
-        let told = std::io::Read::read_exact(&mut std::fs::File::from(report), &mut bytes);
-        worked += u64::from(told.is_ok());
-        got = got.max(told.map_or(0, |()| u64::from_le_bytes(bytes)));
+        let reported = std::io::Read::read_exact(&mut std::fs::File::from(report), &mut bytes);
+        worked += u64::from(reported.is_ok());
+        got = got.max(reported.map_or(0, |()| u64::from_le_bytes(bytes)));
         std::thread::sleep(A_WHILE);
     }
     drop(end);

@@ -149,7 +149,7 @@ pub(super) fn storm(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
             something_happens(arguments)?;
             Ok(got)
         };
-        told(work())
+        counted(work())
     })?;
     while !is_over(worker) {
         let _ = kill(worker, Signal::SIGUSR1);
@@ -158,7 +158,7 @@ pub(super) fn storm(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
 }
 
 /// Says what failed.
-fn told(done: anyhow::Result<u64>) -> u64 {
+fn counted(done: anyhow::Result<u64>) -> u64 {
     let _ = std::io::stdout().flush();
     done.unwrap_or_else(|error| {
         eprintln!("child: {error:#}");
@@ -184,7 +184,7 @@ pub(super) fn stop_self(place: &Place, arguments: &[String]) -> anyhow::Result<u
             something_happens(arguments)?;
             Ok(got)
         };
-        told(work())
+        counted(work())
     })?;
     let mut stops = 0;
     while let WaitStatus::Stopped(..) = waitpid(worker, Some(WaitPidFlag::WUNTRACED))? {
@@ -201,10 +201,10 @@ pub(super) fn kill_during_alloc(place: &Place, arguments: &[String]) -> anyhow::
     let rm = Rm::start(place)?;
     let before = used(&rm);
     for round in 0..argument(arguments, 0, 50)? {
-        let (begun, tells) = pipe()?;
+        let (begun, reports) = pipe()?;
         let (worker, report) = child(|| {
             let Ok(rm) = Rm::start(place) else { return 0 };
-            let _ = std::fs::File::from(tells).write_all(&[1]);
+            let _ = std::fs::File::from(reports).write_all(&[1]);
             allocate_anyway(&rm, u64::MAX, 16 << 20).0
         })?;
         // It never ends by itself, so that it is in the middle of a call, or between two.

@@ -103,7 +103,7 @@ pub(crate) fn warning(pod: &Pod, reason: &str, message: &str, by: &By) -> Event 
 }
 
 /// Writes an event, unless it is there already.
-pub(crate) async fn tell_pod_of(client: &Client, event: &Event) -> Result<()> {
+pub(crate) async fn report_to_pod(client: &Client, event: &Event) -> Result<()> {
     let namespace = event.metadata.namespace.as_deref().unwrap_or_default();
     let events = Api::<Event>::namespaced(client.clone(), namespace);
     let made = async {
@@ -116,12 +116,12 @@ pub(crate) async fn tell_pod_of(client: &Client, event: &Event) -> Result<()> {
 }
 
 /// Tells the pods of this node what concerns them, until it is dropped.
-pub(crate) async fn keep_telling(cluster: Cluster, plugin: Plugin, store: Store) {
+pub(crate) async fn keep_reporting(cluster: Cluster, plugin: Plugin, store: Store) {
     let by = By::plugin(cluster.node_name());
     let mut complaint = Complaint::default();
     let mut follower = None;
     let mut waiting: Vec<Happened> = Vec::new();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut gone: BTreeMap<String, u32> = BTreeMap::new();
     for look in 0_u32.. {
         if look > 0 {
@@ -129,7 +129,9 @@ pub(crate) async fn keep_telling(cluster: Cluster, plugin: Plugin, store: Store)
         }
         match heard(&mut follower, &store) {
             Ok(events) => waiting.extend(events),
-            Err(error) => complaint.tell(format!("pods aren't told what is in {store:?}: {error}")),
+            Err(error) => {
+                complaint.report(format!("pods aren't told what is in {store:?}: {error}"))
+            }
         }
         if waiting.is_empty() && !look.is_multiple_of(LOOKS) {
             continue;
@@ -137,7 +139,7 @@ pub(crate) async fn keep_telling(cluster: Cluster, plugin: Plugin, store: Store)
         let pods = match cluster.pods().await {
             Ok(pods) => pods,
             Err(error) => {
-                complaint.tell(format!("pods aren't told what concerns them: {error:#}"));
+                complaint.report(format!("pods aren't told what concerns them: {error:#}"));
                 continue;
             }
         };
@@ -147,18 +149,18 @@ pub(crate) async fn keep_telling(cluster: Cluster, plugin: Plugin, store: Store)
             events.extend(of_asks(&pods, &plugin.rules().asks, &by));
             events.extend(of_lost(&plugin, &pods, &mut gone, &by));
         }
-        told.retain(|(uid, _)| pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid)));
+        reported.retain(|(uid, _)| pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid)));
         for event in events {
             let key = (
                 event.involved_object.uid.clone().unwrap_or_default(),
                 event.metadata.name.clone().unwrap_or_default(),
             );
-            if told.contains(&key) {
+            if reported.contains(&key) {
                 continue;
             }
-            match cluster.tell(&event).await {
-                Ok(()) => drop(told.insert(key)),
-                Err(error) => complaint.tell(format!("{}: {error:#}", key.1)),
+            match cluster.report(&event).await {
+                Ok(()) => drop(reported.insert(key)),
+                Err(error) => complaint.report(format!("{}: {error:#}", key.1)),
             }
         }
     }
@@ -262,12 +264,12 @@ mod tests {
             Happened::new(Kind::Warned).of("1", name, "/run").because("x counts for nothing")
         };
         let all = [Some("team/two/main"), Some("team/three/main"), Some("two"), None].map(happened);
-        let told = of_runtime(&all, &pods, &by());
-        let told: Vec<_> = told
+        let reported = of_runtime(&all, &pods, &by());
+        let reported: Vec<_> = reported
             .iter()
             .map(|event| (event.involved_object.name.as_deref(), event.message.as_deref()))
             .collect();
-        assert_eq!(told, [(Some("two"), Some("container main: x counts for nothing"))]);
+        assert_eq!(reported, [(Some("two"), Some("container main: x counts for nothing"))]);
     }
 
     #[test]
@@ -279,9 +281,9 @@ mod tests {
             pod("plain", &json!({"aliyun.com/gpu-mem": "3"})),
             pod("none", &json!({})),
         ];
-        let told = of_asks(&pods, &AskRules::default(), &by());
-        let told: Vec<_> =
-            told.iter().map(|event| event.involved_object.name.as_deref().unwrap()).collect();
-        assert_eq!(told, ["percent"]);
+        let reported = of_asks(&pods, &AskRules::default(), &by());
+        let reported: Vec<_> =
+            reported.iter().map(|event| event.involved_object.name.as_deref().unwrap()).collect();
+        assert_eq!(reported, ["percent"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Who tells of one host's containers, or of one container: [`Teller`].
+//! Who tells of one host's containers, or of one container: [`EventSink`].
 //!
 //! Nobody waits for it and nothing fails by it: what can't be written into the file stands in the
 //! log, and the other way round.
@@ -10,14 +10,14 @@ use super::{Event, Store};
 
 /// Where events go, and of whom they are where they don't say it themselves.
 #[derive(Debug, Clone)]
-pub struct Teller {
+pub struct EventSink {
     store: Option<Store>,
     id: String,
     name: Option<String>,
     root: String,
 }
 
-impl Teller {
+impl EventSink {
     /// For the containers of a host with that state directory; an empty path is none, and then the
     /// log alone has events.
     #[must_use]
@@ -34,11 +34,11 @@ impl Teller {
         root: String,
     ) -> Self {
         let has_any = !state_dir.as_os_str().is_empty();
-        Teller { store: has_any.then(|| Store::of(&state_dir)), id, name, root }
+        EventSink { store: has_any.then(|| Store::of(&state_dir)), id, name, root }
     }
 
     /// Writes it down, as of now.
-    pub fn tell(&self, mut event: Event) {
+    pub fn report(&self, mut event: Event) {
         if event.id.is_empty() {
             event = event.of(&self.id, self.name.as_deref(), &self.root);
         }
