@@ -130,12 +130,14 @@ async fn adopt(cluster: &Cluster, plugin: &Plugin, grants: &Grants) -> Result<()
         }
         // Units of a GPU that is gone are nobody's.
         let Ok(parts) = parts(&gpus, &ids) else { continue };
-        let wish = of_pod(&pod, &rules.asks.memory, &rules.asks, rules.unit)
+        let device_request = of_pod(&pod, &rules.asks.memory, &rules.asks, rules.unit)
             .into_iter()
-            .find(|wish| wish.of == of);
+            .find(|device_request| device_request.of == of);
         let known = Known {
-            pod_units: wish.as_ref().map(|wish| wish.pod_units),
-            weight: wish.and_then(|wish| weight(wish.percent, parts.len(), rules.most_weight)),
+            pod_units: device_request.as_ref().map(|device_request| device_request.pod_units),
+            weight: device_request.and_then(|device_request| {
+                weight(device_request.percent, parts.len(), rules.most_weight)
+            }),
             is_free: is_free || rules.disable_isolation,
         };
         let Ok(mut variables) = environment(&parts, rules.unit, &known) else { continue };

@@ -31,7 +31,9 @@ use crate::environment::{Known, environment, weight};
 use crate::grant::{self, Beside};
 use crate::node::{Lost, said};
 use crate::place::{Demand, Placement, parts, preferred};
-use crate::pods::{Answered, Holdings, Wish, candidates, holdings, mistaken, reserved, wishes};
+use crate::pods::{
+    Answered, DeviceRequest, Holdings, candidates, device_requests, holdings, mistaken, reserved,
+};
 use crate::units::{SharedGpu, Unit};
 use crate::uses::{Use, Uses, reported};
 use crate::written::ByGpu;
@@ -228,24 +230,26 @@ impl Plugin {
     }
 
     /// Who can be meant by a request for so many of `resource`, whatever GPUs they are of.
-    pub(crate) async fn who_asks(&self, resource: &str, count: usize) -> Vec<Wish> {
+    pub(crate) async fn who_asks(&self, resource: &str, count: usize) -> Vec<DeviceRequest> {
         let Some(cluster) = &self.cluster else { return Vec::new() };
         let reported = async {
             let (held, pods) = try_join!(self.kubelet.held(), cluster.pods())?;
             let answered = self.answered(resource);
-            let meant = |pods: &[Pod]| -> Vec<Wish> {
-                let wishes = wishes(pods, resource, &self.rules.asks, self.rules.unit);
-                let meant = candidates(&wishes, &holdings(&held, resource), &answered, count);
+            let meant = |pods: &[Pod]| -> Vec<DeviceRequest> {
+                let device_requests =
+                    device_requests(pods, resource, &self.rules.asks, self.rules.unit);
+                let meant =
+                    candidates(&device_requests, &holdings(&held, resource), &answered, count);
                 meant.into_iter().cloned().collect()
             };
             match meant(&pods) {
                 // The kubelet may have heard of a pod sooner.
                 none if none.is_empty() => anyhow::Ok(meant(&cluster.latest_pods().await?)),
-                wishes => Ok(wishes),
+                device_requests => Ok(device_requests),
             }
         };
         match reported.await {
-            Ok(wishes) => wishes,
+            Ok(device_requests) => device_requests,
             Err(error) => {
                 warn!("whose request this is can't be told: {error:#}");
                 Vec::new()
@@ -296,7 +300,7 @@ impl Plugin {
     /// What is known of who asks for so many units.
     async fn asked(&self, units: usize) -> Asked {
         let mut asked = Asked {
-            wishes: Vec::new(),
+            device_requests: Vec::new(),
             reserved: ByGpu::new(),
             is_free: self.rules.disable_isolation,
             placement: self.rules.placement,
@@ -311,27 +315,28 @@ impl Plugin {
             let answered = self.answered(memory);
             let nobody = Holdings::new();
             let held = held.as_ref().unwrap_or(&nobody);
-            let meant = |pods: &[Pod]| -> (Vec<Wish>, ByGpu) {
-                let all = wishes(pods, memory, &self.rules.asks, self.rules.unit);
-                let meant: Vec<Wish> =
+            let meant = |pods: &[Pod]| -> (Vec<DeviceRequest>, ByGpu) {
+                let all = device_requests(pods, memory, &self.rules.asks, self.rules.unit);
+                let meant: Vec<DeviceRequest> =
                     candidates(&all, held, &answered, units).into_iter().cloned().collect();
                 let reserved = meant.first().map(|first| reserved(&all, held, first));
                 (meant, reserved.unwrap_or_default())
             };
-            let wishes = match meant(&pods) {
+            let device_requests = match meant(&pods) {
                 // The kubelet may have heard of a pod sooner.
                 (none, _) if none.is_empty() => meant(&cluster.latest_pods().await?),
-                wishes => wishes,
+                device_requests => device_requests,
             };
-            anyhow::Ok((is_free, placement, wishes))
+            anyhow::Ok((is_free, placement, device_requests))
         };
         match reported.await {
-            Ok((is_free, placement, (wishes, reserved))) => {
+            Ok((is_free, placement, (device_requests, reserved))) => {
                 asked.reserved = reserved;
                 asked.is_free |= is_free;
                 asked.placement = placement.unwrap_or(asked.placement);
-                asked.unknown = held.as_ref().err().and_then(|error| unknown(&wishes, error));
-                asked.wishes = wishes;
+                asked.unknown =
+                    held.as_ref().err().and_then(|error| unknown(&device_requests, error));
+                asked.device_requests = device_requests;
             }
             Err(error) => warn!("whose request this is can't be told; it gets one GPU: {error:#}"),
         }
@@ -353,31 +358,44 @@ impl Plugin {
         let unit = self.rules.unit;
         let is_even = parts.windows(2).all(|pair| pair[0].1 == pair[1].1);
         let of_gpus: ByGpu = parts.iter().map(|(gpu, units)| (gpu.index, *units)).collect();
-        let mut meant = asked.wishes.iter().filter(|wish| is_even && wish.is_on(parts.len()));
-        let wish = meant.clone().find(|wish| wish.decided == of_gpus).or_else(|| meant.next());
-        if wish.is_none() && (parts.len() > 1 || !asked.wishes.is_empty()) {
+        let mut meant = asked
+            .device_requests
+            .iter()
+            .filter(|device_request| is_even && device_request.is_on(parts.len()));
+        let device_request = meant
+            .clone()
+            .find(|device_request| device_request.decided == of_gpus)
+            .or_else(|| meant.next());
+        if device_request.is_none() && (parts.len() > 1 || !asked.device_requests.is_empty()) {
             // The kubelet knows no GPUs, and takes what is left wherever it is.
-            return Err(refusal(&parts, ids.len(), asked.wishes.first(), unit));
+            return Err(refusal(&parts, ids.len(), asked.device_requests.first(), unit));
         }
         let known = Known {
-            pod_units: wish.map(|wish| wish.pod_units),
-            weight: wish.and_then(|wish| weight(wish.percent, parts.len(), self.rules.most_weight)),
+            pod_units: device_request.map(|device_request| device_request.pod_units),
+            weight: device_request.and_then(|device_request| {
+                weight(device_request.percent, parts.len(), self.rules.most_weight)
+            }),
             is_free: asked.is_free,
         };
         let mut envs = environment(&parts, unit, &known)?;
-        let may_be = asked.wishes.iter().filter(|wish| is_even && wish.is_on(parts.len()));
+        let may_be = asked
+            .device_requests
+            .iter()
+            .filter(|device_request| is_even && device_request.is_on(parts.len()));
         let beside = Beside {
             resource: self.rules.asks.memory.clone(),
             devices: ids.to_vec(),
             weight: known.weight,
             unenforced: known.is_free,
-            candidates: may_be.map(Wish::container).collect(),
+            candidates: may_be.map(DeviceRequest::container).collect(),
             holder: None,
         };
         let indices: Vec<u32> = parts.iter().map(|(gpu, _)| gpu.index).collect();
         self.give(&indices, Use::Shared)?;
         self.record(grant::memory(&parts, unit), beside, &mut envs)?;
-        let pod = wish.map(|wish| format!("{}/{}", wish.of.namespace, wish.of.pod));
+        let pod = device_request.map(|device_request| {
+            format!("{}/{}", device_request.of.namespace, device_request.of.pod)
+        });
         info!(gpus = ?indices, units = ids.len(), %unit, pod, "given out");
         Ok(ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() })
     }
@@ -398,8 +416,8 @@ impl Plugin {
         };
         let AskRules { memory, .. } = &self.rules.asks;
         let held = holdings(&held, memory);
-        let wishes = wishes(&pods, memory, &self.rules.asks, self.rules.unit);
-        mistaken(&wishes, &held, ids, parts.len()).map_or(Ok(()), Err)
+        let device_requests = device_requests(&pods, memory, &self.rules.asks, self.rules.unit);
+        mistaken(&device_requests, &held, ids, parts.len()).map_or(Ok(()), Err)
     }
 }
 
@@ -407,7 +425,7 @@ impl Plugin {
 #[derive(Debug)]
 struct Asked {
     /// Who can be meant, the likeliest first.
-    wishes: Vec<Wish>,
+    device_requests: Vec<DeviceRequest>,
     /// Units of each GPU that are decided on for others than the first.
     reserved: ByGpu,
     /// Whether nothing is to hold the container.
@@ -420,8 +438,8 @@ struct Asked {
 
 /// Why it can't be told which of these is meant, where the kubelet doesn't tell who has what, for that `error`: they don't
 /// all ask for one GPU.
-fn unknown(wishes: &[Wish], error: &anyhow::Error) -> Option<String> {
-    let other = wishes.iter().find(|wish| !wish.is_on(1))?;
+fn unknown(device_requests: &[DeviceRequest], error: &anyhow::Error) -> Option<String> {
+    let other = device_requests.iter().find(|device_request| !device_request.is_on(1))?;
     Some(format!(
         "{error:#}, so it can't be told whether this is for {}/{}, which asks for its memory on other than one GPU; name \
          the kubelet's socket (--pod-resources; node.kubeletRoot of the chart)",
@@ -430,14 +448,21 @@ fn unknown(wishes: &[Wish], error: &anyhow::Error) -> Option<String> {
 }
 
 /// Why units that the kubelet chose by itself aren't given out.
-fn refusal(parts: &[(&SharedGpu, u32)], units: usize, wish: Option<&Wish>, unit: Unit) -> String {
-    match wish.map(|wish| (wish, &wish.gpus)) {
-        Some((wish, Err(reason))) => format!("{}/{}: {reason}", wish.of.namespace, wish.of.pod),
-        Some((wish, Ok(count))) if *count > 1 => format!(
+fn refusal(
+    parts: &[(&SharedGpu, u32)],
+    units: usize,
+    device_request: Option<&DeviceRequest>,
+    unit: Unit,
+) -> String {
+    match device_request.map(|device_request| (device_request, &device_request.gpus)) {
+        Some((device_request, Err(reason))) => {
+            format!("{}/{}: {reason}", device_request.of.namespace, device_request.of.pod)
+        }
+        Some((device_request, Ok(count))) if *count > 1 => format!(
             "{}/{} asks for {} {unit} on each of {count} GPUs, and this node has no {count} GPUs with so \
              much free; ask for less, or for fewer GPUs",
-            wish.of.namespace,
-            wish.of.pod,
+            device_request.of.namespace,
+            device_request.of.pod,
             units / *count as usize
         ),
         _ => {
@@ -493,13 +518,15 @@ impl DevicePlugin for Plugin {
         for question in request.into_inner().container_requests {
             let size = usize::try_from(question.allocation_size).unwrap_or_default();
             let asked = self.asked(size).await;
-            let first = asked.wishes.first();
-            let count = first.map_or(Ok(1), |wish| wish.gpus.clone());
+            let first = asked.device_requests.first();
+            let count = first.map_or(Ok(1), |device_request| device_request.gpus.clone());
             let demand = |count| Demand {
                 units: size,
                 gpus: count as usize,
                 placement: asked.placement,
-                decided: first.map(|wish| wish.decided.clone()).unwrap_or_default(),
+                decided: first
+                    .map(|device_request| device_request.decided.clone())
+                    .unwrap_or_default(),
                 reserved: asked.reserved.clone(),
             };
             let (available, must) =
@@ -546,7 +573,7 @@ mod tests {
 
     #[test]
     fn without_the_kubelet_s_word_nobody_gets_another_number_of_gpus_than_it_asks_for() {
-        let wishes_of = |counts: &[Option<&str>]| -> Vec<Wish> {
+        let device_requests_of = |counts: &[Option<&str>]| -> Vec<DeviceRequest> {
             let pod = |count: &Option<&str>| -> Pod {
                 let labels = count.map(|count| json!({"aliyun.com/gpu-count": count}));
                 let container =
@@ -558,11 +585,16 @@ mod tests {
                 .unwrap()
             };
             let pods: Vec<Pod> = counts.iter().map(pod).collect();
-            wishes(&pods, "aliyun.com/gpu-mem", &AskRules::default(), crate::units::Unit::GiB)
+            device_requests(
+                &pods,
+                "aliyun.com/gpu-mem",
+                &AskRules::default(),
+                crate::units::Unit::GiB,
+            )
         };
         let error = anyhow::anyhow!("the kubelet does not tell at /x who has what");
-        assert_eq!(unknown(&wishes_of(&[None, Some("1")]), &error), None);
-        let reported = unknown(&wishes_of(&[None, Some("2")]), &error).unwrap();
+        assert_eq!(unknown(&device_requests_of(&[None, Some("1")]), &error), None);
+        let reported = unknown(&device_requests_of(&[None, Some("2")]), &error).unwrap();
         assert!(
             reported.starts_with("the kubelet does not tell at /x who has what, so"),
             "{reported}"

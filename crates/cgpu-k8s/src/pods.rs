@@ -33,7 +33,7 @@ pub type Holdings = BTreeMap<PodContainer, BTreeSet<String>>;
 
 /// What a container asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wish {
+pub struct DeviceRequest {
     /// Who asks.
     pub of: PodContainer,
     /// The UID of its pod.
@@ -54,7 +54,7 @@ pub struct Wish {
     pub decided: ByGpu,
 }
 
-impl Wish {
+impl DeviceRequest {
     /// The container by all its names.
     #[must_use]
     pub fn container(&self) -> grant::PodContainer {
@@ -73,7 +73,12 @@ impl Wish {
 /// pod can write when a scheduler decided, and not when it was made. The kubelet asks before a pod runs: one that
 /// runs, has ended, or is to end asks for nothing.
 #[must_use]
-pub fn wishes(pods: &[Pod], resource: &str, rules: &AskRules, unit: Unit) -> Vec<Wish> {
+pub fn device_requests(
+    pods: &[Pod],
+    resource: &str,
+    rules: &AskRules,
+    unit: Unit,
+) -> Vec<DeviceRequest> {
     let made =
         |pod: &Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0.as_nanosecond());
     let mut waiting: Vec<&Pod> = pods.iter().filter(|pod| is_waiting(pod)).collect();
@@ -88,7 +93,7 @@ fn is_waiting(pod: &Pod) -> bool {
 
 /// What the containers of a pod ask for of `resource`.
 #[must_use]
-pub fn of_pod(pod: &Pod, resource: &str, rules: &AskRules, unit: Unit) -> Vec<Wish> {
+pub fn of_pod(pod: &Pod, resource: &str, rules: &AskRules, unit: Unit) -> Vec<DeviceRequest> {
     let refused = rules.refused(pod);
     let ask = PodAsk::of(pod, resource);
     let none = Words::new();
@@ -100,7 +105,7 @@ pub fn of_pod(pod: &Pod, resource: &str, rules: &AskRules, unit: Unit) -> Vec<Wi
         let count = u32::try_from(of_all.len()).unwrap_or(u32::MAX).max(1);
         of_all.keys().map(|index| (*index, units / count)).collect()
     };
-    let wish = |container: &ContainerAsk| {
+    let device_request = |container: &ContainerAsk| {
         let units = container.units;
         let of = PodContainer {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
@@ -112,7 +117,7 @@ pub fn of_pod(pod: &Pod, resource: &str, rules: &AskRules, unit: Unit) -> Vec<Wi
             true => Ok(gpus),
             false => Err(indivisible(units, gpus, unit)),
         });
-        Wish {
+        DeviceRequest {
             uid: pod.metadata.uid.clone().unwrap_or_default(),
             refused: refused.clone(),
             gpus,
@@ -127,7 +132,7 @@ pub fn of_pod(pod: &Pod, resource: &str, rules: &AskRules, unit: Unit) -> Vec<Wi
             of,
         }
     };
-    ask.containers.iter().map(wish).collect()
+    ask.containers.iter().map(device_request).collect()
 }
 
 /// Why so many units can't be on so many GPUs.
@@ -164,22 +169,27 @@ pub fn holdings(reported: &ListPodResourcesResponse, resource: &str) -> Holdings
 /// tell what it has.
 #[must_use]
 pub fn candidates<'a>(
-    wishes: &'a [Wish],
+    device_requests: &'a [DeviceRequest],
     held: &Holdings,
     answered: &Answered,
     units: usize,
-) -> Vec<&'a Wish> {
+) -> Vec<&'a DeviceRequest> {
     // A pod's init containers get theirs before the others.
-    let has_begun = |wish: &Wish| {
-        let of_pod =
-            |of: &PodContainer| (&of.namespace, &of.pod) == (&wish.of.namespace, &wish.of.pod);
-        wish.is_init && held.keys().any(of_pod)
+    let has_begun = |device_request: &DeviceRequest| {
+        let of_pod = |of: &PodContainer| {
+            (&of.namespace, &of.pod) == (&device_request.of.namespace, &device_request.of.pod)
+        };
+        device_request.is_init && held.keys().any(of_pod)
     };
-    let is_meant = |wish: &&Wish| {
-        wish.units as usize == units && !held.contains_key(&wish.of) && !has_begun(wish)
+    let is_meant = |device_request: &&DeviceRequest| {
+        device_request.units as usize == units
+            && !held.contains_key(&device_request.of)
+            && !has_begun(device_request)
     };
-    let mut meant: Vec<&Wish> = wishes.iter().filter(is_meant).collect();
-    meant.sort_by_key(|wish| answered.0.contains(&(wish.uid.clone(), wish.of.container.clone())));
+    let mut meant: Vec<&DeviceRequest> = device_requests.iter().filter(is_meant).collect();
+    meant.sort_by_key(|device_request| {
+        answered.0.contains(&(device_request.uid.clone(), device_request.of.container.clone()))
+    });
     meant
 }
 
@@ -198,13 +208,18 @@ impl Answered {
     }
 }
 
-/// Units of each GPU that a scheduler decided on for containers that have none yet, but for `wish`.
+/// Units of each GPU that a scheduler decided on for containers that have none yet, but for `device_request`.
 #[must_use]
-pub fn reserved(wishes: &[Wish], held: &Holdings, but: &Wish) -> ByGpu {
+pub fn reserved(device_requests: &[DeviceRequest], held: &Holdings, but: &DeviceRequest) -> ByGpu {
     let mut reserved = ByGpu::new();
-    let is_other =
-        |wish: &&Wish| wish.of != but.of && !wish.is_init && !held.contains_key(&wish.of);
-    for (index, units) in wishes.iter().filter(is_other).flat_map(|wish| &wish.decided) {
+    let is_other = |device_request: &&DeviceRequest| {
+        device_request.of != but.of
+            && !device_request.is_init
+            && !held.contains_key(&device_request.of)
+    };
+    for (index, units) in
+        device_requests.iter().filter(is_other).flat_map(|device_request| &device_request.decided)
+    {
         *reserved.entry(*index).or_default() += units;
     }
     reserved
@@ -213,11 +228,18 @@ pub fn reserved(wishes: &[Wish], held: &Holdings, but: &Wish) -> ByGpu {
 /// Why whoever has just these units must not start with them, if it must not: they are of `gpus` GPUs, and
 /// its pod asks for another number.
 #[must_use]
-pub fn mistaken(wishes: &[Wish], held: &Holdings, ids: &[String], gpus: usize) -> Option<String> {
+pub fn mistaken(
+    device_requests: &[DeviceRequest],
+    held: &Holdings,
+    ids: &[String],
+    gpus: usize,
+) -> Option<String> {
     let ids: BTreeSet<String> = ids.iter().cloned().collect();
     let (of, _) = held.iter().find(|(_, held)| **held == ids)?;
-    let wish = wishes.iter().find(|wish| wish.of == *of && !wish.is_on(gpus))?;
-    let count = wish.gpus.as_ref().ok()?;
+    let device_request = device_requests
+        .iter()
+        .find(|device_request| device_request.of == *of && !device_request.is_on(gpus))?;
+    let count = device_request.gpus.as_ref().ok()?;
     Some(format!(
         "{}/{} asks for its memory on {count} GPUs and got it on {gpus}: another pod asked for as much at \
          the same moment; delete the pod, and it is given anew",
@@ -292,8 +314,8 @@ mod tests {
         .unwrap()
     }
 
-    fn asked(pods: &[Pod]) -> Vec<Wish> {
-        wishes(pods, "aliyun.com/gpu-mem", &AskRules::default(), Unit::GiB)
+    fn asked(pods: &[Pod]) -> Vec<DeviceRequest> {
+        device_requests(pods, "aliyun.com/gpu-mem", &AskRules::default(), Unit::GiB)
     }
 
     fn named(pod: &str, container: &str) -> PodContainer {
@@ -304,16 +326,23 @@ mod tests {
     fn each_container_asks_for_its_own_on_as_many_gpus_as_its_pod_says() {
         let four = json!({"aliyun.com/gpu-count": "4"});
         let mut old = pod("old", 1, &four, &["8", "4"]);
-        let wishes = asked(&[pod("new", 2, &json!({}), &["6"]), old.clone()]);
-        let reported: Vec<_> = wishes
+        let device_requests = asked(&[pod("new", 2, &json!({}), &["6"]), old.clone()]);
+        let reported: Vec<_> = device_requests
             .iter()
-            .map(|wish| (&*wish.of.pod, &*wish.of.container, wish.units, wish.gpus.clone()))
+            .map(|device_request| {
+                (
+                    &*device_request.of.pod,
+                    &*device_request.of.container,
+                    device_request.units,
+                    device_request.gpus.clone(),
+                )
+            })
             .collect();
         assert_eq!(
             reported,
             [("old", "c0", 8, Ok(4)), ("old", "c1", 4, Ok(4)), ("new", "c0", 6, Ok(1))]
         );
-        assert_eq!(wishes[0].pod_units, 12);
+        assert_eq!(device_requests[0].pod_units, 12);
         // As an annotation, where no label says it.
         old.metadata.annotations = old.metadata.labels.take();
         assert_eq!(asked(&[old.clone()])[0].gpus, Ok(4));
@@ -337,23 +366,23 @@ mod tests {
 
     #[test]
     fn who_has_units_is_not_meant_again() {
-        let wishes = asked(&[
+        let device_requests = asked(&[
             pod("a", 1, &json!({}), &["6", "6"]),
             pod("b", 2, &json!({"aliyun.com/gpu-count": "2"}), &["6"]),
         ]);
         let held = BTreeMap::from([(named("a", "c0"), BTreeSet::from(["aaa-0".to_owned()]))]);
-        let meant: Vec<_> = candidates(&wishes, &held, &Answered::default(), 6)
+        let meant: Vec<_> = candidates(&device_requests, &held, &Answered::default(), 6)
             .into_iter()
             .map(|w| &w.of)
             .collect();
         assert_eq!(meant, [&named("a", "c1"), &named("b", "c0")]);
-        assert!(candidates(&wishes, &held, &Answered::default(), 5).is_empty());
+        assert!(candidates(&device_requests, &held, &Answered::default(), 5).is_empty());
     }
 
     #[test]
     fn who_got_what_was_chosen_for_another_does_not_start() {
         let two = json!({"aliyun.com/gpu-count": "2"});
-        let wishes = asked(&[pod("a", 1, &json!({}), &["2"]), pod("b", 2, &two, &["2"])]);
+        let device_requests = asked(&[pod("a", 1, &json!({}), &["2"]), pod("b", 2, &two, &["2"])]);
         let ids = |ids: [&str; 2]| ids.map(str::to_owned);
         let (of_one, of_two) = (ids(["aaa-0", "aaa-1"]), ids(["aaa-2", "bbb-2"]));
         let has = |a: &[String; 2], b: &[String; 2]| {
@@ -363,21 +392,21 @@ mod tests {
             ])
         };
         let right = has(&of_one, &of_two);
-        assert_eq!(mistaken(&wishes, &right, &of_one, 1), None);
-        assert_eq!(mistaken(&wishes, &right, &of_two, 2), None);
+        assert_eq!(mistaken(&device_requests, &right, &of_one, 1), None);
+        assert_eq!(mistaken(&device_requests, &right, &of_two, 2), None);
         let swapped = has(&of_two, &of_one);
-        let reported = mistaken(&wishes, &swapped, &of_one, 1).unwrap();
+        let reported = mistaken(&device_requests, &swapped, &of_one, 1).unwrap();
         assert!(
             reported.contains("default/b asks for its memory on 2 GPUs and got it on 1"),
             "{reported}"
         );
-        let reported = mistaken(&wishes, &swapped, &of_two, 2).unwrap();
+        let reported = mistaken(&device_requests, &swapped, &of_two, 2).unwrap();
         assert!(
             reported.contains("default/a asks for its memory on 1 GPUs and got it on 2"),
             "{reported}"
         );
         // Of whom nothing is known, nothing is said.
-        assert_eq!(mistaken(&wishes, &swapped, &ids(["ccc-0", "ccc-1"]), 1), None);
+        assert_eq!(mistaken(&device_requests, &swapped, &ids(["ccc-0", "ccc-1"]), 1), None);
         assert_eq!(mistaken(&[], &swapped, &of_one, 1), None);
     }
 
@@ -386,8 +415,8 @@ mod tests {
         let mut pod = pod("a", 1, &json!({}), &["6", "6"]);
         let spec = pod.spec.as_mut().unwrap();
         spec.init_containers = Some(vec![spec.containers.remove(0)]);
-        let wishes = asked(&[pod.clone()]);
-        let meant = |held: &_| candidates(&wishes, held, &Answered::default(), 6).len();
+        let device_requests = asked(&[pod.clone()]);
+        let meant = |held: &_| candidates(&device_requests, held, &Answered::default(), 6).len();
         assert_eq!(meant(&BTreeMap::new()), 2);
         assert_eq!(meant(&[(named("a", "c1"), BTreeSet::from(["aaa-0".to_owned()]))].into()), 0);
         let running = json!({"phase": "Running"});
@@ -401,14 +430,14 @@ mod tests {
         first.metadata.uid = Some("uid-of-a".to_owned());
         let spec = first.spec.as_mut().unwrap();
         spec.init_containers = Some(vec![spec.containers.remove(0)]);
-        let wishes = asked(&[first, pod("b", 2, &json!({}), &["6"])]);
+        let device_requests = asked(&[first, pod("b", 2, &json!({}), &["6"])]);
         let meant = |grants: &[Grant]| -> Vec<&str> {
             let answered = Answered::of(grants, "aliyun.com/gpu-mem");
-            let meant = candidates(&wishes, &Holdings::new(), &answered, 6);
-            meant.into_iter().map(|wish| &*wish.of.pod).collect()
+            let meant = candidates(&device_requests, &Holdings::new(), &answered, 6);
+            meant.into_iter().map(|device_request| &*device_request.of.pod).collect()
         };
         assert_eq!(meant(&[]), ["a", "b"]);
-        let init = wishes[0].container();
+        let init = device_requests[0].container();
         let grant = |resource: &str, candidates: &[&grant::PodContainer], holder| Grant {
             format: grant::FORMAT,
             token: String::new(),
@@ -421,7 +450,7 @@ mod tests {
             holder,
             variables: BTreeMap::new(),
         };
-        let (mem, other) = ("aliyun.com/gpu-mem", wishes[1].container());
+        let (mem, other) = ("aliyun.com/gpu-mem", device_requests[1].container());
         // It is remembered by its record, before it is made and afterwards; it may still be meant after all.
         assert_eq!(meant(&[grant(mem, &[&init, &other], None)]), ["b", "a"]);
         assert_eq!(meant(&[grant(mem, &[&other, &init], Some(init.clone()))]), ["b", "a"]);
@@ -433,7 +462,10 @@ mod tests {
         let decided = |annotations: Value, labels: Value, asked_for: &[&str]| {
             let mut pod = pod("a", 1, &labels, asked_for);
             pod.metadata.annotations = serde_json::from_value(annotations).unwrap();
-            asked(&[pod]).into_iter().map(|wish| wish.decided).collect::<Vec<_>>()
+            asked(&[pod])
+                .into_iter()
+                .map(|device_request| device_request.decided)
+                .collect::<Vec<_>>()
         };
         let one = |annotations, labels| decided(annotations, labels, &["6"]).remove(0);
         let by = |text: &str| json!({"scheduler.framework.gpushare.allocation": text});
@@ -461,8 +493,8 @@ mod tests {
         let mut late = pod("late", 9, &json!({}), &["6"]);
         let words = json!({"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
         late.metadata.annotations = serde_json::from_value(words).unwrap();
-        let wishes = asked(&[late, pod("early", 1, &json!({}), &["6"])]);
-        assert_eq!(wishes[0].of.pod, "early");
+        let device_requests = asked(&[late, pod("early", 1, &json!({}), &["6"])]);
+        assert_eq!(device_requests[0].of.pod, "early");
     }
 
     #[test]

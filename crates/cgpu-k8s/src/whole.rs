@@ -13,7 +13,7 @@ use tracing::info;
 use crate::environment::whole_environment;
 use crate::grant::{self, Beside};
 use crate::plugin::{Devices, Plugin, answer};
-use crate::pods::Wish;
+use crate::pods::DeviceRequest;
 use crate::uses::Use;
 
 /// The same plugin for GPUs as a whole.
@@ -43,15 +43,19 @@ impl WholePlugin {
         let indices = uuids.iter().map(index).collect::<Result<Vec<u32>, String>>()?;
         let resource = self.0.rules().asks.whole.clone();
         let asked = self.0.who_asks(&resource, uuids.len()).await;
-        if let Some((wish, reason)) =
-            asked.first().and_then(|wish| Some((wish, wish.refused.clone()?)))
+        if let Some((device_request, reason)) = asked
+            .first()
+            .and_then(|device_request| Some((device_request, device_request.refused.clone()?)))
         {
-            return Err(format!("{}/{}: {reason}", wish.of.namespace, wish.of.pod));
+            return Err(format!(
+                "{}/{}: {reason}",
+                device_request.of.namespace, device_request.of.pod
+            ));
         }
         self.0.give(&indices, Use::Whole)?;
         let beside = Beside {
             devices: uuids.to_vec(),
-            candidates: asked.iter().map(Wish::container).collect(),
+            candidates: asked.iter().map(DeviceRequest::container).collect(),
             resource,
             ..Beside::default()
         };

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use crate::node::Node;
 use crate::registered::{Records, Registered};
-use crate::write::{Senseless, Wish, wish};
+use crate::write::{Senseless, WriteRequest, request};
 
 /// Major number of NVIDIA's nodes, where none can be looked at (`nv-linux.h`).
 const MAJOR: u64 = 195;
@@ -162,8 +162,8 @@ impl Shown {
     ///
     /// As a file of a kernel says it; the log has the reason.
     pub(crate) fn write(&self, node: &Node, bytes: &[u8]) -> Result<(), Errno> {
-        let (errno, reason) = match wish(node, bytes) {
-            Ok(wish) => match self.grant(&wish) {
+        let (errno, reason) = match request(node, bytes) {
+            Ok(request) => match self.grant(&request) {
                 Ok(()) => return Ok(()),
                 Err(refused) => refused,
             },
@@ -174,18 +174,18 @@ impl Shown {
         Err(errno)
     }
 
-    fn grant(&self, wish: &Wish) -> Result<(), (Errno, String)> {
-        match wish {
-            Wish::Gpu(gpu, change) => {
+    fn grant(&self, request: &WriteRequest) -> Result<(), (Errno, String)> {
+        match request {
+            WriteRequest::Gpu(gpu, change) => {
                 let set =
                     Admission::of(&self.host.chosen_anew()).set_gpu(&gpu.to_string(), *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
-            Wish::DefaultMemory(mib) => {
+            WriteRequest::DefaultMemory(mib) => {
                 let set = Admission::of(&self.host.chosen_anew()).set_default_memory(*mib);
                 set.map_err(|error| (errno(&error), error.to_string()))
             }
-            Wish::Container(short_id, change) => {
+            WriteRequest::Container(short_id, change) => {
                 let record = self.record(short_id)?;
                 let is_so = match change {
                     Change::Weight(weight) => record.plan.weight == *weight,
@@ -199,16 +199,16 @@ impl Shown {
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             // Our instances are made by creates, and end with their containers.
-            Wish::Create(gpu, _) if !self.gpus().contains(gpu) => {
+            WriteRequest::Create(gpu, _) if !self.gpus().contains(gpu) => {
                 Err((Errno::EINVAL, format!("this host has no GPU {gpu}")))
             }
-            Wish::Create(gpu, id) if self.containers(*gpu).contains(id) => Ok(()),
-            Wish::Create(..) => Err((
+            WriteRequest::Create(gpu, id) if self.containers(*gpu).contains(id) => Ok(()),
+            WriteRequest::Create(..) => Err((
                 Errno::ENOENT,
                 "a container gets its part of a GPU when it is created, by its variables"
                     .to_owned(),
             )),
-            Wish::Destroy(short_id) => {
+            WriteRequest::Destroy(short_id) => {
                 let collected = Admission::of(&self.host.chosen_anew()).collect();
                 collected.map_err(|error| (Errno::EIO, error.to_string()))?;
                 match self.record(short_id) {
@@ -216,7 +216,7 @@ impl Shown {
                     Ok(_) => Err((Errno::EBUSY, "it is there, and keeps its quota".to_owned())),
                 }
             }
-            Wish::Upgrade => {
+            WriteRequest::Upgrade => {
                 let mut reported = Vec::new();
                 let done = cgpu_cli::commands::upgrade_monitors::run(&self.host, &mut reported);
                 let reported = String::from_utf8_lossy(&reported).trim().replace('\n', ", ");

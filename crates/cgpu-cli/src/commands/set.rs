@@ -35,14 +35,14 @@ pub struct Set {
 
 /// A change to a container, before it is known which GPUs that has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum ChangeRequest {
     /// A quota of so many MiB on the GPU of that index, or on the only one.
     Memory(Option<u32>, u64),
     Weight(u32),
     HighPriority(bool),
 }
 
-impl Wish {
+impl ChangeRequest {
     /// What `key=value` wishes.
     fn read(key: &str, value: &str) -> Result<Self> {
         let (name, gpu) = match key.split_once('@') {
@@ -60,17 +60,17 @@ impl Wish {
                         printable(value)
                     )
                 })?;
-                Ok(Wish::Memory(gpu, mib))
+                Ok(ChangeRequest::Memory(gpu, mib))
             }
             ("weight", None) => {
                 let weight = value.parse();
-                Ok(Wish::Weight(weight.with_context(|| {
+                Ok(ChangeRequest::Weight(weight.with_context(|| {
                     format!("weight={}: write a number from 1 to 25", printable(value))
                 })?))
             }
             ("high-priority", None) => match value {
-                "1" | "true" => Ok(Wish::HighPriority(true)),
-                "0" | "false" => Ok(Wish::HighPriority(false)),
+                "1" | "true" => Ok(ChangeRequest::HighPriority(true)),
+                "0" | "false" => Ok(ChangeRequest::HighPriority(false)),
                 _ => bail!("high-priority={}: write 0 or 1", printable(value)),
             },
             _ => bail!(
@@ -82,9 +82,9 @@ impl Wish {
 
     fn change(self, plan: &Plan) -> Result<Change, cgpu_core::plan::ChangeError> {
         match self {
-            Wish::Memory(gpu, mib) => Change::memory(plan, gpu, mib),
-            Wish::Weight(weight) => Ok(Change::Weight(weight)),
-            Wish::HighPriority(high) => Ok(Change::HighPriority(high)),
+            ChangeRequest::Memory(gpu, mib) => Change::memory(plan, gpu, mib),
+            ChangeRequest::Weight(weight) => Ok(Change::Weight(weight)),
+            ChangeRequest::HighPriority(high) => Ok(Change::HighPriority(high)),
         }
     }
 }
@@ -97,15 +97,16 @@ impl Wish {
 /// backend has no such thing; changes before that one are made.
 pub fn run(host: &Host, set: &Set, out: &mut dyn Write) -> Result<()> {
     cgpu_host::log::init(&host.config.log);
-    let flags = set.wishes();
+    let flags = set.change_requests();
     match set.words.as_slice() {
         [container] => change_container(host, container, &flags, out),
         [_, _, ..] if !flags.is_empty() => {
             bail!("write what to change as flags or as key=value, not as both")
         }
         [kind, container, changes @ ..] if kind == "container" => {
-            let wishes = pairs(changes)?.map(|(key, value)| Wish::read(key, value));
-            change_container(host, container, &wishes.collect::<Result<Vec<_>>>()?, out)
+            let change_requests =
+                pairs(changes)?.map(|(key, value)| ChangeRequest::read(key, value));
+            change_container(host, container, &change_requests.collect::<Result<Vec<_>>>()?, out)
         }
         [kind, gpu, changes @ ..] if kind == "gpu" => {
             let changes = pairs(changes)?.map(|(key, value)| GpuChange::read(key, value));
@@ -124,10 +125,10 @@ pub fn run(host: &Host, set: &Set, out: &mut dyn Write) -> Result<()> {
 
 impl Set {
     /// What its flags say.
-    fn wishes(&self) -> Vec<Wish> {
-        let memory = self.memory.map(|mib| Wish::Memory(self.gpu, mib));
-        let weight = self.weight.map(Wish::Weight);
-        let priority = self.high_priority.map(Wish::HighPriority);
+    fn change_requests(&self) -> Vec<ChangeRequest> {
+        let memory = self.memory.map(|mib| ChangeRequest::Memory(self.gpu, mib));
+        let weight = self.weight.map(ChangeRequest::Weight);
+        let priority = self.high_priority.map(ChangeRequest::HighPriority);
         memory.into_iter().chain(weight).chain(priority).collect()
     }
 }
@@ -140,10 +141,15 @@ fn pairs(words: &[String]) -> Result<impl Iterator<Item = (&str, &str)>> {
     Ok(words.iter().filter_map(|word| word.split_once('=')))
 }
 
-fn change_container(host: &Host, word: &str, wishes: &[Wish], out: &mut dyn Write) -> Result<()> {
+fn change_container(
+    host: &Host,
+    word: &str,
+    change_requests: &[ChangeRequest],
+    out: &mut dyn Write,
+) -> Result<()> {
     let mut plan = None;
-    for wish in wishes {
-        plan = Some(Admission::of(host).set(word, |plan| wish.change(plan))?);
+    for change_request in change_requests {
+        plan = Some(Admission::of(host).set(word, |plan| change_request.change(plan))?);
     }
     let Some(plan) = plan else {
         bail!(
@@ -210,12 +216,12 @@ mod tests {
     fn a_wish_is_a_key_and_a_value_and_others_are_told_what_there_is() {
         let read = |pair: &str| {
             let (key, value) = pair.split_once('=').unwrap();
-            Wish::read(key, value).map_err(|error| error.to_string())
+            ChangeRequest::read(key, value).map_err(|error| error.to_string())
         };
-        assert_eq!(read("memory=4GiB"), Ok(Wish::Memory(None, 4096)));
-        assert_eq!(read("memory@1=300"), Ok(Wish::Memory(Some(1), 300)));
-        assert_eq!(read("weight=2"), Ok(Wish::Weight(2)));
-        assert_eq!(read("high-priority=1"), Ok(Wish::HighPriority(true)));
+        assert_eq!(read("memory=4GiB"), Ok(ChangeRequest::Memory(None, 4096)));
+        assert_eq!(read("memory@1=300"), Ok(ChangeRequest::Memory(Some(1), 300)));
+        assert_eq!(read("weight=2"), Ok(ChangeRequest::Weight(2)));
+        assert_eq!(read("high-priority=1"), Ok(ChangeRequest::HighPriority(true)));
         for (pair, part) in [
             ("memory=4GB", "write MiB or GiB"),
             ("memory@x=1", "after @ comes a GPU's index"),

@@ -144,10 +144,10 @@ pub fn frame(
     // First all who were here.
     let first = (0..tenants.len()).map(|at| (at, here(at)));
     let then = (0..tenants.len()).map(|at| (at, there(at)));
-    for (at, wish) in first.chain(then) {
+    for (at, requested) in first.chain(then) {
         let is_within = |spans: &&Vec<Span>| spans.iter().all(|span| span.to_us <= us);
-        let wish = wish.filter(|(of_us, _)| *of_us == us && have[at].is_none());
-        let Some(spans) = wish.map(|(_, spans)| spans).filter(is_within) else { continue };
+        let requested = requested.filter(|(of_us, _)| *of_us == us && have[at].is_none());
+        let Some(spans) = requested.map(|(_, spans)| spans).filter(is_within) else { continue };
         let slots = slots_of(spans, slot_us);
         let fits = slots.len() as u64 == wants(&tenants[at])
             && slots.iter().all(|slot| free.get(*slot).is_some_and(|free| *free));
