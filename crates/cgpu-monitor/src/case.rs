@@ -23,7 +23,7 @@ use crate::compute::forget_freed_groups;
 use crate::decide::{Continued, Denial};
 use crate::log::{RefusedAllocation, Refuser};
 use crate::node::{Device, Failure, Rm};
-use crate::shared::{Monitor, OpenBooks};
+use crate::shared::{Monitor, OpenState};
 use crate::snapshot::Count;
 use crate::state::OnLane;
 use cgpu_core::ledger::{Client, Entry, Handle, Usage};
@@ -98,8 +98,8 @@ impl<'a> Case<'a> {
         }
     }
 
-    pub(crate) fn books(&self) -> OpenBooks<'a> {
-        self.monitor.books()
+    pub(crate) fn state(&self) -> OpenState<'a> {
+        self.monitor.state()
     }
 
     pub(crate) fn tid(&self) -> i32 {
@@ -248,7 +248,7 @@ impl<'a> Case<'a> {
     pub(crate) fn continued(&mut self, passed: Continued) -> Reply {
         self.write_nothing();
         self.effects.counted = Count::Continued;
-        if passed.has_to_be_audited() && self.books().due.schedule(Instant::now()) {
+        if passed.has_to_be_audited() && self.state().due.schedule(Instant::now()) {
             self.monitor.audit_wait.wake();
         }
         Reply::Continue
@@ -317,7 +317,7 @@ pub(crate) fn unmake_object(monitor: &Monitor, _: &OnLane<'_>, device: &Device, 
     let Object { client, parent, handle } = made;
     let freed = Rm { release: &monitor.release, device }.free(client, parent, handle);
     if let Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)) = freed {
-        monitor.books().enter(Entry::Free { client: Client(client), handle: Handle(handle) });
+        monitor.state().enter(Entry::Free { client: Client(client), handle: Handle(handle) });
         forget_freed_groups(monitor, client, handle);
     }
 }
@@ -396,10 +396,10 @@ pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     if target.is_noted.load(Ordering::Relaxed) {
         return Ok(());
     }
-    if !case.books().processes.contains(&target.process) {
+    if !case.state().processes.contains(&target.process) {
         // The calling thread may be gone, and its tid may belong to another process by now.
         case.still_waits()?;
-        if !case.books().note_process(target.process) {
+        if !case.state().note_process(target.process) {
             return Err(case.deny(&Denial::ProcessesFull));
         }
         // The audit's thread is to wait for the process's death, whatever the process calls.
@@ -412,11 +412,11 @@ pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
 /// Notes that the calling process uses a client.
 pub(crate) fn note_user(case: &Case<'_>, client: u32) -> Result<(), EarlyReply> {
     let process = case.target()?.process;
-    let mut books = case.books();
+    let mut state = case.state();
     // Usually the user is known already. Books that are borrowed to be changed compute the figures' mark anew when they
     // are dropped, which takes time.
-    if !books.ledger.holds_client(Client(client), process) {
-        books.note_user(client, process);
+    if !state.ledger.holds_client(Client(client), process) {
+        state.note_user(client, process);
     }
     Ok(())
 }

@@ -6,13 +6,13 @@ use std::cell::Cell;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counted {
     /// How often the books were opened.
-    pub(crate) books: u32,
+    pub(crate) state: u32,
     /// How often the caller was looked up.
     pub(crate) callers: u32,
 }
 
 thread_local! {
-    static COUNTED: Cell<Counted> = const { Cell::new(Counted { books: 0, callers: 0 }) };
+    static COUNTED: Cell<Counted> = const { Cell::new(Counted { state: 0, callers: 0 }) };
 }
 
 /// Counts something.

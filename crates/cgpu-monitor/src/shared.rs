@@ -17,7 +17,7 @@ use crate::log::ContainerLog;
 use crate::own_ranges::own_ranges;
 use crate::processes::Origins;
 use crate::snapshot::{Count, CounterValues, Counters, Record};
-use crate::state::{Books, Idleness, Lane, Pace};
+use crate::state::{ContainerState, Idleness, Lane, Pace};
 use crate::sync::{ChangeFlag, Lock, Work};
 use crate::uvm::{AddressSpaces, UvmFiles};
 use cgpu_core::ledger::Process;
@@ -45,7 +45,7 @@ pub(crate) struct Monitor {
     pub(crate) work: Work,
 
     // `state`
-    books: Lock<Books>,
+    state: Lock<ContainerState>,
     /// The ledger's mark when the books were last closed.
     mark: AtomicU64,
     /// Whether the status has changed: the books, or the counted calls.
@@ -103,33 +103,33 @@ pub(crate) struct Monitor {
     pub(crate) escapes: Lock<EscapeFindings>,
 }
 
-/// The [`Books`], locked. If their holder has changed what the status reports, dropping them sets the flag.
+/// The [`ContainerState`], locked. If their holder has changed what the status reports, dropping them sets the flag.
 #[derive(Debug)]
-pub(crate) struct OpenBooks<'a> {
-    books: MutexGuard<'a, Books>,
+pub(crate) struct OpenState<'a> {
+    state: MutexGuard<'a, ContainerState>,
     monitor: &'a Monitor,
     changed: bool,
 }
 
-impl Deref for OpenBooks<'_> {
-    type Target = Books;
+impl Deref for OpenState<'_> {
+    type Target = ContainerState;
 
-    fn deref(&self) -> &Books {
-        &self.books
+    fn deref(&self) -> &ContainerState {
+        &self.state
     }
 }
 
-impl DerefMut for OpenBooks<'_> {
-    fn deref_mut(&mut self) -> &mut Books {
+impl DerefMut for OpenState<'_> {
+    fn deref_mut(&mut self) -> &mut ContainerState {
         self.changed = true;
-        &mut self.books
+        &mut self.state
     }
 }
 
-impl Drop for OpenBooks<'_> {
+impl Drop for OpenState<'_> {
     fn drop(&mut self) {
         if self.changed {
-            let mark = self.books.ledger.mark();
+            let mark = self.state.ledger.mark();
             if self.monitor.mark.swap(mark, Ordering::Relaxed) != mark {
                 self.monitor.note_status_change();
             }
@@ -158,12 +158,12 @@ impl Monitor {
             about::uuid(&gpu.uuid).ok_or_else(|| io::Error::other("a GPU's UUID is none"))
         });
         let uuids: Vec<about::Uuid> = uuids.collect::<io::Result<_>>()?;
-        let books = Books::open(records, &settings.gpus, &settings.nodes);
+        let state = ContainerState::open(records, &settings.gpus, &settings.nodes);
         let counters = Arc::new(Counters::of(counters));
         let settings = Arc::new(settings);
         let targets = Targets::new(settings.spares_host)?;
         let interrupted = settings.interruptible.then(Interrupted::default);
-        let uvm_files = UvmFiles::new(books.makers.underway().is_some());
+        let uvm_files = UvmFiles::new(state.makers.underway().is_some());
         let shares = Shares::new(uuids.len());
         let orphans = uuids.iter().map(|_| Orphans::default()).collect();
         Ok(Monitor {
@@ -175,7 +175,7 @@ impl Monitor {
             updates,
             counters,
             work: Work::default(),
-            books: Lock::new(books),
+            state: Lock::new(state),
             mark: AtomicU64::new(0),
             is_status_changed: AtomicBool::new(false),
             wake,
@@ -208,11 +208,11 @@ impl Monitor {
     }
 
     /// Opens the books. Other threads wait until they are dropped.
-    pub(crate) fn books(&self) -> OpenBooks<'_> {
+    pub(crate) fn state(&self) -> OpenState<'_> {
         #[cfg(test)]
-        crate::counted::count(|counted| counted.books += 1);
-        let books = self.books.lock();
-        OpenBooks { books, monitor: self, changed: false }
+        crate::counted::count(|counted| counted.state += 1);
+        let state = self.state.lock();
+        OpenState { state, monitor: self, changed: false }
     }
 
     /// Notes a change of the status, and wakes the first thread if the last change was reported.

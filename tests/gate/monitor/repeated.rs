@@ -12,17 +12,17 @@ use crate::monitor::host::{MIB, Monitor, Said, path, script, until, wait};
 struct Had {
     text: String,
     driver_bytes: u64,
-    books_bytes: u64,
+    state_bytes: u64,
 }
 
 /// Runs lines whose calls signals can interrupt.
 fn interruptible(lines: &str) -> Had {
     let monitor = Monitor::with(Managed::Refuse, false);
     let program = monitor.halfway(&format!("start\nuvm-init\n{lines}"), "");
-    let (driver_bytes, books_bytes) = (monitor.sim.used(0), monitor.used());
+    let (driver_bytes, state_bytes) = (monitor.sim.used(0), monitor.used());
     let text = program.go_on().text;
     assert_eq!(monitor.status().calls.killed, 0, "{text}");
-    Had { text, driver_bytes, books_bytes }
+    Had { text, driver_bytes, state_bytes }
 }
 
 const MAPPED: &str = "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB\n\
@@ -35,7 +35,7 @@ fn a_range_that_is_freed_wrongly_twice_stays_charged() {
         let had = interruptible(&format!(
             "{MAPPED}\nrepeats 1\n{how} 0x1000000000 701MiB\nrepeats 0\nalloc 700MiB as b"
         ));
-        let within = had.driver_bytes <= 1024 * MIB && had.books_bytes >= had.driver_bytes;
+        let within = had.driver_bytes <= 1024 * MIB && had.state_bytes >= had.driver_bytes;
         assert!(within, "{how}: {had:?}");
     }
 }
@@ -45,7 +45,7 @@ fn a_client_that_is_freed_by_another_file_twice_stays_charged() {
     let had = interruptible(
         "alloc 700MiB as a\nrepeats 1\nfree-client-by-other\nrepeats 0\nalloc 700MiB as b",
     );
-    assert_eq!((had.driver_bytes, had.books_bytes), (700 * MIB, 700 * MIB), "{had:?}");
+    assert_eq!((had.driver_bytes, had.state_bytes), (700 * MIB, 700 * MIB), "{had:?}");
     assert!(had.text.contains("alloc b status="), "{had:?}");
 }
 
@@ -74,7 +74,7 @@ fn a_range_that_fails_by_an_errno_announces_nothing() {
 #[test]
 fn one_struct_makes_several() {
     let had = interruptible("heaps 100MiB");
-    assert_eq!((had.driver_bytes, had.books_bytes), (300 * MIB, 300 * MIB), "{had:?}");
+    assert_eq!((had.driver_bytes, had.state_bytes), (300 * MIB, 300 * MIB), "{had:?}");
 }
 
 /// Whatever the struct's status was before the call.
@@ -108,10 +108,10 @@ fn what_a_worker_before_had_not_freed_stays() {
     std::thread::sleep(Duration::from_millis(150));
     monitor.update();
     until("it is told", || Path::new(&reported).exists());
-    let (driver, books) = (monitor.sim.used(0), monitor.used());
+    let (driver, state) = (monitor.sim.used(0), monitor.used());
     std::fs::write(&go, "").unwrap();
     let said = Said::of(&wait(child));
-    assert!(books >= driver, "driver {driver} books {books} {}", said.text);
+    assert!(state >= driver, "driver {driver} books {state} {}", said.text);
 }
 
 /// A thread's call failed, and nobody took that; the worker after undoes what it hadn't made.
@@ -140,7 +140,7 @@ fn what_is_exported_is_what_was_entered() {
     monitor.sim.fault("control:0x3d05 delay 800 times 1");
     let program = monitor.halfway("start\nexchanged\nalloc 700MiB as b", "");
     std::thread::sleep(Duration::from_millis(2500));
-    let (driver, books) = (monitor.sim.used(0), monitor.used());
+    let (driver, state) = (monitor.sim.used(0), monitor.used());
     let said = program.go_on();
-    assert!(driver <= 1024 * MIB, "driver {driver} books {books} {}", said.text);
+    assert!(driver <= 1024 * MIB, "driver {driver} books {state} {}", said.text);
 }

@@ -27,7 +27,7 @@ use crate::gate::settings::NodeKind;
 use crate::node::{Device, Rm};
 use crate::processes::{caller_pids, container_pids, kill_process, mounts_of, open_files_of};
 use crate::shared::Monitor;
-use crate::state::{Books, NO_CLIENT};
+use crate::state::{ContainerState, NO_CLIENT};
 use cgpu_core::ledger::{Client, Entry, Handle, Process};
 use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
@@ -45,22 +45,22 @@ const LONGEST_GRACE: Duration = Duration::from_secs(5);
 const CLIENT_NODE: NodeKind = NodeKind::Control;
 
 /// The clients and the processes that were seen with them. A process is in several pairs where it used several clients.
-fn client_users(books: &Books) -> impl Iterator<Item = (Client, Process)> {
-    books.ledger.holders().filter(|(client, _)| *client != NO_CLIENT)
+fn client_users(state: &ContainerState) -> impl Iterator<Item = (Client, Process)> {
+    state.ledger.holders().filter(|(client, _)| *client != NO_CLIENT)
 }
 
 /// The living processes that were seen with a client which the process with that pid, dead or alive, was seen with.
-fn users_of_clients_by(books: &Books, pid: u32) -> BTreeSet<Process> {
+fn users_of_clients_by(state: &ContainerState, pid: u32) -> BTreeSet<Process> {
     let has_pid = |process: Process| process.pid() == pid;
-    let clients = client_users(books).filter(|(_, process)| has_pid(*process));
+    let clients = client_users(state).filter(|(_, process)| has_pid(*process));
     let clients: BTreeSet<Client> = clients.map(|(client, _)| client).collect();
-    let users = client_users(books).filter(|(client, _)| clients.contains(client));
+    let users = client_users(state).filter(|(client, _)| clients.contains(client));
     users.map(|(_, process)| process).filter(|process| ProcessId::from(*process).alive()).collect()
 }
 
 /// The living processes that called.
-fn living_callers(books: &Books) -> BTreeSet<Process> {
-    let processes = books.processes.iter().copied();
+fn living_callers(state: &ContainerState) -> BTreeSet<Process> {
+    let processes = state.processes.iter().copied();
     processes.filter(|process| ProcessId::from(*process).alive()).collect()
 }
 
@@ -100,17 +100,17 @@ pub(crate) fn end_client_users(
     let held = all.iter().flatten().filter(|held| held.bytes() > 0).map(|held| held.pid);
     let lingering: BTreeSet<u32> = held.filter(|pid| dead_pids.contains(pid)).collect();
     if !lingering.is_empty() {
-        monitor.books().due.schedule_by(Instant::now() + GRACE);
+        monitor.state().due.schedule_by(Instant::now() + GRACE);
     }
     for (pid, lasted) in monitor.history.lingering.note(&lingering, Instant::now()) {
         let users = match KillScope::after(lasted) {
             KillScope::None => continue,
             KillScope::ClientOwners => {
-                let seen = users_of_clients_by(&monitor.books(), pid);
+                let seen = users_of_clients_by(&monitor.state(), pid);
                 if seen.is_empty() { inheritors(monitor) } else { seen }
             }
             KillScope::AllCallers => {
-                let callers = living_callers(&monitor.books());
+                let callers = living_callers(&monitor.state());
                 callers.into_iter().chain(silent_processes_with_files(monitor, &[])).collect()
             }
         };
@@ -131,7 +131,7 @@ pub(crate) fn with_clients(
         return BTreeSet::new();
     }
     let is_dead = |(_, process): &(Client, Process)| dead.contains(process);
-    let all: Vec<_> = client_users(&monitor.books()).filter(is_dead).collect();
+    let all: Vec<_> = client_users(&monitor.state()).filter(is_dead).collect();
     let is_there = |client: Client| own.presence(client.0, client.0) != Presence::NoClient;
     let there = all.into_iter().filter(|(client, _)| is_there(*client));
     there.map(|(_, process)| process).collect()
@@ -140,7 +140,7 @@ pub(crate) fn with_clients(
 /// The container's processes that never called and have a client's file that no living caller has. Empty where the
 /// callers' files can't be listed.
 fn inheritors(monitor: &Monitor) -> BTreeSet<Process> {
-    let callers = living_callers(&monitor.books());
+    let callers = living_callers(&monitor.state());
     let files_of = |process: Process| open_files_of(monitor, process.pid(), CLIENT_NODE);
     let files: Option<Vec<_>> = callers.into_iter().map(files_of).collect();
     files.map(|files| silent_processes_with_files(monitor, &files.concat())).unwrap_or_default()
@@ -163,7 +163,7 @@ fn silent_processes_with_files(monitor: &Monitor, known: &[(u32, i32)]) -> BTree
 /// Frees the container's clients whose files the process `pid` has. The container has ended: no call of it makes a
 /// client meanwhile.
 pub(crate) fn free_left_clients(monitor: &Monitor, pid: u32) {
-    let left: BTreeSet<Client> = client_users(&monitor.books()).map(|(client, _)| client).collect();
+    let left: BTreeSet<Client> = client_users(&monitor.state()).map(|(client, _)| client).collect();
     if left.is_empty() {
         return;
     }
@@ -176,9 +176,9 @@ pub(crate) fn free_left_clients(monitor: &Monitor, pid: u32) {
     }
     for client in left {
         if presence(monitor, client.0, client.0) == Some(Presence::NoClient) {
-            let mut books = monitor.books();
-            books.enter(Entry::Free { client, handle: Handle(client.0) });
-            books.devices.forget_client(client.0);
+            let mut state = monitor.state();
+            state.enter(Entry::Free { client, handle: Handle(client.0) });
+            state.devices.forget_client(client.0);
         }
     }
 }
@@ -186,7 +186,7 @@ pub(crate) fn free_left_clients(monitor: &Monitor, pid: u32) {
 /// Whether the driver still has a client of a container that has ended: then somebody has the client's file, or it lies
 /// in a socket.
 pub(crate) fn has_left_clients(monitor: &Monitor) -> bool {
-    let all: BTreeSet<Client> = client_users(&monitor.books()).map(|(client, _)| client).collect();
+    let all: BTreeSet<Client> = client_users(&monitor.state()).map(|(client, _)| client).collect();
     let is_there = |client: Client| {
         presence(monitor, client.0, client.0).is_some_and(|found| found != Presence::NoClient)
     };
@@ -219,10 +219,10 @@ fn duplicate(pid: u32, tid: u32, descriptor: i32) -> Option<OwnedFd> {
 
 /// The pid under which the driver shows most beyond what its process is charged for. A client's charges count for the
 /// first process that was seen with the client, which is mostly its maker.
-pub(crate) fn least_charged(books: &Books, gpu: usize, held: &[Held]) -> Option<u32> {
-    let charges = books.ledger.charged_by_client(gpu);
+pub(crate) fn least_charged(state: &ContainerState, gpu: usize, held: &[Held]) -> Option<u32> {
+    let charges = state.ledger.charged_by_client(gpu);
     let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
-    for (client, process) in books.ledger.holders() {
+    for (client, process) in state.ledger.holders() {
         owners.entry(client).or_insert(process);
     }
     let charged_bytes = |pid: u32| {
@@ -237,20 +237,20 @@ pub(crate) fn least_charged(books: &Books, gpu: usize, held: &[Held]) -> Option<
 
 /// The processes to kill for the memory that the driver shows under `pid`: the caller with that pid; where it is dead,
 /// the living processes that were seen with one of its clients; where there are none, all living callers.
-pub(crate) fn processes_to_kill(books: &Books, pid: u32) -> BTreeSet<Process> {
-    let callers = living_callers(books);
+pub(crate) fn processes_to_kill(state: &ContainerState, pid: u32) -> BTreeSet<Process> {
+    let callers = living_callers(state);
     let of_pid = |process: &&Process| process.pid() == pid;
     if let Some(named) = callers.iter().find(of_pid) {
         return [*named].into();
     }
-    let users = users_of_clients_by(books, pid);
+    let users = users_of_clients_by(state, pid);
     if users.is_empty() { callers } else { users }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::books_of;
+    use crate::state::state_of;
     use cgpu_core::ledger::{Entry, Handle};
     use cgpu_host::process::ProcessId;
 
@@ -281,38 +281,38 @@ mod tests {
 
     #[test]
     fn a_client_is_charged_to_who_used_it_first() {
-        let mut books = books_of(vec![]);
+        let mut state = state_of(vec![]);
         let [maker, user] = alive();
-        books.note_user(1, maker);
-        books.note_user(1, user);
-        books.note_user(2, user);
+        state.note_user(1, maker);
+        state.note_user(1, user);
+        state.note_user(2, user);
         for (client, bytes) in [(1, 4), (2, 1)] {
             let (client, parent, handle) = (Client(client), Handle(client), Handle(7));
-            books.enter(Entry::Commit { gpu: 0, bytes, client, parent, handle });
+            state.enter(Entry::Commit { gpu: 0, bytes, client, parent, handle });
         }
         // Each is shown with 9 bytes. 4 of the maker's are charged, and 1 of the user's.
         let [maker, user, dead] = [maker, user, dead(1)].map(held);
-        assert_eq!(least_charged(&books, 0, &[maker, user, dead]), Some(dead.pid));
-        assert_eq!(least_charged(&books, 0, &[maker, user]), Some(user.pid));
-        assert_eq!(least_charged(&books, 0, &[user, maker]), Some(user.pid));
-        assert_eq!(least_charged(&books, 0, &[]), None);
+        assert_eq!(least_charged(&state, 0, &[maker, user, dead]), Some(dead.pid));
+        assert_eq!(least_charged(&state, 0, &[maker, user]), Some(user.pid));
+        assert_eq!(least_charged(&state, 0, &[user, maker]), Some(user.pid));
+        assert_eq!(least_charged(&state, 0, &[]), None);
     }
 
     #[test]
     fn who_is_shown_is_killed_or_who_has_a_dead_ones_client_or_all() {
-        let mut books = books_of(vec![]);
+        let mut state = state_of(vec![]);
         let ([first, second], gone) = (alive(), dead(1));
         for process in [first, second, gone] {
-            assert!(books.note_process(process));
+            assert!(state.note_process(process));
         }
-        let of = |books: &Books, process: Process| processes_to_kill(books, process.pid());
-        assert_eq!(of(&books, first), [first].into());
-        assert_eq!(of(&books, gone), [first, second].into(), "nobody was seen with a client of it");
-        books.note_user(5, gone);
-        books.note_user(5, second);
-        assert_eq!(of(&books, gone), [second].into());
+        let of = |state: &ContainerState, process: Process| processes_to_kill(state, process.pid());
+        assert_eq!(of(&state, first), [first].into());
+        assert_eq!(of(&state, gone), [first, second].into(), "nobody was seen with a client of it");
+        state.note_user(5, gone);
+        state.note_user(5, second);
+        assert_eq!(of(&state, gone), [second].into());
         assert_eq!(
-            of(&books, Process::from(ProcessId { pid: 2, start_ticks: 0 })),
+            of(&state, Process::from(ProcessId { pid: 2, start_ticks: 0 })),
             [first, second].into()
         );
     }

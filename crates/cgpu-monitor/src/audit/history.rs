@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use crate::state::{Books, Occasion};
+use crate::state::{ContainerState, Occasion};
 use crate::sync::Lock;
 use cgpu_core::ledger::Process;
 use nvrm::about::Held;
@@ -108,8 +108,8 @@ pub(crate) struct DeadPids {
 
 impl DeadPids {
     /// The pids under which the driver shows the container's memory.
-    pub(crate) fn pids_to_ask(&self, books: &Books) -> BTreeSet<u32> {
-        let processes = books.processes.difference(&self.reused);
+    pub(crate) fn pids_to_ask(&self, state: &ContainerState) -> BTreeSet<u32> {
+        let processes = state.processes.difference(&self.reused);
         let pids = processes.map(|process| process.pid());
         // A living process may have a client of a forgotten process.
         pids.chain(self.former.iter().copied()).collect()

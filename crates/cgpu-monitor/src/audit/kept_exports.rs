@@ -17,7 +17,7 @@ use crate::gate::settings::NodeKind;
 use crate::node::{Device, Failure};
 use crate::processes::open_files;
 use crate::shared::Monitor;
-use crate::state::{Books, OnLane};
+use crate::state::{ContainerState, OnLane};
 use cgpu_core::ledger::{Entry, Hold};
 use nvrm::export;
 use nvrm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
@@ -41,10 +41,10 @@ pub(crate) fn resume_export(monitor: &Monitor, number: u64, file: OwnedFd) {
 
 /// Releases the holds of the places of a file for which `is_cleared` is true: nothing is in these places any more.
 pub(crate) fn forget_places(monitor: &Monitor, file: u64, is_cleared: impl Fn(u32) -> bool) {
-    let mut books = monitor.books();
-    let places: Vec<u32> = books.ledger.exported(file).filter(|at| is_cleared(*at)).collect();
+    let mut state = monitor.state();
+    let places: Vec<u32> = state.ledger.exported(file).filter(|at| is_cleared(*at)).collect();
     for index in places {
-        books.enter(Entry::Release { hold: Hold::Export { file, index } });
+        state.enter(Entry::Release { hold: Hold::Export { file, index } });
     }
 }
 
@@ -62,8 +62,8 @@ pub(crate) fn clear_export(
     is_wanted: impl Fn(u32) -> bool,
 ) -> bool {
     let places: Vec<u32> = {
-        let books = monitor.books();
-        books.ledger.exported(exported.number).filter(|at| is_wanted(*at)).collect()
+        let state = monitor.state();
+        state.ledger.exported(exported.number).filter(|at| is_wanted(*at)).collect()
     };
     if places.is_empty() {
         return true;
@@ -122,9 +122,9 @@ pub(crate) fn sweep_exports_for_refusal(monitor: &Monitor) {
 /// Clears files that were missed [`MISSES`] times. `true` where another search may let a file be cleared.
 fn look_for_exports(monitor: &Monitor, pause: Duration) -> bool {
     let unnamed: Vec<(u64, Arc<Device>)> = {
-        let books = monitor.books();
+        let state = monitor.state();
         let files = monitor.exports.files.lock();
-        let files = files.iter().filter(|(number, _)| is_unnamed(&books, **number));
+        let files = files.iter().filter(|(number, _)| is_unnamed(&state, **number));
         files.map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
     };
     if unnamed.is_empty() {
@@ -159,13 +159,13 @@ fn look_for_exports(monitor: &Monitor, pause: Duration) -> bool {
 fn clear_unnamed(monitor: &Monitor, lane: &OnLane<'_>, exported: &Exported) {
     let number = exported.number;
     let unnamed: Vec<u32> = {
-        let books = monitor.books();
-        unnamed(&books, number).collect()
+        let state = monitor.state();
+        unnamed(&state, number).collect()
     };
     let done = clear_export(monitor, exported, |place| unnamed.contains(&place));
-    let books = monitor.books();
-    let is_empty = books.ledger.exported(number).next().is_none();
-    drop(books);
+    let state = monitor.state();
+    let is_empty = state.ledger.exported(number).next().is_none();
+    drop(state);
     if done && is_empty {
         forget_export(monitor, number);
     }
@@ -173,12 +173,12 @@ fn clear_unnamed(monitor: &Monitor, lane: &OnLane<'_>, exported: &Exported) {
 }
 
 /// The places of a file whose memory no object names any more.
-fn unnamed(books: &Books, file: u64) -> impl Iterator<Item = u32> {
-    let is_last = move |index: &u32| books.ledger.is_unnamed(Hold::Export { file, index: *index });
-    books.ledger.exported(file).filter(is_last)
+fn unnamed(state: &ContainerState, file: u64) -> impl Iterator<Item = u32> {
+    let is_last = move |index: &u32| state.ledger.is_unnamed(Hold::Export { file, index: *index });
+    state.ledger.exported(file).filter(is_last)
 }
 
 /// Whether a file is empty, or has memory that no object names any more.
-fn is_unnamed(books: &Books, file: u64) -> bool {
-    books.ledger.exported(file).next().is_none() || unnamed(books, file).next().is_some()
+fn is_unnamed(state: &ContainerState, file: u64) -> bool {
+    state.ledger.exported(file).next().is_none() || unnamed(state, file).next().is_some()
 }

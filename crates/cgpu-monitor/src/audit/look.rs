@@ -106,7 +106,7 @@ pub(crate) fn audit(monitor: &Monitor, occasion: Occasion) {
 /// Compares the driver's figures with the books for each GPU, and acts on them: kills processes, corrects what
 /// counts, and removes objects that are gone. `None` where the books have no process, or the driver doesn't answer.
 fn ask_all(monitor: &Monitor, lane: Option<&OnLane<'_>>) -> Option<Seen> {
-    let processes: Vec<Process> = monitor.books().processes.iter().copied().collect();
+    let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
     let dead: Vec<Process> =
         processes.iter().copied().filter(|process| !ProcessId::from(*process).alive()).collect();
     if processes.is_empty() {
@@ -139,11 +139,11 @@ fn ask(
     // The list of pids is of the moment in which the watch begins. A process that came and took memory after the
     // list was made would be missing in the figures, and its memory would seem to be freed.
     let pids: Vec<u32> = {
-        let mut books = monitor.books();
-        books.ledger.watch();
+        let mut state = monitor.state();
+        state.ledger.watch();
         // The monitor comes first: memory can become the monitor's, and never a process's again.
-        let own_pid = books.ledger.has_stakes().then(std::process::id);
-        own_pid.into_iter().chain(dead_pids.pids_to_ask(&books)).collect()
+        let own_pid = state.ledger.has_stakes().then(std::process::id);
+        own_pid.into_iter().chain(dead_pids.pids_to_ask(&state)).collect()
     };
     let held = own.held(gpu, &pids);
     let held = answered(monitor, gpu, Amount::Held, held)?;
@@ -157,7 +157,7 @@ fn ask(
 fn act_on(monitor: &Monitor, seen: Option<Seen>, occasion: Occasion) {
     let Some(Seen { own, dead, dead_pids, all }) = seen else { return };
     if occasion != Occasion::Tick || monitor.history.take_client_check_due() {
-        let names = monitor.books().ledger.names_of_all();
+        let names = monitor.state().ledger.names_of_all();
         remove_gone_names(monitor, &own, &names, Depth::Clients);
     }
     end_client_users(monitor, &dead, &all, &dead_pids);
@@ -174,16 +174,16 @@ fn act_on_figures(
     found: &Holdings,
 ) -> Option<u64> {
     let Holdings { ref held, own_bytes } = *found;
-    let mut books = monitor.books();
-    let expected = books.ledger.expected(gpu)?;
+    let mut state = monitor.state();
+    let expected = state.ledger.expected(gpu)?;
     let made_bytes = held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.made_bytes));
     let finding = judge(made_bytes, own_bytes, &expected);
     let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
     if lane.is_some() || !is_more {
         monitor.history.doubts.clear(gpu);
     } else if !monitor.history.doubts.note(gpu) {
-        books.due.schedule(Instant::now());
-        drop(books);
+        state.due.schedule(Instant::now());
+        drop(state);
         monitor.audit_wait.wake();
         return None;
     }
@@ -192,14 +192,14 @@ fn act_on_figures(
         Finding::LessShown { driver_bytes } => return Some(driver_bytes),
         Finding::Unasked { driver_bytes } => {
             tracing::debug!(driver_bytes, "more than was asked for counts");
-            books.enter(Entry::Reconcile { gpu, driver_bytes });
+            state.enter(Entry::Reconcile { gpu, driver_bytes });
         }
         Finding::Exceeds { excess_bytes, driver_bytes } => {
-            let pid = least_charged(&books, gpu, held)?;
-            books.enter(Entry::Reconcile { gpu, driver_bytes });
-            books.due.schedule(Instant::now());
-            let to_kill = processes_to_kill(&books, pid);
-            drop(books);
+            let pid = least_charged(&state, gpu, held)?;
+            state.enter(Entry::Reconcile { gpu, driver_bytes });
+            state.due.schedule(Instant::now());
+            let to_kill = processes_to_kill(&state, pid);
+            drop(state);
             tracing::debug!(excess_bytes, pid, "taken past the monitor");
             suspect(monitor);
             let event = || past_the_monitor(&monitor.settings, gpu, excess_bytes);
@@ -220,7 +220,7 @@ fn forget_dead_processes(
     // Files of a process that comes while this goes on are not among these.
     let files = monitor.uvm_files.all();
     let with_mapped_memory = dead_with_mapped_memory(monitor, dead);
-    let mut books = monitor.books();
+    let mut state = monitor.state();
     let mut has_forgotten = false;
     for process in dead {
         let pid = process.pid();
@@ -229,7 +229,7 @@ fn forget_dead_processes(
         let holds = !reused.contains(process) && is_shown;
         // A process's files of nvidia-uvm end first. Another thread ends them: UVM may keep that thread waiting.
         let is_kept = |number| files.iter().any(|file| file.number == number);
-        let has_files = books.makers.bound_to(*process).any(is_kept);
+        let has_files = state.makers.bound_to(*process).any(is_kept);
         if has_files {
             monitor.spaces.look_at_all();
         }
@@ -237,11 +237,11 @@ fn forget_dead_processes(
             continue;
         }
         let space = Space::Managed(*process);
-        books.enter(Entry::ReleaseSpace { space: space.number() });
-        for (base, _) in books.ranges.of(space) {
-            books.remove_range(space, base);
+        state.enter(Entry::ReleaseSpace { space: space.number() });
+        for (base, _) in state.ranges.of(space) {
+            state.remove_range(space, base);
         }
-        books.enter(Entry::RemoveProcess { process: *process });
+        state.enter(Entry::RemoveProcess { process: *process });
         monitor.shares.wake();
         monitor.spaces.look_at_all();
         monitor.origins.note_dead(*process);
@@ -250,16 +250,16 @@ fn forget_dead_processes(
     if has_forgotten {
         // No figure tells that these clients are gone. Where one is in use all the same, none of its memory counts
         // anyway.
-        for client in books.ledger.uncharged_orphans() {
-            books.enter(Entry::Free { client, handle: Handle(client.0) });
-            books.devices.forget_client(client.0);
+        for client in state.ledger.uncharged_orphans() {
+            state.enter(Entry::Free { client, handle: Handle(client.0) });
+            state.devices.forget_client(client.0);
         }
-        if books.processes.is_empty() {
-            drop(books);
+        if state.processes.is_empty() {
+            drop(state);
             clear_up(monitor, &files);
         } else {
             // The memory of the dead processes is looked at once more.
-            books.due.schedule(Instant::now());
+            state.due.schedule(Instant::now());
             monitor.audit_wait.wake();
         }
     }
@@ -270,11 +270,11 @@ fn forget_dead_processes(
 fn clear_up(monitor: &Monitor, files: &[Arc<UvmFile>]) {
     end_files(monitor, files);
     let kept = monitor.uvm_files.all().iter().map(|file| file.number).collect();
-    let mut books = monitor.books();
-    if books.processes.is_empty() {
-        books.close_all(&kept);
+    let mut state = monitor.state();
+    if state.processes.is_empty() {
+        state.close_all(&kept);
     } else {
-        books.due.schedule(Instant::now());
+        state.due.schedule(Instant::now());
         monitor.audit_wait.wake();
     }
 }
@@ -302,16 +302,16 @@ fn remove_gone_objects(
     gpu: usize,
     driver_bytes: u64,
 ) {
-    let names = monitor.books().ledger.names(gpu);
+    let names = monitor.state().ledger.names(gpu);
     let names = monitor.history.in_turn(gpu, names);
     if !remove_gone_names(monitor, own, &names, Depth::Objects) {
         return;
     }
-    let mut books = monitor.books();
-    let Some(expected) = books.ledger.expected(gpu) else { return };
+    let mut state = monitor.state();
+    let Some(expected) = state.ledger.expected(gpu) else { return };
     let driver_bytes = driver_bytes.max(expected.charged_bytes);
     if driver_bytes < expected.usage.used_bytes {
-        books.enter(Entry::Reconcile { gpu, driver_bytes });
+        state.enter(Entry::Reconcile { gpu, driver_bytes });
     }
 }
 
@@ -346,19 +346,19 @@ fn remove_gone_names(
             gone.push((client, handle, serial));
         }
     }
-    let mut books = monitor.books();
+    let mut state = monitor.state();
     for (client, handle, serial) in gone {
         // Another object may have this handle now, even one of the same memory.
-        if books.ledger.serial_of(client, handle) == Some(serial) {
-            books.enter(Entry::Free { client, handle });
+        if state.ledger.serial_of(client, handle) == Some(serial) {
+            state.enter(Entry::Free { client, handle });
         }
     }
-    let charged = books.ledger.names_of_all().into_iter().map(|(client, ..)| client);
+    let charged = state.ledger.names_of_all().into_iter().map(|(client, ..)| client);
     let charged: BTreeSet<Client> = charged.collect();
     for (client, there) in clients {
         if !there && !charged.contains(&client) {
-            books.enter(Entry::Free { client, handle: Handle(client.0) });
-            books.devices.forget_client(client.0);
+            state.enter(Entry::Free { client, handle: Handle(client.0) });
+            state.devices.forget_client(client.0);
         }
     }
     true

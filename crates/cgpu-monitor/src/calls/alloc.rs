@@ -47,7 +47,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
     let asked = case.or_deny(memory_asked(release, (class, does), params))?;
     if class == NV_SEMAPHORE_SURFACE {
         let params = &case.scratch.params;
-        let decision = semaphore_surface(release, &case.books().ledger, object.client, params);
+        let decision = semaphore_surface(release, &case.state().ledger, object.client, params);
         case.or_deny(decision)?;
     }
     let group = match class {
@@ -92,7 +92,7 @@ pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Rep
     case.patch(Meaning::Params, address);
     case.patch(Meaning::Descriptor, descriptor);
     let made = made?;
-    let shown = shown_memory(gpu.and_then(|gpu| case.books().ledger.usage(gpu)));
+    let shown = shown_memory(gpu.and_then(|gpu| case.state().ledger.usage(gpu)));
     if let (Some(_), Some(limit)) = (made, case.scratch.field(case.head(), Meaning::Limit)) {
         case.patch(Meaning::Limit, limit.min(shown.total_bytes.saturating_sub(1)));
     }
@@ -103,15 +103,15 @@ pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Rep
 fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
     let Object { client, parent, handle } = made;
     let gpu = gpu_of_new_subdevice(case, lane, client, handle);
-    let mut books = case.books();
-    if !books.ledger.contains(Client(client), Handle(parent)) {
-        books.note(client, client, parent);
+    let mut state = case.state();
+    if !state.ledger.contains(Client(client), Handle(parent)) {
+        state.note(client, client, parent);
     }
-    books.note(client, parent, handle);
+    state.note(client, parent, handle);
     match gpu {
-        Some(gpu) => [parent, handle].iter().for_each(|of| books.devices.set_gpu(client, *of, gpu)),
+        Some(gpu) => [parent, handle].iter().for_each(|of| state.devices.set_gpu(client, *of, gpu)),
         // The books may know the GPU of an earlier object with this handle.
-        None => books.devices.forget(client, handle),
+        None => state.devices.forget(client, handle),
     }
 }
 
@@ -163,7 +163,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
     let lane = begin_on_lane(case)?;
     let (of, object) = (Client(client), Handle(handle));
     note_user(case, client)?;
-    let is_memory = case.books().ledger.charge_of(of, object).is_some();
+    let is_memory = case.state().ledger.charge_of(of, object).is_some();
     case.call()?;
     let is_done = case.status() == NV_OK;
     let is_gone = match case.status() {
@@ -176,12 +176,12 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
         case.patch(Meaning::Status, NV_OK.into());
     }
     if is_done {
-        let mut books = case.books();
-        books.enter(Entry::Free { client: of, handle: object });
+        let mut state = case.state();
+        state.enter(Entry::Free { client: of, handle: object });
         if !is_memory {
-            books.forget_freed_devices(client);
+            state.forget_freed_devices(client);
         }
-        drop(books);
+        drop(state);
         forget_freed_groups(case.monitor, client, handle);
         free_stakes(case.monitor, &lane);
     }
@@ -191,7 +191,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
 
 /// Puts the quota, and the free bytes of it, into the totals of an `NVOS32` and of `part`.
 fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu: Option<usize>) {
-    let shown = shown_memory(gpu.and_then(|gpu| case.books().ledger.usage(gpu)));
+    let shown = shown_memory(gpu.and_then(|gpu| case.state().ledger.usage(gpu)));
     let (total, free) = (shown.total_bytes, shown.free_bytes);
     // The GPU's own figures don't go to the caller, whatever the driver left in these fields.
     for part in [Some(case.head()), part].into_iter().flatten() {

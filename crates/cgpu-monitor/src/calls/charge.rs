@@ -16,7 +16,7 @@ use crate::decide::{self, Denial, nth_handle};
 use crate::driver::{Presence, presence};
 use crate::gate::settings::NodeKind;
 use crate::log::Refuser;
-use crate::state::{Books, OnLane};
+use crate::state::{ContainerState, OnLane};
 use cgpu_core::ledger::{Client, Entry, Handle, Reservation, Shown, Usage};
 use nvrm::about::Uuid;
 use nvrm::call::Object;
@@ -44,17 +44,18 @@ fn reserve(
     bytes: u64,
 ) -> Result<(usize, Reservation), EarlyReply> {
     let (process, of_file) = (case.target()?.process, gpu_of_file(case));
-    let reserve =
-        |books: &mut Books, gpu| (gpu, decide::reserve_within_quota(&mut books.ledger, gpu, bytes));
-    let mut books = case.books();
-    books.note_user(client, process);
-    let known = books.devices.gpu(client, parent).or(of_file);
-    let decided = known.map(|gpu| reserve(&mut books, gpu));
-    drop(books);
+    let reserve = |state: &mut ContainerState, gpu| {
+        (gpu, decide::reserve_within_quota(&mut state.ledger, gpu, bytes))
+    };
+    let mut state = case.state();
+    state.note_user(client, process);
+    let known = state.devices.gpu(client, parent).or(of_file);
+    let decided = known.map(|gpu| reserve(&mut state, gpu));
+    drop(state);
     let (gpu, mut decision) = match decided {
         Some(decided) => decided,
         None => match find_gpu_on_lane(case, lane, client, parent) {
-            Some(gpu) => reserve(&mut case.books(), gpu),
+            Some(gpu) => reserve(&mut case.state(), gpu),
             None => return Err(case.deny(&Denial::NoGpu { client, parent })),
         },
     };
@@ -66,7 +67,7 @@ fn reserve(
         if find_gpu_on_lane(case, lane, client, parent) != Some(gpu) {
             return Err(case.deny(&Denial::ParentGone));
         }
-        (_, decision) = reserve(&mut case.books(), gpu);
+        (_, decision) = reserve(&mut case.state(), gpu);
     }
     Ok((gpu, case.or_deny(decision)?))
 }
@@ -96,11 +97,11 @@ pub(crate) fn make_charged(
     let (gpu, reservation) = reserve(case, lane, object, asked_bytes)?;
     let made = make(case, new_object);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
-    let mut books = case.books();
-    books.ledger.cancel(reservation);
+    let mut state = case.state();
+    state.ledger.cancel(reservation);
     let Ok(Some(handle)) = made else {
-        let usage = books.ledger.usage(gpu);
-        drop(books);
+        let usage = state.ledger.usage(gpu);
+        drop(state);
         if let (Ok(None), NV_ERR_NO_MEMORY, Some(usage)) = (&made, case.status(), usage) {
             report_refused(case, Refuser::Driver, gpu, asked_bytes, usage);
         }
@@ -108,22 +109,22 @@ pub(crate) fn make_charged(
     };
     let (client, parent) = (Client(object.client), Handle(object.parent));
     let entry = Entry::Commit { gpu, bytes: given_bytes, client, parent, handle: Handle(handle) };
-    books.enter(entry);
-    let is_within = |books: &Books| decide::is_within_quota(&books.ledger, gpu);
-    let mut is_granted = is_within(&books);
-    let serial = books.ledger.serial_of(client, Handle(handle));
-    drop(books);
+    state.enter(entry);
+    let is_within = |state: &ContainerState| decide::is_within_quota(&state.ledger, gpu);
+    let mut is_granted = is_within(&state);
+    let serial = state.ledger.serial_of(client, Handle(handle));
+    drop(state);
     if !is_granted {
         // Without an audit, memory that the driver showed before it was entered may count twice.
         reconcile(case.monitor, lane, Instant::now());
-        is_granted = is_within(&case.books());
+        is_granted = is_within(&case.state());
     }
     if !is_granted {
         // Other calls may have been on the lane meanwhile, and may have freed the object.
-        if case.books().ledger.serial_of(client, Handle(handle)) == serial {
+        if case.state().ledger.serial_of(client, Handle(handle)) == serial {
             unmake(case, lane, object.client, object.parent, handle);
         }
-        let usage = case.books().ledger.usage(gpu);
+        let usage = case.state().ledger.usage(gpu);
         let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
         return Err(case.deny(&Denial::OverQuota { gpu, asked_bytes: given_bytes, usage }));
     }
@@ -132,16 +133,16 @@ pub(crate) fn make_charged(
 
 /// Whether an object exists, as the books and the driver say.
 fn exists(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
-    let known = case.books().ledger.contains(Client(client), Handle(handle));
+    let known = case.state().ledger.contains(Client(client), Handle(handle));
     known && presence(case.monitor, client, handle) == Some(Presence::There)
 }
 
 /// Enters an object without memory that was made, where the books have an object with its handle.
 fn note_made(case: &Case<'_>, object: Object, handle: u32) -> Object {
-    let mut books = case.books();
+    let mut state = case.state();
     // The object that had the handle before is gone.
-    if books.ledger.contains(Client(object.client), Handle(handle)) {
-        books.note(object.client, object.parent, handle);
+    if state.ledger.contains(Client(object.client), Handle(handle)) {
+        state.note(object.client, object.parent, handle);
     }
     Object { client: object.client, parent: object.parent, handle }
 }
@@ -199,7 +200,7 @@ pub(crate) fn only_gpu(case: &Case<'_>) -> Option<usize> {
 
 /// The GPU of a channel group. Where it isn't known: the container's only GPU, or one where slices are set.
 pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
-    let known = case.books().groups.gpu(client, handle);
+    let known = case.state().groups.gpu(client, handle);
     let shares = &case.monitor.shares;
     let sliced = || (0..case.monitor.uuids.len()).find(|gpu| shares.round(*gpu).is_some());
     known.or_else(|| only_gpu(case)).or_else(sliced)
@@ -214,7 +215,7 @@ pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<
 /// Like [`find_gpu`], but whichever node the call is made on. Where a GPU is found, the client is the
 /// container's: the books know devices of such clients alone, and the driver answers through a client's own file alone.
 pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
-    let known = case.books().devices.gpu(client, handle);
+    let known = case.state().devices.gpu(client, handle);
     if known.is_some() {
         return known;
     }
@@ -236,7 +237,7 @@ pub(crate) fn find_gpu_on_lane(
 }
 
 fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
-    case.books().devices.gpu(client, handle).or_else(|| gpu_of_file(case))
+    case.state().devices.gpu(client, handle).or_else(|| gpu_of_file(case))
 }
 
 /// The GPU whose node the call is made on; `None` for another node.
@@ -261,10 +262,10 @@ pub(crate) fn gpu_of_new_subdevice(
 fn remember_gpu(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
     let asked = ask_subdevice(case, lane, client, handle)?;
     let gpu = case.monitor.gpu_of(&asked.uuid)?;
-    let mut books = case.books();
-    books.devices.set_gpu(client, handle, gpu);
-    if asked.is_device && !books.ledger.contains(Client(client), Handle(handle)) {
-        books.note(client, client, handle);
+    let mut state = case.state();
+    state.devices.set_gpu(client, handle, gpu);
+    if asked.is_device && !state.ledger.contains(Client(client), Handle(handle)) {
+        state.note(client, client, handle);
     }
     Some(gpu)
 }
@@ -278,7 +279,7 @@ pub(crate) fn shown_below(
     of: Option<usize>,
 ) -> Shown {
     let Some(of) = of.filter(|_| case.monitor.uuids.len() > 1) else { return Shown::Here };
-    let known = case.books().devices.gpu(client, parent);
+    let known = case.state().devices.gpu(client, parent);
     let gpu = known.or_else(|| remember_gpu(case, lane, client, parent));
     match gpu.map(|gpu| (gpu, u16::try_from(gpu))) {
         Some((gpu, Ok(number))) if gpu != of => Shown::On(number),

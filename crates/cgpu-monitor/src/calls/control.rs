@@ -123,7 +123,7 @@ fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Ea
     if !processes::is_size(control, case.scratch.params.len()) {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));
     }
-    let container_processes = case.books().processes.clone();
+    let container_processes = case.state().processes.clone();
     let target = case.target()?;
     let numbers = case.monitor.pid_maps.of(target.tid, target.process, &container_processes);
     case.still_waits()?;
@@ -179,7 +179,7 @@ fn show_memory(
 
 /// Puts the quota in the place of the GPU's memory, into the list that goes back.
 fn show_quota(case: &mut Case<'_>, (client, object): (u32, u32), list: fbinfo::List) {
-    let usage = find_gpu(case, client, object).and_then(|gpu| case.books().ledger.usage(gpu));
+    let usage = find_gpu(case, client, object).and_then(|gpu| case.state().ledger.usage(gpu));
     let shown = shown_memory(usage);
     let (bytes, offset, entries) = match list {
         fbinfo::List::Inline { offset, entries } => (&mut case.scratch.params, offset, entries),
@@ -211,7 +211,7 @@ fn before_control(
             let us = case.scratch.params.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
             let Some(gpu) = gpu_of_group(case, client, object) else { return Ok(false) };
             if let Some(us) = us {
-                case.books().groups.note_asked_slice(client, object, us);
+                case.state().groups.note_asked_slice(client, object, us);
             }
             Ok(case.monitor.shares.round(gpu).is_some())
         }
@@ -231,7 +231,7 @@ fn set_slice_before_schedule(
 ) -> Result<(), EarlyReply> {
     let Some(gpu) = gpu_of_group(case, client, handle) else { return Ok(()) };
     let Some(round) = round_of_groups(case.monitor, gpu) else { return Ok(()) };
-    if !case.books().groups.contains(client, handle) {
+    if !case.state().groups.contains(client, handle) {
         let reach = Reach { process: case.target()?.process, descriptor: 0, engine: 0 };
         let due = DueSlice { client, handle, reach, us: slice_us(round, 1) };
         // An object that takes no slice is no group, and the driver will not schedule it.
@@ -241,15 +241,15 @@ fn set_slice_before_schedule(
         enter_unseen_group(case, gpu, Object { client, parent: 0, handle })?;
     }
     let due = {
-        let books = case.books();
+        let state = case.state();
         let resting = case.monitor.shares.resting(gpu);
-        let due = books.groups.due_slices(gpu, Some(round), &books.processes, &resting);
+        let due = state.groups.due_slices(gpu, Some(round), &state.processes, &resting);
         due.into_iter().find(|due| (due.client, due.handle) == (client, handle))
     };
     if let Some(due) = due {
         let done = set_slice(case.rm()?, &due);
         if done.is_ok() {
-            case.books().groups.note_slice(&due);
+            case.state().groups.note_slice(&due);
         }
         note_slice_tried(case.monitor, gpu, done);
     }
@@ -260,7 +260,7 @@ fn set_slice_before_schedule(
 /// GPU stays off when its program schedules it (H100, `tests/gpu/results`, 2026-11-27).
 fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32, done: bool) {
     if control == NVA06C_CTRL_CMD_GPFIFO_SCHEDULE || schedules_a_channel(control) {
-        if done && schedules_a_channel(control) && !case.monitor.books().knows_channel(name) {
+        if done && schedules_a_channel(control) && !case.monitor.state().knows_channel(name) {
             enter_unseen_channel(case, name);
         }
         // The channels that were scheduled may be new, or the first that take turns.
@@ -270,7 +270,7 @@ fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32, done: boo
 
 /// Refuses a channel that the books don't know where no more may compute outside groups: it counts as one of these.
 fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<(), EarlyReply> {
-    if !case.monitor.books().knows_channel(channel)
+    if !case.monitor.state().knows_channel(channel)
         && let Some(gpu) = gpu_of_group(case, channel.0, channel.1)
     {
         room_outside_groups(case, gpu)?;

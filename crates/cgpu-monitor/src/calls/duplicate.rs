@@ -38,15 +38,15 @@ fn make_name(
     let object = new_object.object;
     note_user(case, object.client)?;
     note_user(case, source.0)?;
-    let books = case.books();
+    let state = case.state();
     let named = (Client(source.0), Handle(source.1));
-    let memory = books.ledger.memory_of(named.0, named.1);
+    let memory = state.ledger.memory_of(named.0, named.1);
     let gpu = memory.filter(|(_, bytes)| *bytes > 0).map(|(gpu, _)| gpu);
-    let is_known = books.ledger.contains(named.0, named.1);
-    drop(books);
+    let is_known = state.ledger.contains(named.0, named.1);
+    drop(state);
     // `shown_below` may have entered an object, too, so the objects are counted after it.
     let shown = shown_below(case, lane, object.client, object.parent, gpu);
-    let decision = room_for_name(&case.books().ledger);
+    let decision = room_for_name(&case.state().ledger);
     case.or_deny(decision)?;
     let made = make(case, new_object)?;
     let Some(made) = made else { return Ok(None) };
@@ -56,7 +56,7 @@ fn make_name(
         let stake =
             device.and_then(|device| stake_behind(case.monitor, device, source, (shown, gpu)));
         let entry = Entry::Duplicate { source: named, client, parent, handle, shown };
-        case.books().enter(entry);
+        case.state().enter(entry);
         stake_name(case.monitor, (client.0, made), stake);
     } else if case.rm()?.is_gpu_memory(object.client, made) {
         unmake(case, lane, object.client, object.parent, made);

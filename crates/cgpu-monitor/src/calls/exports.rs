@@ -116,10 +116,10 @@ fn export_to(
         return Err(case.answer(Answer::Status(NV_ERR_INSUFFICIENT_RESOURCES)));
     }
     let decision = {
-        let mut books = case.books();
+        let mut state = case.state();
         let entries =
-            export_entries(&books.ledger, (client, places), exported.number, &of_the_host);
-        entries.map(|entries| entries.into_iter().for_each(|entry| books.enter(entry)))
+            export_entries(&state.ledger, (client, places), exported.number, &of_the_host);
+        entries.map(|entries| entries.into_iter().for_each(|entry| state.enter(entry)))
     };
     case.or_deny(decision)?;
     let done = make_control(case, control.params);
@@ -142,7 +142,7 @@ fn find_host_objects(
     places: &Places,
 ) -> Result<Vec<Handle>, EarlyReply> {
     let client = Client(control.client);
-    let unknown = unknown_objects(&case.books().ledger, client, places);
+    let unknown = unknown_objects(&case.state().ledger, client, places);
     let release = &case.monitor.release;
     let rm = case.rm()?;
     let is_foreign = |object: &&Handle| {
@@ -161,7 +161,7 @@ fn are_as_charged(case: &Case<'_>, client: Client, places: &Places) -> bool {
     let Ok(rm) = case.rm() else { return false };
     let objects = places.named().map(|(_, object)| object).collect::<BTreeSet<u32>>();
     objects.into_iter().all(|object| {
-        let memory = case.books().ledger.memory_of(client, Handle(object));
+        let memory = case.state().ledger.memory_of(client, Handle(object));
         memory.is_none_or(|(_, bytes)| bytes == 0 || !rm.is_larger_than(client.0, object, bytes))
     })
 }
@@ -171,7 +171,7 @@ fn are_as_charged(case: &Case<'_>, client: Client, places: &Places) -> bool {
 fn stake_all(case: &Case<'_>, client: Client, places: &Places, exported: &Exported) -> bool {
     let Ok(device) = case.device() else { return false };
     places.named().all(|(index, object)| {
-        let memory = case.books().ledger.memory_of(client, Handle(object));
+        let memory = case.state().ledger.memory_of(client, Handle(object));
         let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
         let hold = Hold::Export { file: exported.number, index };
         stake_export(case.monitor, device, hold, (client.0, object), gpu)
@@ -211,7 +211,7 @@ pub(crate) fn import(
     let parent = places.parent;
     let hold = |place: u32| Hold::Export { file: exported.number, index: place };
     note_user(case, client)?;
-    let plan = plan_import(&case.books().ledger, exported.number, places);
+    let plan = plan_import(&case.state().ledger, exported.number, places);
     let plan = case.or_deny(plan)?;
     let first = next_handles(case, plan.unchosen_handles());
     let objects = plan.handles(first);
@@ -235,9 +235,9 @@ pub(crate) fn import(
         false => Imported { handles: places.objects.clone(), ..Imported::default() },
     };
     let Imported { entries, made, handles: objects } = result;
-    let mut books = case.books();
-    entries.into_iter().for_each(|entry| books.enter(entry));
-    drop(books);
+    let mut state = case.state();
+    entries.into_iter().for_each(|entry| state.enter(entry));
+    drop(state);
     for (place, stake) in stakes {
         let at = (place - places.first) as usize;
         let object = objects.get(at).copied().unwrap_or_default();

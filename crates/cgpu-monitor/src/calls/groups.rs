@@ -6,7 +6,7 @@ use crate::calls::charge::{
 use crate::case::{Case, EarlyReply};
 use crate::compute::forget_gone_groups;
 use crate::decide::{self, Denial};
-use crate::shared::OpenBooks;
+use crate::shared::OpenState;
 use crate::snapshot::{Reach, Record};
 use crate::state::{OnLane, computes};
 use nvrm::call::{Alloc, Object};
@@ -34,7 +34,7 @@ pub(crate) fn make_room_for_name_of_group(
     case: &mut Case<'_>,
     (client, handle): (u32, u32),
 ) -> Result<Option<usize>, EarlyReply> {
-    let gpu = case.books().groups.gpu(client, handle);
+    let gpu = case.state().groups.gpu(client, handle);
     gpu.map(|gpu| room_on(case, gpu)).transpose()
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
     if !is_channel {
         return Ok(());
     }
-    let known = case.books().groups.engine(object.client, object.parent);
+    let known = case.state().groups.engine(object.client, object.parent);
     if let Some((gpu, engine)) = known {
         return match computes(engine) {
             true => enter_computing_channel(case, gpu, object),
@@ -61,7 +61,7 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
         handle => handle,
     };
     let group = group(gpu, Object { handle, ..object }, false, None);
-    with_room_on(case, gpu, |books| books.write(group))?;
+    with_room_on(case, gpu, |state| state.write(group))?;
     // Without `caller_gpu`, client and channel may be another container's, which would lose its channel on the GPU.
     if caller_gpu.is_none() || !computes(engine_of_channel(case, alloc)) {
         return Ok(());
@@ -89,7 +89,7 @@ pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(),
     if !are_slices_set {
         return Ok(());
     }
-    decide_twice(case, gpu, |books| decide::room_outside_groups(books.outside_groups(gpu).len()))
+    decide_twice(case, gpu, |state| decide::room_outside_groups(state.outside_groups(gpu).len()))
 }
 
 /// Enters a channel that is scheduled by itself and that nobody was seen to make: it counts as one outside a group.
@@ -97,9 +97,9 @@ pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, 
     let Some(gpu) = gpu_of_group(case, client, handle) else { return };
     let Ok(process) = case.target().map(|target| target.process) else { return };
     let channel = Record::Channel { gpu, client, parent: 0, handle, process };
-    let mut books = case.books();
-    if books.channels.has_room() {
-        books.write(channel);
+    let mut state = case.state();
+    if state.channels.has_room() {
+        state.write(channel);
     }
 }
 
@@ -112,10 +112,10 @@ fn enter_computing_channel(
     let Object { client, parent, handle } = object;
     let process = case.target()?.process;
     let decision = {
-        let mut books = case.books();
-        let decision = decide::room_for_channel(&books.channels);
+        let mut state = case.state();
+        let decision = decide::room_for_channel(&state.channels);
         if handle != 0 && decision.is_ok() {
-            books.write(Record::Channel { gpu, client, parent, handle, process });
+            state.write(Record::Channel { gpu, client, parent, handle, process });
         }
         decision
     };
@@ -125,13 +125,13 @@ fn enter_computing_channel(
 /// Enters a group that was made, for `engine` where it is known.
 pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, made: Object, engine: Option<u32>) {
     let reach = engine.and_then(|engine| reach(case, engine));
-    case.books().write(group(gpu, made, true, reach));
+    case.state().write(group(gpu, made, true, reach));
     case.monitor.shares.wake();
 }
 
 /// Enters another name of a group: it outlives the first name, and counts as one more group.
 pub(crate) fn enter_name_of_group(case: &Case<'_>, gpu: usize, made: Object, source: (u32, u32)) {
-    let reach = case.books().groups.named(source).and_then(|group| group.reach);
+    let reach = case.state().groups.named(source).and_then(|group| group.reach);
     enter_group(case, gpu, made, reach.map(|reach| reach.engine));
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn enter_unseen_group(
     object: Object,
 ) -> Result<(), EarlyReply> {
     let record = group(gpu, object, true, reach(case, ENGINE_GRAPHICS));
-    with_room_on(case, gpu, |books| books.write(record))?;
+    with_room_on(case, gpu, |state| state.write(record))?;
     case.monitor.shares.wake();
     Ok(())
 }
@@ -162,11 +162,11 @@ fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, EarlyReply> {
 fn with_room_on(
     case: &mut Case<'_>,
     gpu: usize,
-    enter: impl Fn(&mut OpenBooks<'_>),
+    enter: impl Fn(&mut OpenState<'_>),
 ) -> Result<(), EarlyReply> {
     let most = case.monitor.settings.channel_groups;
-    decide_twice(case, gpu, |books| {
-        decide::room_for_group(&books.groups, gpu, most).map(|()| enter(books))
+    decide_twice(case, gpu, |state| {
+        decide::room_for_group(&state.groups, gpu, most).map(|()| enter(state))
     })
 }
 
@@ -174,12 +174,12 @@ fn with_room_on(
 fn decide_twice(
     case: &mut Case<'_>,
     gpu: usize,
-    decide: impl Fn(&mut OpenBooks<'_>) -> Result<(), Denial>,
+    decide: impl Fn(&mut OpenState<'_>) -> Result<(), Denial>,
 ) -> Result<(), EarlyReply> {
-    let mut decision = decide(&mut case.books());
+    let mut decision = decide(&mut case.state());
     if decision.is_err() {
         forget_gone_groups(case.monitor, gpu);
-        decision = decide(&mut case.books());
+        decision = decide(&mut case.state());
     }
     case.or_deny(decision)
 }

@@ -247,7 +247,7 @@ fn answer_escape(
         Verdict::Continue(passed) => {
             case.still_waits()?;
             if let (Continued::Client, Call::Alloc(alloc)) = (passed, &decoded.call) {
-                case.books().devices.forget_client(alloc.object.handle);
+                case.state().devices.forget_client(alloc.object.handle);
             }
             if let Call::Alloc(alloc) = &decoded.call {
                 enter_passing_channel(case, alloc)?;

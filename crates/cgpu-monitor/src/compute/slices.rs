@@ -89,8 +89,8 @@ pub(crate) fn find_resting_processes(monitor: &Monitor) -> Option<u16> {
     for gpu in 0..monitor.uuids.len() {
         let adds_up = monitor.shares.round(gpu).is_some_and(|round| !round.each);
         let computing = {
-            let books = monitor.books();
-            books.groups.computing_processes(gpu, &books.processes)
+            let state = monitor.state();
+            state.groups.computing_processes(gpu, &state.processes)
         };
         let mut resting = BTreeSet::new();
         if adds_up && (2..=MOST_DISTINGUISHED).contains(&computing.len()) {
@@ -109,7 +109,7 @@ pub(crate) fn find_resting_processes(monitor: &Monitor) -> Option<u16> {
 /// What the container's groups have of its round on a GPU; `None` where the monitor sets no slices.
 pub(crate) fn round_of_groups(monitor: &Monitor, gpu: usize) -> Option<Round> {
     let round = monitor.shares.round(gpu)?;
-    Some(round.beside_channels(monitor.books().outside_groups(gpu).len()))
+    Some(round.beside_channels(monitor.state().outside_groups(gpu).len()))
 }
 
 /// Notes the driver's answer to setting a slice.
@@ -141,8 +141,8 @@ pub(crate) fn set_slices(monitor: &Monitor) -> bool {
     for gpu in 0..monitor.uuids.len() {
         let round = round_of_groups(monitor, gpu);
         let due = {
-            let books = monitor.books();
-            books.groups.due_slices(gpu, round, &books.processes, &monitor.shares.resting(gpu))
+            let state = monitor.state();
+            state.groups.due_slices(gpu, round, &state.processes, &monitor.shares.resting(gpu))
         };
         monitor.shares.keep_out_of_reach(gpu, &due);
         for due in due {
@@ -153,7 +153,7 @@ pub(crate) fn set_slices(monitor: &Monitor) -> bool {
             match done {
                 // What the driver refuses of a group that exists, it refuses each time.
                 Some(done) if !done.is_err_and(is_no_such_object) => {
-                    monitor.books().groups.note_slice(&due);
+                    monitor.state().groups.note_slice(&due);
                     monitor.shares.note_in_reach(gpu, group);
                     note_slice_tried(monitor, gpu, done);
                 }
@@ -179,11 +179,11 @@ pub(crate) fn set_slices(monitor: &Monitor) -> bool {
 
 /// Forgets the channel groups and channels that the driver frees together with this object.
 pub(crate) fn forget_freed_groups(monitor: &Monitor, client: u32, handle: u32) {
-    let mut books = monitor.books();
-    let groups = books.groups.freed(client, handle);
-    let channels = books.channels.freed(client, handle, &groups);
+    let mut state = monitor.state();
+    let groups = state.groups.freed(client, handle);
+    let channels = state.channels.freed(client, handle, &groups);
     for (client, handle) in channels.into_iter().chain(groups) {
-        books.write(Record::Ungroup { client, handle });
+        state.write(Record::Ungroup { client, handle });
         monitor.shares.wake();
     }
 }
@@ -193,13 +193,13 @@ pub(crate) fn forget_gone_groups(monitor: &Monitor, gpu: usize) {
     let own = own_client(monitor);
     let Some(own) = own.filter(|own| own.can_report()) else { return };
     let (known, channels) = {
-        let books = monitor.books();
-        (books.groups.on(gpu), books.outside_groups(gpu))
+        let state = monitor.state();
+        (state.groups.on(gpu), state.outside_groups(gpu))
     };
     // A channel may still be in the making, as long as its client is there.
     for (client, handle) in channels {
         if own.presence(client, handle) == Presence::NoClient {
-            monitor.books().write(Record::Ungroup { client, handle });
+            monitor.state().write(Record::Ungroup { client, handle });
         }
     }
     for ((client, handle), group) in known {
@@ -209,10 +209,10 @@ pub(crate) fn forget_gone_groups(monitor: &Monitor, gpu: usize) {
             // A group whose making was continued may still be in the making.
             Presence::NoObject => group.certain,
         };
-        let mut books = monitor.books();
+        let mut state = monitor.state();
         // Another thread may have made a new group of that name.
-        if is_gone && books.groups.named((client, handle)) == Some(group) {
-            books.write(Record::Ungroup { client, handle });
+        if is_gone && state.groups.named((client, handle)) == Some(group) {
+            state.write(Record::Ungroup { client, handle });
         }
     }
 }

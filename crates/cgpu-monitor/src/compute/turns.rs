@@ -213,10 +213,10 @@ fn timetable(monitor: &Monitor, gpu: usize) -> (Timetable, Numbered) {
     let (turns, round) = (monitor.shares.turns(gpu), round_of_groups(monitor, gpu));
     let resting = monitor.shares.resting(gpu);
     let (channels, all, busy) = {
-        let books = monitor.books();
-        let living = &books.processes;
-        let channels = &books.channels;
-        let busy = books.groups.busy(gpu, living, &resting);
+        let state = monitor.state();
+        let living = &state.processes;
+        let channels = &state.channels;
+        let busy = state.groups.busy(gpu, living, &resting);
         (channels.on(gpu, living), channels.numbered(gpu, living), busy)
     };
     let mut parts = match (turns, round) {
@@ -258,7 +258,7 @@ fn switch_own_channels(
 ) -> bool {
     let done = switch_channels(monitor, gpu, all, off, last);
     for (client, handle) in std::mem::take(&mut last.gone) {
-        monitor.books().write(Record::Ungroup { client, handle });
+        monitor.state().write(Record::Ungroup { client, handle });
     }
     let Some(done) = done else { return false };
     if done.is_asked {

@@ -50,7 +50,7 @@ impl AuditThread {
         let mut given_back = Instant::now();
         let mut heap_given_after = None;
         // Nothing was looked at during an update.
-        monitor.books().due.schedule(Instant::now());
+        monitor.state().due.schedule(Instant::now());
         loop {
             self.watch(&mut watched);
             let woken = monitor.audit_wait.wait(&mut watched, self.plan_wait(Instant::now()));
@@ -59,7 +59,7 @@ impl AuditThread {
             undo_unclaimed(monitor);
             let occasion =
                 if woken == WaitEnd::ProcessExited { Occasion::Death } else { Occasion::Tick };
-            if monitor.books().due.take(now) || woken != WaitEnd::Woken {
+            if monitor.state().due.take(now) || woken != WaitEnd::Woken {
                 audit(monitor, occasion);
                 // Once the container ends, its end searches.
                 if self.container_end.most_wait().is_none() {
@@ -98,7 +98,7 @@ impl AuditThread {
     /// Has the wait end by the death of each process that called.
     fn watch(&self, watched: &mut Watched) {
         let monitor = &*self.monitor;
-        let callers = monitor.books().processes.clone();
+        let callers = monitor.state().processes.clone();
         watched.retain(|process, _| callers.contains(process));
         for process in callers {
             let pid = ProcessId::from(process);
@@ -116,7 +116,7 @@ impl AuditThread {
         let monitor = &*self.monitor;
         monitor.settings.state_file.is_some()
             && !monitor.origins.has_dead_caller()
-            && monitor.books().processes.is_empty()
+            && monitor.state().processes.is_empty()
     }
 
     /// How long nothing is due; `None` where nothing will be due by itself, and then nothing stays scheduled.
@@ -133,19 +133,19 @@ impl AuditThread {
             interval = interval.min(EXPORTS);
         }
         let last_wait = self.container_end.most_wait();
-        let mut books = monitor.books();
+        let mut state = monitor.state();
         let watched = awaits_first
-            || !books.processes.is_empty()
+            || !state.processes.is_empty()
             || monitor.origins.is_watched()
             || monitor.exports.has_any()
             || monitor.log.has_left_out()
             || has_files;
         if !watched && last_wait.is_none() && !has_unclaimed(monitor) {
             // Otherwise the next process would find something scheduled already, and wake no thread.
-            books.due = Due::default();
+            state.due = Due::default();
             return None;
         }
-        let wait = books
+        let wait = state
             .due
             .next()
             .map_or(interval, |due| due.saturating_duration_since(now).min(interval));

@@ -94,16 +94,16 @@ fn change_limit(monitor: &Monitor, uuid: &str, limit_bytes: u64, pid: i32) -> An
     let Some(gpu) = gpu else {
         return Answer::Refused { reason: format!("the container has no GPU {uuid}") };
     };
-    let mut books = monitor.books();
-    let Some(usage) = books.ledger.usage(gpu) else {
+    let mut state = monitor.state();
+    let Some(usage) = state.ledger.usage(gpu) else {
         return Answer::Refused { reason: LedgerError::NoSuchGpu { gpu }.to_string() };
     };
     if limit_bytes < usage.used_bytes {
         let reason = LedgerError::InUse { limit_bytes, usage }.to_string();
         return Answer::InUse { reason };
     }
-    books.enter(Entry::Limit { gpu, limit_bytes });
-    drop(books);
+    state.enter(Entry::Limit { gpu, limit_bytes });
+    drop(state);
     let event = Event {
         gpu: monitor.settings.gpus.get(gpu).map(|gpu| gpu.index),
         gpu_uuid: Some(uuid.to_owned()),

@@ -497,7 +497,7 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             settings: self.settings.clone(),
             updates: monitor.updates + 1,
-            records: monitor.books().records(),
+            records: monitor.state().records(),
             counters: monitor.counters.values(),
             replies,
             answered,

@@ -20,9 +20,9 @@ use cgpu_host::process::ProcessId;
 const INTERVAL: Duration = Duration::from_millis(250);
 
 pub(crate) fn status(monitor: &Monitor) -> Status {
-    let books = monitor.books();
+    let state = monitor.state();
     let gpus = monitor.settings.gpus.iter().enumerate().map(|(gpu, settings)| {
-        let usage = books.ledger.usage(gpu);
+        let usage = state.ledger.usage(gpu);
         GpuStatus {
             index: settings.index,
             uuid: settings.uuid.clone(),
@@ -33,8 +33,8 @@ pub(crate) fn status(monitor: &Monitor) -> Status {
         }
     });
     let gpus = gpus.collect();
-    let mut processes = processes(&books.ledger);
-    drop(books);
+    let mut processes = processes(&state.ledger);
+    drop(state);
     let process_count = processes.len();
     processes.truncate(MOST_PROCESSES_REPORTED);
     Status {

@@ -48,9 +48,9 @@ pub(crate) fn close_client_if_unused(monitor: &Monitor, are_watched: bool) {
     if own.as_ref().is_none_or(|own| Arc::strong_count(own) > 1) {
         return;
     }
-    let books = monitor.books();
-    let is_needed = !books.processes.is_empty() || books.ledger.has_stakes();
-    drop(books);
+    let state = monitor.state();
+    let is_needed = !state.processes.is_empty() || state.ledger.has_stakes();
+    drop(state);
     if !is_needed && !are_watched {
         *own = None;
     }

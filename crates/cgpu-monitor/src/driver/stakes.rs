@@ -5,14 +5,14 @@ use crate::driver::access::{client_if_open, own_client};
 use crate::driver::monitor_client::{MonitorClient, handle_of, stake_of};
 use crate::node::{Device, Rm};
 use crate::shared::Monitor;
-use crate::state::{Books, OnLane};
+use crate::state::{ContainerState, OnLane};
 use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
 
 /// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
-fn enter_stake(books: &mut Books, before: StakePlace, number: u64) -> bool {
-    let may = books.ledger.may_stake(before);
+fn enter_stake(state: &mut ContainerState, before: StakePlace, number: u64) -> bool {
+    let may = state.ledger.may_stake(before);
     if may {
-        books.enter(Entry::Stake { before, number });
+        state.enter(Entry::Stake { before, number });
     }
     may
 }
@@ -27,12 +27,12 @@ pub(crate) fn stake_mappings(
     fresh: u32,
 ) -> Option<u32> {
     let before = StakePlace::Mappings { charge };
-    let mut books = monitor.books();
-    if enter_stake(&mut books, before, stake_of(own, fresh)) {
+    let mut state = monitor.state();
+    if enter_stake(&mut state, before, stake_of(own, fresh)) {
         return Some(fresh);
     }
-    let stake = books.ledger.stake_at(before);
-    drop(books);
+    let stake = state.ledger.stake_at(before);
+    drop(state);
     own.free_duplicate(fresh);
     handle_of(own, stake?)
 }
@@ -50,7 +50,7 @@ pub(crate) fn stake_export(
     let source_rm = Rm { release: &monitor.release, device };
     let Ok(fresh) = own.duplicate_from(&source_rm, object, Some(gpu)) else { return false };
     let before = StakePlace::Export { hold };
-    let staked = enter_stake(&mut monitor.books(), before, stake_of(&own, fresh));
+    let staked = enter_stake(&mut monitor.state(), before, stake_of(&own, fresh));
     if !staked {
         own.free_duplicate(fresh);
     }
@@ -79,7 +79,7 @@ pub(crate) fn stake_behind_export(
 ) -> Option<u32> {
     let gpu = gpu.filter(|_| shown != Shown::Here)?;
     let own = own_client(monitor)?;
-    let stake = monitor.books().ledger.stake_at(StakePlace::Export { hold })?;
+    let stake = monitor.state().ledger.stake_at(StakePlace::Export { hold })?;
     own.duplicate_own(gpu, handle_of(&own, stake)?)
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn stake_name(monitor: &Monitor, (client, handle): (u32, u32), fresh:
     let (Some(fresh), Some(own)) = (fresh, client_if_open(monitor)) else { return };
     let (client, handle) = (Client(client), Handle(handle));
     let before = StakePlace::Name { client, handle };
-    let staked = enter_stake(&mut monitor.books(), before, stake_of(&own, fresh));
+    let staked = enter_stake(&mut monitor.state(), before, stake_of(&own, fresh));
     if !staked {
         own.free_duplicate(fresh);
     }
@@ -96,7 +96,7 @@ pub(crate) fn stake_name(monitor: &Monitor, (client, handle): (u32, u32), fresh:
 
 /// Frees the stakes that stand before nothing any more. Memory that nothing else keeps is freed with its stake.
 pub(crate) fn free_stakes(monitor: &Monitor, _: &OnLane<'_>) {
-    let loose = monitor.books().ledger.loose_stakes();
+    let loose = monitor.state().ledger.loose_stakes();
     if loose.is_empty() {
         return;
     }
@@ -107,7 +107,7 @@ pub(crate) fn free_stakes(monitor: &Monitor, _: &OnLane<'_>) {
         // A stake that can't be freed keeps its memory, and counts. The next call of this function tries again.
         if object.is_none_or(|(own, handle)| own.free_duplicate(handle)) {
             has_freed = true;
-            monitor.books().enter(Entry::Unstake { number: stake });
+            monitor.state().enter(Entry::Unstake { number: stake });
         }
     }
     if has_freed {
@@ -118,7 +118,7 @@ pub(crate) fn free_stakes(monitor: &Monitor, _: &OnLane<'_>) {
 
 /// Frees loose stakes for a caller that is not on the lane. Does nothing where a call hangs on the lane.
 pub(crate) fn free_stakes_soon(monitor: &Monitor) {
-    if !monitor.books().ledger.loose_stakes().is_empty()
+    if !monitor.state().ledger.loose_stakes().is_empty()
         && let Some(lane) = monitor.lane.enter_for_monitor()
     {
         free_stakes(monitor, &lane);

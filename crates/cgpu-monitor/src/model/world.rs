@@ -109,7 +109,7 @@ impl World {
         let monitor = &*service.monitor;
         let interrupted = monitor.interrupted.as_ref();
         let (replies, answered) = interrupted.map(Interrupted::records).unwrap_or_default();
-        let known = (monitor.books().records(), monitor.counters.values(), monitor.updates + 1);
+        let known = (monitor.state().records(), monitor.counters.values(), monitor.updates + 1);
         let snapshot = Snapshot {
             version: String::new(),
             settings: self.settings.clone(),
@@ -217,7 +217,7 @@ impl World {
 
     /// The bytes that count against the quota on a GPU.
     pub(crate) fn charged_of(&self, gpu: usize) -> u64 {
-        self.monitor().books().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
+        self.monitor().state().ledger.usage(gpu).map_or(0, |usage| usage.used_bytes)
     }
 
     /// The bytes of the first GPU that are in use.

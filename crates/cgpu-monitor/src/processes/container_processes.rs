@@ -18,8 +18,8 @@ use cgpu_host::process::{self, ProcessId, reported};
 
 /// The pids of the processes that called and are still known.
 pub(crate) fn caller_pids(monitor: &Monitor) -> BTreeSet<u32> {
-    let books = monitor.books();
-    books.processes.iter().map(|process| process.pid()).collect()
+    let state = monitor.state();
+    state.processes.iter().map(|process| process.pid()).collect()
 }
 
 /// The pids of all processes of the container, also of those that never called.
@@ -107,7 +107,7 @@ pub(crate) fn kill_process(monitor: &Monitor, process: Process, event: Event) {
 /// Ends all processes of the container.
 pub(crate) fn kill_all_processes(monitor: &Monitor) {
     let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
-    let callers = monitor.books().processes.clone();
+    let callers = monitor.state().processes.clone();
     for pid in container_pids(monitor).into_iter().filter(|pid| !kept.contains(pid)) {
         // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
         let Ok(pidfd) = process::pidfd(pid.cast_signed()) else { continue };

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use cgpu_core::ledger::{Entry, Process};
 
-/// A change of the books: [`Books::write`](crate::state::Books::write) applies it.
+/// A change of the books: [`ContainerState::write`](crate::state::ContainerState::write) applies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Record {
     /// A change of the ledger.

@@ -1,7 +1,7 @@
 //! What the monitor knows of the container.
 
-mod books;
 mod channels;
+mod container_state;
 mod groups;
 mod lane;
 mod makers;
@@ -9,11 +9,11 @@ mod pace;
 mod space_ranges;
 
 #[cfg(test)]
-pub(crate) use books::tests::books_of;
-pub(crate) use books::{BOUNDS, Books, NO_CLIENT};
-#[cfg(test)]
 pub(crate) use channels::MOST_CHANNELS;
 pub(crate) use channels::{ChannelName, Channels};
+#[cfg(test)]
+pub(crate) use container_state::tests::state_of;
+pub(crate) use container_state::{BOUNDS, ContainerState, NO_CLIENT};
 pub(crate) use groups::{DueSlice, Groups, MOST_GROUPS, computes};
 pub(crate) use lane::{Lane, OnLane};
 pub(crate) use makers::{Initialization, MOST_FILES};

@@ -168,30 +168,30 @@ fn reaches((from, to): Mapped, end_at: impl Fn(u64) -> Option<u64>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::books::tests::books_of;
+    use crate::state::container_state::tests::state_of;
 
     #[test]
     fn neighbours_that_are_listed_as_one_are_covered() {
-        let mut books = books_of(vec![]);
+        let mut state = state_of(vec![]);
         let space = Space::Managed(Process(1));
         for base in [0x1000, 0x2000, 0x5000] {
-            assert!(books.add_range(space, base, 0x1000));
+            assert!(state.add_range(space, base, 0x1000));
         }
         assert!(
-            books.ranges.covers(space, (0x1000, 0x3000))
-                && books.ranges.covers(space, (0x1800, 0x2800))
+            state.ranges.covers(space, (0x1000, 0x3000))
+                && state.ranges.covers(space, (0x1800, 0x2800))
         );
         for no in [(0x1000, 0x3001), (0x800, 0x2000), (0x1000, 0x6000)] {
-            assert!(!books.ranges.covers(space, no));
+            assert!(!state.ranges.covers(space, no));
         }
         let since = Instant::now();
-        books.remove_range(space, 0x2000);
-        assert!(!books.ranges.covers(space, (0x1000, 0x3000)));
+        state.remove_range(space, 0x2000);
+        assert!(!state.ranges.covers(space, (0x1000, 0x3000)));
         // The removed range existed when the list began to be read.
-        assert!(books.ranges.covered_since(space, (0x1000, 0x3000), since));
-        assert!(!books.ranges.covered_since(space, (0x1000, 0x3000), Instant::now()));
-        assert!(!books.ranges.covered_since(Space::Managed(Process(2)), (0x2000, 0x3000), since));
-        assert!(books.ranges.covered_by_removed((0x2000, 0x3000), since));
-        assert!(!books.ranges.covered_by_removed((0x1000, 0x3000), since));
+        assert!(state.ranges.covered_since(space, (0x1000, 0x3000), since));
+        assert!(!state.ranges.covered_since(space, (0x1000, 0x3000), Instant::now()));
+        assert!(!state.ranges.covered_since(Space::Managed(Process(2)), (0x2000, 0x3000), since));
+        assert!(state.ranges.covered_by_removed((0x2000, 0x3000), since));
+        assert!(!state.ranges.covered_by_removed((0x1000, 0x3000), since));
     }
 }

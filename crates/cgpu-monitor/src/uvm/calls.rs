@@ -167,7 +167,7 @@ fn enforce_flags(case: &mut Case<'_>) -> Result<(), EarlyReply> {
 fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, EarlyReply> {
     end_mappings(case, |case, file| {
         if let Some(gpu) = gpu_of(case, uuid) {
-            case.books().unmap(Tree { file, gpu }, Span::ALL);
+            case.state().unmap(Tree { file, gpu }, Span::ALL);
         }
         // On a GPU with confidential computing, the driver frees semaphore pools with the GPU that they are for.
         remove_gone_ranges(case, file);

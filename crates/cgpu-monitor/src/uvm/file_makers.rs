@@ -24,16 +24,16 @@ use nvrm::number::UVM_INITIALIZE;
 /// The initialization that is underway. Opens the books only where there may be one: every call asks this.
 pub(crate) fn underway(monitor: &Monitor) -> Option<Initialization> {
     let may_be = monitor.uvm_files.may_be_underway.load(Ordering::SeqCst);
-    may_be.then(|| monitor.books().makers.underway()).flatten()
+    may_be.then(|| monitor.state().makers.underway()).flatten()
 }
 
 /// Enters that a call which may initialize a file is about to continue.
 pub(crate) fn begin_initialization(monitor: &Monitor, underway: Initialization) {
-    let mut books = monitor.books();
+    let mut state = monitor.state();
     monitor.uvm_files.may_be_underway.store(true, Ordering::SeqCst);
     let Initialization { file, tid, maker, id } = underway;
-    books.write(Record::Initialize { file, tid, maker });
-    books.makers.set_notification(id);
+    state.write(Record::Initialize { file, tid, maker });
+    state.makers.set_notification(id);
 }
 
 /// Ends the initialization `underway` where it has made its file or its call is over: the caller knows that
@@ -61,10 +61,10 @@ pub(crate) fn try_end_initialization(
 
 /// Enters that the initialization `underway` is over, and whether it made the file (`done`).
 pub(crate) fn end_initialization(monitor: &Monitor, underway: Initialization, done: bool) {
-    let mut books = monitor.books();
+    let mut state = monitor.state();
     // Another thread may have entered this already.
-    if books.makers.underway() == Some(underway) {
-        books.write(Record::Initialized { done });
+    if state.makers.underway() == Some(underway) {
+        state.write(Record::Initialized { done });
         monitor.uvm_files.may_be_underway.store(false, Ordering::SeqCst);
     }
 }
@@ -75,16 +75,16 @@ pub(crate) fn bind_to_maker(monitor: &Monitor, file: &UvmFile) -> bool {
     if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
         try_end_initialization(monitor, underway, false);
     }
-    let is_bound = monitor.books().makers.is_bound(file.number);
+    let is_bound = monitor.state().makers.is_bound(file.number);
     if !is_bound {
-        monitor.books().write(Record::Bound { file: file.number });
+        monitor.state().write(Record::Bound { file: file.number });
     }
     !is_orphaned(monitor, file)
 }
 
 /// Whether the file's maker isn't known, is over, or has executed another program.
 pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
-    let maker = monitor.books().makers.of(file.number);
+    let maker = monitor.state().makers.of(file.number);
     maker.is_none_or(|Maker { process, image: then }| {
         let has_executed = || image_hash(process).is_some_and(|now| now != then);
         !ProcessId::from(process).alive() || has_executed()
@@ -95,7 +95,7 @@ pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
 pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
     let files = monitor.uvm_files.all();
     let is_made_by_process = |file: &&Arc<UvmFile>| {
-        let bound = monitor.books().makers.bound_to(process).any(|number| number == file.number);
+        let bound = monitor.state().makers.bound_to(process).any(|number| number == file.number);
         bound && !file.is_ended()
     };
     files.iter().filter(is_made_by_process).any(|file| is_orphaned(monitor, file))

@@ -42,7 +42,7 @@ pub(crate) fn initialize(
         return Err(case.deny(&Denial::NotRandom));
     };
     let place = case.device()?.place;
-    if !case.books().note_node(place) {
+    if !case.state().note_node(place) {
         return Err(case.deny(&Denial::UvmNodesFull));
     }
     case.target()?.write(&[Some((address, &case.scratch.bytes))])?;

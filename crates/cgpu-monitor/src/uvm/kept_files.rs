@@ -53,8 +53,8 @@ pub(crate) fn keep_uvm_file(
     let copy = device.as_fd().try_clone_to_owned().ok()?;
     let copy = Device::of(&monitor.settings.nodes, copy)?;
     let (known, ranges) = {
-        let books = monitor.books();
-        (books.ledger.files(), books.ranges.of_files())
+        let state = monitor.state();
+        (state.ledger.files(), state.ranges.of_files())
     };
     let mut files = monitor.uvm_files.files.lock();
     let at = match position(&files, device)? {
@@ -76,7 +76,7 @@ pub(crate) fn keep_uvm_file(
 /// Whether the files may have one more range.
 pub(crate) fn has_room_for_range(monitor: &Monitor) -> bool {
     let files = monitor.uvm_files.files.lock().len();
-    files * (monitor.books().ranges.of_files() + 1) <= MOST_QUESTIONS
+    files * (monitor.state().ranges.of_files() + 1) <= MOST_QUESTIONS
 }
 
 /// Keeps a file from before an update.
@@ -164,7 +164,7 @@ fn end_file(monitor: &Monitor, file: &UvmFile) -> Option<()> {
         }
         return Some(());
     }
-    monitor.books().close_file(file.number);
+    monitor.state().close_file(file.number);
     forget_file(monitor, file);
     Some(())
 }
@@ -189,7 +189,7 @@ pub(crate) fn unregister_gpus(monitor: &Monitor, device: &Device) -> bool {
 /// is bound to its maker's address space. Files for several processes are bound to none, and keep none.
 pub(crate) fn end_orphaned_files(monitor: &Monitor) {
     for file in monitor.uvm_files.all() {
-        let is_bound = monitor.books().makers.is_bound(file.number);
+        let is_bound = monitor.state().makers.is_bound(file.number);
         if is_bound && is_orphaned(monitor, &file) {
             // The file stays orphaned, so it gets no GPU any more.
             file.deny_gpus();

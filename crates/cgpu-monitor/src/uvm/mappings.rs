@@ -42,7 +42,7 @@ const MOST_MAPPINGS: usize = 4096;
 /// the look.
 pub(crate) fn audit_mappings_forever(monitor: &Monitor) {
     // They were watched before an update.
-    let processes: Vec<Process> = monitor.books().processes.iter().copied().collect();
+    let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
     for process in processes {
         let watch = |tid| monitor.spaces.watch(process, tid).ok();
         let _ = reported(process.pid().cast_signed(), watch);
@@ -74,7 +74,7 @@ fn audit_mappings(monitor: &Monitor) {
         look_at_fresh(monitor, &files);
     }
     release_unmapped_ranges(monitor);
-    monitor.books().ranges.forget_removed(begun);
+    monitor.state().ranges.forget_removed(begun);
 }
 
 fn look_at_fresh(monitor: &Monitor, files: &[Arc<UvmFile>]) {
@@ -124,13 +124,13 @@ fn look_at(monitor: &Monitor, space: &Arc<AddressSpace>, files: &[Arc<UvmFile>])
 /// share the address space.
 fn unexplained(monitor: &Monitor, uncharged: &[Mapped], since: Instant) -> Vec<Mapped> {
     let files = monitor.uvm_files.all();
-    let books = monitor.books();
+    let state = monitor.state();
     let is_explained = |mapped: &Mapped| {
         let mut of_files = files.iter().map(|file| Space::File(file.number));
-        let mut of_others = books.processes.iter().map(|process| Space::Managed(*process));
-        of_files.any(|space| books.ranges.covers(space, *mapped))
-            || of_others.any(|space| books.ranges.covers(space, *mapped))
-            || books.ranges.covered_by_removed(*mapped, since)
+        let mut of_others = state.processes.iter().map(|process| Space::Managed(*process));
+        of_files.any(|space| state.ranges.covers(space, *mapped))
+            || of_others.any(|space| state.ranges.covers(space, *mapped))
+            || state.ranges.covered_by_removed(*mapped, since)
     };
     uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
 }
@@ -159,9 +159,9 @@ fn judge_address(monitor: &Monitor, at: u64, files: &[Arc<UvmFile>]) {
         return;
     }
     let charged: Vec<Process> = {
-        let books = monitor.books();
-        let is_charged = |of: &Process| books.ranges.covers(Space::Managed(*of), (at, at + 1));
-        books.processes.iter().copied().filter(is_charged).collect()
+        let state = monitor.state();
+        let is_charged = |of: &Process| state.ranges.covers(Space::Managed(*of), (at, at + 1));
+        state.processes.iter().copied().filter(is_charged).collect()
     };
     // A process can be charged for a range without having it mapped.
     let has_it = |of: &Process| has_mapped(monitor, *of, (at, at + 1));
@@ -170,8 +170,8 @@ fn judge_address(monitor: &Monitor, at: u64, files: &[Arc<UvmFile>]) {
         return;
     }
     let paid: Vec<(u64, u64)> = {
-        let books = monitor.books();
-        charged.iter().filter_map(|of| books.ranges.range(Space::Managed(*of), at)).collect()
+        let state = monitor.state();
+        charged.iter().filter_map(|of| state.ranges.range(Space::Managed(*of), at)).collect()
     };
     for file in found {
         let ranges = Ranges::of(&monitor.release, &file.device);
@@ -216,9 +216,9 @@ fn withdraw_gpus(monitor: &Monitor, file: &UvmFile, at: u64) {
 
 /// Releases the managed ranges that no process has mapped any more.
 fn release_unmapped_ranges(monitor: &Monitor) {
-    let processes: Vec<Process> = monitor.books().processes.iter().copied().collect();
+    let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
     for process in processes {
-        let ranges = monitor.books().ranges.of(Space::Managed(process));
+        let ranges = monitor.state().ranges.of(Space::Managed(process));
         release_if_unmapped(monitor, process, &ranges);
     }
     monitor.spaces.asked_ranges.lock().retain(|_, at| at.elapsed() < 2 * MAPPING_DELAY);
@@ -237,16 +237,16 @@ fn release_if_unmapped(monitor: &Monitor, process: Process, ranges: &[(u64, u64)
         if has_orphaned_files(monitor, process) {
             return;
         }
-        let mut books = monitor.books();
+        let mut state = monitor.state();
         // The range may have been asked for again meanwhile.
         if monitor.spaces.asked_for_at(process, base) != at {
             continue;
         }
         let space = Space::Managed(process);
-        for (at, _) in books.ledger.mappings(space.number(), base, PAGE_BYTES) {
-            books.enter(Entry::Release { hold: Hold::Mapping { space: space.number(), base: at } });
+        for (at, _) in state.ledger.mappings(space.number(), base, PAGE_BYTES) {
+            state.enter(Entry::Release { hold: Hold::Mapping { space: space.number(), base: at } });
         }
-        books.remove_range(space, base);
+        state.remove_range(space, base);
     }
 }
 
@@ -259,7 +259,7 @@ pub(crate) fn release_overlapping(
 ) -> bool {
     let wanted = (base, base.saturating_add(length));
     let overlapping = || {
-        let mut ranges = monitor.books().ranges.of(Space::Managed(process));
+        let mut ranges = monitor.state().ranges.of(Space::Managed(process));
         ranges.retain(|(at, bytes)| overlap(wanted, (*at, at.saturating_add(*bytes))));
         ranges
     };
@@ -291,8 +291,8 @@ fn is_mapped_by_any(monitor: &Monitor, process: Process, (base, length): (u64, u
 fn may_be_managed(monitor: &Monitor, mapped: Mapped) -> bool {
     let files = monitor.uvm_files.all();
     let is_of_file = {
-        let books = monitor.books();
-        files.iter().any(|file| books.ranges.covers(Space::File(file.number), mapped))
+        let state = monitor.state();
+        files.iter().any(|file| state.ranges.covers(Space::File(file.number), mapped))
     };
     let is_managed =
         |file: &Arc<UvmFile>| Ranges::of(&monitor.release, &file.device).probe_managed(mapped.0);
@@ -302,7 +302,7 @@ fn may_be_managed(monitor: &Monitor, mapped: Mapped) -> bool {
 /// The processes in `dead` whose managed memory is still mapped. Where any of them has managed ranges, first
 /// watches the processes of the container that have uncharged mappings.
 pub(crate) fn dead_with_mapped_memory(monitor: &Monitor, dead: &[Process]) -> BTreeSet<Process> {
-    let ranges_of = |process: &Process| monitor.books().ranges.of(Space::Managed(*process));
+    let ranges_of = |process: &Process| monitor.state().ranges.of(Space::Managed(*process));
     let with_ranges: Vec<Process> =
         dead.iter().filter(|of| !ranges_of(of).is_empty()).copied().collect();
     if with_ranges.is_empty() {
@@ -337,9 +337,9 @@ fn uncharged(
     mappings: &[Mapped],
     since: Instant,
 ) -> Vec<Mapped> {
-    let books = monitor.books();
+    let state = monitor.state();
     let is_charged =
-        |mapped: &Mapped| books.ranges.covered_since(Space::Managed(process), *mapped, since);
+        |mapped: &Mapped| state.ranges.covered_since(Space::Managed(process), *mapped, since);
     mappings.iter().copied().filter(|mapped| !is_charged(mapped)).collect()
 }
 
@@ -366,14 +366,14 @@ fn mapped_in(monitor: &Monitor, process: Process, list: &str) -> Vec<Mapped> {
 /// Whether a mapping's file is a node of UVM's: by the device and inode in the list, or by those of the file
 /// itself, whose file system may show other numbers.
 fn is_uvm(monitor: &Monitor, process: Process, of: Listed<'_>) -> bool {
-    if of.place.is_some_and(|place| monitor.books().is_node(place)) {
+    if of.place.is_some_and(|place| monitor.state().is_node(place)) {
         return true;
     }
     let of_file = |tid| {
         let path = PathBuf::from(format!("/proc/{tid}/map_files/{}", of.range));
         match kind_at(&monitor.settings.nodes, &path) {
             Some(kind) => Some(kind == NodeKind::Uvm),
-            None => place_at(&path).map(|place| monitor.books().is_node(place)),
+            None => place_at(&path).map(|place| monitor.state().is_node(place)),
         }
     };
     reported(process.pid().cast_signed(), of_file).unwrap_or(false)

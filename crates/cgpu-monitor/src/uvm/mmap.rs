@@ -64,7 +64,7 @@ fn charge_map(
         return Err(Errno::EINVAL.into());
     }
     let place = case.device()?.place;
-    if !case.books().note_node(place) {
+    if !case.state().note_node(place) {
         return Err(Errno::ENOMEM.into());
     }
     if is_file_range(case, Range { base, length: bytes })? {
@@ -89,12 +89,12 @@ fn charge_managed(
     if !release_overlapping(monitor, process, (base, bytes)) {
         return Err(Denial::ManagedTwice);
     }
-    let mut books = case.books();
+    let mut state = case.state();
     let (space, gpus) = (Space::Managed(process), monitor.settings.gpus.len());
     let range = (space, base, bytes);
-    let records = managed_records(&books.ledger, &books.ranges, range, gpus)?;
+    let records = managed_records(&state.ledger, &state.ranges, range, gpus)?;
     monitor.spaces.note_asked(process, base);
-    records.into_iter().for_each(|record| books.write(record));
+    records.into_iter().for_each(|record| state.write(record));
     Ok(())
 }
 
@@ -102,7 +102,7 @@ fn charge_managed(
 fn is_file_range(case: &Case<'_>, range: Range) -> Result<bool, EarlyReply> {
     let device = case.device()?;
     let Some(file) = case.monitor.uvm_files.find(device) else { return Ok(false) };
-    let known = case.books().ranges.range(Space::File(file.number), range.base);
+    let known = case.state().ranges.range(Space::File(file.number), range.base);
     Ok(known == Some((range.base, range.length))
         && Ranges::of(&case.monitor.release, device).is_whole(range) == Some(true))
 }

@@ -34,12 +34,12 @@ pub(crate) fn make_range(
         let file = *file;
         let space = Space::File(file);
         let room = has_room_for_range(case.monitor);
-        if !room || !case.books().ranges.has_room_for(space, range.base, range.length) {
+        if !room || !case.state().ranges.has_room_for(space, range.base, range.length) {
             return Err(case.deny(&Denial::Full("ranges")));
         }
         let done = make(case, lane, file)?;
         if case.status() == NV_OK {
-            case.books().add_range(space, range.base, range.length);
+            case.state().add_range(space, range.base, range.length);
         }
         Ok(done)
     })
@@ -48,11 +48,11 @@ pub(crate) fn make_range(
 /// Forgets the ranges of a file that the driver doesn't have any more.
 pub(crate) fn remove_gone_ranges(case: &Case<'_>, file: u32) {
     let Ok(device) = case.device() else { return };
-    let known = case.books().ranges.of(Space::File(file));
+    let known = case.state().ranges.of(Space::File(file));
     for (base, length) in known {
         if Ranges::of(&case.monitor.release, device).is_whole(Range { base, length }) == Some(false)
         {
-            case.books().remove_range(Space::File(file), base);
+            case.state().remove_range(Space::File(file), base);
         }
     }
 }
@@ -90,7 +90,7 @@ pub(crate) fn unmap(
 ) -> Result<Reply, EarlyReply> {
     end_mappings(case, |case, file| {
         if let (Some(gpu), Some(span)) = (gpu_of(case, uuid), pages(range)) {
-            case.books().unmap(Tree { file, gpu }, span);
+            case.state().unmap(Tree { file, gpu }, span);
         }
     })
 }
@@ -103,20 +103,20 @@ pub(crate) fn free_range(
 ) -> Result<Reply, EarlyReply> {
     end_mappings(case, |case, file| {
         enter_freed(case, file, base, length);
-        case.books().remove_range(Space::File(file), base);
+        case.state().remove_range(Space::File(file), base);
     })
 }
 
 /// Enters that the range at `base` is freed. `length` is in bytes; `None` where it isn't known.
 fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
     let pieces: Vec<(Tree, Span)> = {
-        let books = case.books();
-        let pieces = books.ledger.pieces(file).map(|(tree, span, _)| (tree, span));
+        let state = case.state();
+        let pieces = state.ledger.pieces(file).map(|(tree, span, _)| (tree, span));
         pieces.filter(|(_, span)| span.last >= base).collect()
     };
     let freed = freed_spans(file, &pieces, (base, length), |at| is_in_range(case, at));
-    let mut books = case.books();
-    freed.into_iter().for_each(|(tree, span)| books.unmap(tree, span));
+    let mut state = case.state();
+    freed.into_iter().for_each(|(tree, span)| state.unmap(tree, span));
 }
 
 fn is_in_range(case: &Case<'_>, address: u64) -> Option<bool> {
@@ -144,20 +144,20 @@ pub(crate) fn map_memory(
 ) -> Result<Reply, EarlyReply> {
     let object = (Client(memory.client), Handle(memory.handle));
     note_user(case, memory.client)?;
-    let mut books = case.books();
-    let charge = books.ledger.charge_of(object.0, object.1);
-    let plan = plan_map(&books.ledger, trees, span, charge);
-    plan.iter().flat_map(|plan| &plan.before).for_each(|entry| books.enter(*entry));
-    drop(books);
+    let mut state = case.state();
+    let charge = state.ledger.charge_of(object.0, object.1);
+    let plan = plan_map(&state.ledger, trees, span, charge);
+    plan.iter().flat_map(|plan| &plan.before).for_each(|entry| state.enter(*entry));
+    drop(state);
     let plan = case.or_deny(plan)?;
     let status = match control {
         Some(control) => map_from_own_client(case, lane, (memory, control), charge),
         None => Ok(NV_ERR_INVALID_ARGUMENT),
     };
     let after = if matches!(status, Ok(NV_OK)) { plan.mapped } else { plan.not_mapped };
-    let mut books = case.books();
-    after.into_iter().for_each(|entry| books.enter(entry));
-    drop(books);
+    let mut state = case.state();
+    after.into_iter().for_each(|entry| state.enter(entry));
+    drop(state);
     free_stakes(case.monitor, lane);
     case.patch(Meaning::Status, status?.into());
     Ok(case.executed(None))
@@ -177,14 +177,14 @@ fn map_from_own_client(
     };
     let source_rm = Rm { release: &case.monitor.release, device: control };
     let object = (Client(memory.client), Handle(memory.handle));
-    let gpu = case.books().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
+    let gpu = case.state().ledger.memory_of(object.0, object.1).map(|(gpu, _)| gpu);
     let duplicate = match own.duplicate_from(&source_rm, (memory.client, memory.handle), gpu) {
         Ok(duplicate) => duplicate,
         Err(Failure::Status(status)) => return Ok(status),
         Err(Failure::Errno(errno)) => return Err(errno.into()),
     };
     let own_rm = Rm { release: &case.monitor.release, device: &own.control };
-    let bytes = case.books().ledger.bytes_of(object.0, object.1);
+    let bytes = case.state().ledger.bytes_of(object.0, object.1);
     let is_larger = |bytes| own_rm.is_larger_than(own.client, duplicate, bytes);
     let is_of_gpu = || own_rm.is_gpu_memory(own.client, duplicate);
     let decision = chargeable_mapping(bytes, charge, is_larger, is_of_gpu);

@@ -145,8 +145,8 @@ fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() 
     let [own, below_nothing] = [program.handle(), program.handle()];
     let counts = |world: &World| {
         let service = world.service();
-        let books = service.monitor.books();
-        (books.groups.count(0), books.outside_groups(0))
+        let state = service.monitor.state();
+        (state.groups.count(0), state.outside_groups(0))
     };
     assert!(program.channel(program.client(), 0x77, below_nothing).is_err());
     assert!(program.channel(ANOTHERS, 0x5c00_0001, 0x5c00_0002).is_err());
@@ -223,7 +223,7 @@ fn an_allocation_passes_few_locks_and_lookups() {
     let handle = program.handle();
     counted::take();
     assert_eq!(one_allocation(&program, handle), Ok(handle));
-    assert_eq!(counted::take(), Counted { books: 2, callers: 1 });
+    assert_eq!(counted::take(), Counted { state: 2, callers: 1 });
 }
 
 /// A function of its own, so that profilers find it.

@@ -1,7 +1,7 @@
 //! The books: what the monitor knows of the container, such as its ledger, processes, ranges and devices.
 //!
 //! One thread at a time has the books open, and never while it calls the driver, or reads or writes the caller's
-//! memory. What a snapshot has of the books is changed by [`Books::write`] alone.
+//! memory. What a snapshot has of the books is changed by [`ContainerState::write`] alone.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -37,7 +37,7 @@ pub(crate) const NO_CLIENT: Client = Client(0);
 
 /// What the monitor knows of the container.
 #[derive(Debug)]
-pub(crate) struct Books {
+pub(crate) struct ContainerState {
     pub(crate) ledger: Ledger,
     /// The processes that were seen and are not known to have ended.
     pub(crate) processes: BTreeSet<Process>,
@@ -55,11 +55,11 @@ pub(crate) struct Books {
     pub(crate) due: Due,
 }
 
-impl Books {
+impl ContainerState {
     /// The books of a container with these GPUs and nodes, to which the records are applied.
     pub(crate) fn open(records: Vec<Record>, gpus: &[Gpu], nodes: &[Node]) -> Self {
         let limits: Vec<u64> = gpus.iter().map(|gpu| gpu.limit_bytes).collect();
-        let mut books = Books {
+        let mut state = ContainerState {
             ledger: Ledger::new(&limits, BOUNDS),
             processes: BTreeSet::new(),
             ranges: SpaceRanges::default(),
@@ -72,11 +72,11 @@ impl Books {
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
             if let Identity::File { device, inode } = node.identity {
-                books.nodes.insert((device, inode));
+                state.nodes.insert((device, inode));
             }
         }
-        records.into_iter().for_each(|record| books.write(record));
-        books
+        records.into_iter().for_each(|record| state.write(record));
+        state
     }
 
     /// Applies a change.
@@ -308,9 +308,9 @@ pub(crate) mod tests {
     use cgpu_core::ledger::{Bounds, Entry};
 
     /// Books to which these records were applied.
-    pub(crate) fn books_of(records: Vec<Record>) -> Books {
+    pub(crate) fn state_of(records: Vec<Record>) -> ContainerState {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, limit_bytes: 9 };
-        Books::open(records, std::slice::from_ref(&gpu), &[])
+        ContainerState::open(records, std::slice::from_ref(&gpu), &[])
     }
 
     proptest::proptest! {
@@ -320,21 +320,21 @@ pub(crate) mod tests {
         #[test]
         fn no_record_is_too_much(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..4096)) {
             let records = bytes.chunks(40).filter_map(|record| postcard::from_bytes(record).ok());
-            books_of(records.collect());
+            state_of(records.collect());
         }
     }
 
     #[test]
     fn who_uses_what_is_known_of_so_many_and_after_an_update_too() {
-        let mut books = books_of(vec![]);
+        let mut state = state_of(vec![]);
         for client in 1..=20 {
-            (0..2000).for_each(|process| books.note_user(client, Process(process)));
+            (0..2000).for_each(|process| state.note_user(client, Process(process)));
         }
-        assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
-        books.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });
-        let books = books_of(books.records());
-        assert_eq!(books.ledger.holder_count(), MOST_HOLDERS);
-        assert_eq!(books.ledger.usage(0).unwrap().limit_bytes, 7);
+        assert_eq!(state.ledger.holder_count(), MOST_HOLDERS);
+        state.enter(Entry::Limit { gpu: 0, limit_bytes: 7 });
+        let state = state_of(state.records());
+        assert_eq!(state.ledger.holder_count(), MOST_HOLDERS);
+        assert_eq!(state.ledger.usage(0).unwrap().limit_bytes, 7);
     }
 
     #[test]
