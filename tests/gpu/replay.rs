@@ -159,7 +159,7 @@ struct Account {
 
 impl Account {
     fn new(release: &Release, quota_bytes: u64) -> Self {
-        let bounds = Bounds { objects: 1 << 16, holds: 1 << 16, stakes: 1 << 16 };
+        let bounds = Bounds { objects: 1 << 16, holds: 1 << 16, pins: 1 << 16 };
         let ledger = Ledger::new(&[quota_bytes], bounds);
         Account {
             release: release.clone(),

@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Account, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, Process, Shown, Span,
-    StakePlace, Tree,
+    Account, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, PinPlace, Process, Shown,
+    Span, Tree,
 };
 
 /// A change of a ledger.
@@ -72,8 +72,8 @@ pub enum Entry {
     Unmap { tree: Tree, span: Span },
     /// [`Ledger::close_file`].
     CloseFile { file: u32 },
-    /// [`Ledger::stake`].
-    Stake { before: StakePlace, number: u64 },
+    /// [`Ledger::pin`].
+    Pin { before: PinPlace, number: u64 },
     /// [`Ledger::unstake`].
     Unstake { number: u64 },
 }
@@ -122,7 +122,7 @@ impl Ledger {
                 if let Some(account) = self.accounts.get_mut(gpu) {
                     account.charge(bytes);
                     account.hide(bytes);
-                    let charge = Charge { gpu, bytes, epoch, references: 0, names: 0, stakes: 0 };
+                    let charge = Charge { gpu, bytes, epoch, references: 0, names: 0, pins: 0 };
                     self.charges.insert(id, charge);
                     self.next_charge = self.next_charge.max(ChargeId(id.0.saturating_add(1)));
                 }
@@ -142,7 +142,7 @@ impl Ledger {
             Entry::UnmapPiece { tree, first, charge } => self.unmap_piece(tree, first, charge),
             Entry::Unmap { tree, span } => self.unmap(tree, span),
             Entry::CloseFile { file } => self.close_file(file),
-            Entry::Stake { before, number } => self.stake(before, number),
+            Entry::Pin { before, number } => self.pin(before, number),
             Entry::Unstake { number } => self.unstake(number),
         }
     }
@@ -167,7 +167,7 @@ impl Ledger {
         let holds = holds.map(|(hold, charge)| Entry::Held { hold: *hold, charge: *charge });
         let pieces = self.pieces.iter();
         let pieces = pieces.map(|(tree, span, charge)| Entry::Map { tree, span, charge });
-        let stakes = self.stakes().map(|(before, _, number)| Entry::Stake { before, number });
+        let pins = self.pins().map(|(before, _, number)| Entry::Pin { before, number });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::AddHolder { client: *client, process: *process })
         });
@@ -182,7 +182,7 @@ impl Ledger {
             .chain(objects)
             .chain(holds)
             .chain(pieces)
-            .chain(stakes)
+            .chain(pins)
             .chain(shares)
             .chain(accounts)
     }

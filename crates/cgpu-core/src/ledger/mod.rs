@@ -19,9 +19,9 @@ mod account;
 mod entry;
 mod objects;
 mod pieces;
+mod pins;
 mod process;
 mod questions;
-mod stakes;
 mod users;
 
 use alloc::collections::BTreeMap;
@@ -33,14 +33,14 @@ use thiserror::Error;
 use account::Account;
 use objects::{Object, Objects, RemovedName};
 use pieces::Pieces;
-use stakes::{ChargePlace, Stakes};
+use pins::{ChargePlace, Pins};
 
 pub use account::Expected;
 pub use entry::Entry;
 pub use objects::Shown;
 pub use pieces::{Span, Tree};
+pub use pins::PinPlace;
 pub use process::Process;
-pub use stakes::StakePlace;
 
 /// The driver's name of a client (`hClient`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -82,7 +82,7 @@ pub struct Bounds {
     /// Mappings (counted by the pieces that they were cut into) and exports together.
     pub holds: usize,
     /// Stakes.
-    pub stakes: usize,
+    pub pins: usize,
 }
 
 /// Memory that was asked for and is not given yet. Must end in [`Ledger::cancel`].
@@ -160,7 +160,7 @@ pub struct Ledger {
     holders_changes: u64,
     holds: BTreeMap<Hold, ChargeId>,
     pieces: Pieces,
-    stakes: Stakes,
+    pins: Pins,
     charges: BTreeMap<ChargeId, Charge>,
     next_charge: ChargeId,
     bounds: Bounds,
@@ -178,7 +178,7 @@ struct Charge {
     /// and stakes.
     names: u32,
     /// How many of `references` are stakes.
-    stakes: u32,
+    pins: u32,
 }
 
 impl Ledger {
@@ -193,7 +193,7 @@ impl Ledger {
             holders_changes: 0,
             holds: BTreeMap::new(),
             pieces: Pieces::default(),
-            stakes: Stakes::default(),
+            pins: Pins::default(),
             charges: BTreeMap::new(),
             next_charge: ChargeId(0),
             bounds,
@@ -212,7 +212,7 @@ impl Ledger {
         Bounds {
             objects: self.objects.len(),
             holds: self.holds.len() + self.pieces.len(),
-            stakes: self.stakes.len(),
+            pins: self.pins.len(),
         }
     }
 
@@ -250,7 +250,7 @@ impl Ledger {
         let id = self.next_charge;
         self.next_charge.0 += 1;
         let epoch = account.epoch;
-        self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1, stakes: 0 });
+        self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1, pins: 0 });
         // `reserve` has checked that there is room. One object too many does no harm.
         self.objects.insert(
             client,
@@ -322,7 +322,7 @@ impl Ledger {
         let Some(id) = self.objects.charge(client, handle) else { return };
         self.reference(id, false);
         if let Some(before) = self.holds.insert(hold, id) {
-            self.loosen_stake(before, ChargePlace::Export(hold));
+            self.loosen_pin(before, ChargePlace::Export(hold));
             self.dereference(before, false);
         }
     }
@@ -330,7 +330,7 @@ impl Ledger {
     /// Ends `hold`.
     pub fn release(&mut self, hold: Hold) {
         if let Some(id) = self.holds.remove(&hold) {
-            self.loosen_stake(id, ChargePlace::Export(hold));
+            self.loosen_pin(id, ChargePlace::Export(hold));
             self.dereference(id, false);
         }
     }
@@ -379,7 +379,7 @@ impl Ledger {
     }
 
     fn remove_name(&mut self, RemovedName { id, serial }: RemovedName) {
-        self.loosen_stake(id, ChargePlace::Name(serial));
+        self.loosen_pin(id, ChargePlace::Name(serial));
         self.dereference(id, true);
     }
 
@@ -423,7 +423,7 @@ impl Ledger {
         if name {
             charge.names = charge.names.saturating_sub(1);
         }
-        let Charge { bytes, epoch, references, names, stakes, .. } = *charge;
+        let Charge { bytes, epoch, references, names, pins, .. } = *charge;
         if let Some(account) = account {
             if name && names == 0 {
                 account.hide(bytes);
@@ -437,8 +437,8 @@ impl Ledger {
         if references == 0 {
             self.charges.remove(&id);
         }
-        if !name && references - names == stakes {
-            self.loosen_stake(id, ChargePlace::Mappings);
+        if !name && references - names == pins {
+            self.loosen_pin(id, ChargePlace::Mappings);
         }
     }
 }

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use super::stakes::ChargePlace;
+use super::pins::ChargePlace;
 use super::{ChargeId, Client, Handle, Hold, Ledger};
 
 #[derive(Debug, Default)]
@@ -146,7 +146,7 @@ impl Ledger {
                 Shown::On(other) => usize::from(other) == gpu,
                 Shown::Here => false,
             };
-            (is_there && !self.stakes.contains(id, ChargePlace::Name(serial))).then_some(id)
+            (is_there && !self.pins.contains(id, ChargePlace::Name(serial))).then_some(id)
         });
         let names: BTreeSet<ChargeId> = names.collect();
         let bytes = names.iter().filter_map(|id| Some(self.charges.get(id)?.bytes));

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BOUNDS: Bounds = Bounds { objects: 1000, holds: 100, stakes: 100 };
+const BOUNDS: Bounds = Bounds { objects: 1000, holds: 100, pins: 100 };
 const A: Client = Client(0xc1d0_0001);
 const B: Client = Client(0xc1d0_0002);
 
@@ -286,7 +286,7 @@ fn a_missed_charge_counts_as_long_as_the_driver_has_it() {
 
 #[test]
 fn what_a_container_can_make_it_remember_is_bounded() {
-    let mut ledger = Ledger::new(&[100], Bounds { objects: 2, holds: 1, stakes: 0 });
+    let mut ledger = Ledger::new(&[100], Bounds { objects: 2, holds: 1, pins: 0 });
     allocate(&mut ledger, A, 1, 1);
     ledger.note(A, root(A), Handle(2));
     assert_eq!(ledger.reserve(0, 1), Err(LedgerError::Full));
@@ -772,7 +772,7 @@ fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
 
 #[test]
 fn pieces_are_no_more_than_are_remembered_and_rather_too_much_is_held() {
-    let mut ledger = Ledger::new(&[100], Bounds { objects: 10, holds: 2, stakes: 0 });
+    let mut ledger = Ledger::new(&[100], Bounds { objects: 10, holds: 2, pins: 0 });
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     ledger.map_alone(tree(0), span((0, 7)), charge);
@@ -872,7 +872,7 @@ fn copied(ledger: &Ledger, gpus: usize) -> Ledger {
 #[test]
 fn the_name_of_a_charge_is_a_number_in_a_snapshot() {
     let charge = ChargeId(300);
-    let (hold, before) = (Hold::Export { file: 1, index: 2 }, StakePlace::Mappings { charge });
+    let (hold, before) = (Hold::Export { file: 1, index: 2 }, PinPlace::Mappings { charge });
     let (tree, span) = (Tree { file: 1, gpu: 2 }, Span { first: 3, last: 4 });
     let (client, parent, handle) = (Client(7), Handle(8), Handle(9));
     let shown = Shown::Here;
@@ -885,7 +885,7 @@ fn the_name_of_a_charge_is_a_number_in_a_snapshot() {
         ),
         (Entry::Held { hold, charge }, &[16, 1, 1, 2, 0xac, 2]),
         (Entry::Map { tree, span, charge }, &[17, 1, 2, 3, 4, 0xac, 2]),
-        (Entry::Stake { before, number: 6 }, &[22, 0, 0xac, 2, 6]),
+        (Entry::Pin { before, number: 6 }, &[22, 0, 0xac, 2, 6]),
     ];
     for (entry, bytes) in entries {
         assert_eq!(postcard::to_allocvec(&entry).unwrap(), bytes, "{entry:?}");
@@ -968,16 +968,16 @@ proptest! {
                     let charge = ledger.charge_of(A, Handle(handle));
                     let (client, handle) = (B, Handle(other));
                     let before = [
-                        charge.map(|charge| StakePlace::Mappings { charge }),
-                        Some(StakePlace::Export { hold }),
-                        Some(StakePlace::Name { client, handle }),
+                        charge.map(|charge| PinPlace::Mappings { charge }),
+                        Some(PinPlace::Export { hold }),
+                        Some(PinPlace::Name { client, handle }),
                     ];
                     if let Some(before) = before[(bytes % 3) as usize] {
-                        ledger.stake(before, own);
+                        ledger.pin(before, own);
                     }
                 }
                 15 => {
-                    for own in ledger.loose_stakes().into_iter().take(1) {
+                    for own in ledger.loose_pins().into_iter().take(1) {
                         ledger.unstake(own);
                     }
                 }
@@ -986,16 +986,16 @@ proptest! {
             }
         }
         // Each stake stands somewhere or is loose, and counts once in its charge.
-        let counted: u32 = ledger.charges.values().map(|charge| charge.stakes).sum();
-        let size = ledger.size().stakes;
-        prop_assert_eq!((ledger.stakes().count(), counted as usize), (size, size));
+        let counted: u32 = ledger.charges.values().map(|charge| charge.pins).sum();
+        let size = ledger.size().pins;
+        prop_assert_eq!((ledger.pins().count(), counted as usize), (size, size));
         let mut copy = copied(&ledger, 2);
         for gpu in 0..2 {
             prop_assert_eq!(copy.usage(gpu), ledger.usage(gpu));
             let (ours, theirs) = (copy.expected(gpu).unwrap(), ledger.expected(gpu).unwrap());
             prop_assert_eq!(ours.hidden_bytes, theirs.hidden_bytes);
         }
-        prop_assert_eq!(copy.has_stakes(), ledger.has_stakes());
+        prop_assert_eq!(copy.has_pins(), ledger.has_pins());
         prop_assert!(copy.entries().eq(ledger.entries()));
         // Both go on alike: the next charge has the same id in both.
         for ledger in [&mut ledger, &mut copy] {
@@ -1014,23 +1014,23 @@ proptest! {
         prop_assert!(copy.entries().eq(ledger.entries()));
         for ledger in [&mut ledger, &mut copy] {
             ledger.entries().collect::<Vec<_>>().into_iter().for_each(|entry| {
-                if let Entry::Stake { before, number: own } = entry {
-                    assert!(matches!(before, StakePlace::Loose { .. }), "{before:?}");
+                if let Entry::Pin { before, number: own } = entry {
+                    assert!(matches!(before, PinPlace::Loose { .. }), "{before:?}");
                     ledger.unstake(own);
                 }
             });
             prop_assert!(ledger.charges.is_empty());
-            prop_assert!(!ledger.has_stakes() && ledger.size().stakes == 0);
+            prop_assert!(!ledger.has_pins() && ledger.size().pins == 0);
         }
     }
 }
 
 /// Puts a stake there, if that is possible. Returns whether it was.
-fn staked(ledger: &mut Ledger, before: StakePlace, own: u64) -> bool {
-    let may = ledger.may_stake(before);
+fn staked(ledger: &mut Ledger, before: PinPlace, own: u64) -> bool {
+    let may = ledger.may_pin(before);
     if may {
-        ledger.stake(before, own);
-        assert_eq!(ledger.stake_at(before), Some(own));
+        ledger.pin(before, own);
+        assert_eq!(ledger.pin_at(before), Some(own));
     }
     may
 }
@@ -1041,28 +1041,28 @@ fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     let (tree, export) = (Tree { file: 1, gpu: 0 }, Hold::Export { file: 5, index: 0 });
-    assert!(!staked(&mut ledger, StakePlace::Export { hold: export }, 90), "nothing was exported");
+    assert!(!staked(&mut ledger, PinPlace::Export { hold: export }, 90), "nothing was exported");
     ledger.map(tree, Span::ALL, charge);
     ledger.hold(export, A, Handle(1));
-    let mappings = StakePlace::Mappings { charge };
+    let mappings = PinPlace::Mappings { charge };
     assert!(staked(&mut ledger, mappings, 91) && !staked(&mut ledger, mappings, 92));
-    assert!(staked(&mut ledger, StakePlace::Export { hold: export }, 93));
-    assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![], Some(91)));
-    ledger.stake(mappings, 94);
-    assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![], Some(94)));
+    assert!(staked(&mut ledger, PinPlace::Export { hold: export }, 93));
+    assert_eq!((ledger.loose_pins(), ledger.pin_at(mappings)), (vec![], Some(91)));
+    ledger.pin(mappings, 94);
+    assert_eq!((ledger.loose_pins(), ledger.pin_at(mappings)), (vec![], Some(94)));
     ledger.free(A, Handle(1));
     ledger.release(export);
-    assert_eq!(ledger.loose_stakes(), [93]);
+    assert_eq!(ledger.loose_pins(), [93]);
     ledger.unmap(tree, Span::ALL);
-    assert_eq!((ledger.loose_stakes(), ledger.stake_at(mappings)), (vec![93, 94], None));
+    assert_eq!((ledger.loose_pins(), ledger.pin_at(mappings)), (vec![93, 94], None));
     assert_eq!(used(&ledger), 70, "the driver has it still");
     let copy = copied(&ledger, 1);
-    assert_eq!((used(&copy), copy.loose_stakes()), (70, vec![93, 94]));
+    assert_eq!((used(&copy), copy.loose_pins()), (70, vec![93, 94]));
     for own in [93, 93, 91, 94] {
-        assert!(ledger.has_stakes());
+        assert!(ledger.has_pins());
         ledger.unstake(own);
     }
-    assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
+    assert_eq!((used(&ledger), ledger.has_pins()), (0, false));
     assert!(!staked(&mut ledger, mappings, 95), "of what is gone");
 }
 
@@ -1073,16 +1073,16 @@ fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
     for handle in [1, 2] {
         allocate(&mut ledger, A, handle, 30);
         ledger.hold(export, A, Handle(handle));
-        assert!(staked(&mut ledger, StakePlace::Export { hold: export }, 90 + u64::from(handle)));
+        assert!(staked(&mut ledger, PinPlace::Export { hold: export }, 90 + u64::from(handle)));
     }
-    assert_eq!(ledger.loose_stakes(), [91]);
+    assert_eq!(ledger.loose_pins(), [91]);
     ledger.unstake(91);
     ledger.free(A, Handle(1));
     assert_eq!(used(&ledger), 30);
     // Another export keeps the memory. The stake of this one doesn't stand before it.
     ledger.hold(Hold::Export { file: 6, index: 0 }, A, Handle(2));
     ledger.release(export);
-    assert_eq!(ledger.loose_stakes(), [92]);
+    assert_eq!(ledger.loose_pins(), [92]);
 }
 
 #[test]
@@ -1096,48 +1096,48 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     for (handle, shown) in [(2, Shown::On(1)), (4, Shown::Here)] {
         ledger.duplicate((A, Handle(1)), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
-        let before = StakePlace::Name { client: B, handle: Handle(handle) };
+        let before = PinPlace::Name { client: B, handle: Handle(handle) };
         assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Shown::Here);
     }
     // Mappings have nothing to do with the stakes of names.
     ledger.map(tree, Span::ALL, charge);
-    assert!(staked(&mut ledger, StakePlace::Mappings { charge }, 9));
+    assert!(staked(&mut ledger, PinPlace::Mappings { charge }, 9));
     ledger.unmap(tree, Span::ALL);
-    assert_eq!(ledger.loose_stakes(), [9]);
+    assert_eq!(ledger.loose_pins(), [9]);
     ledger.free(A, Handle(1));
     ledger.free(B, Handle(2));
-    assert_eq!(ledger.loose_stakes(), [2, 9]);
+    assert_eq!(ledger.loose_pins(), [2, 9]);
     ledger.close(B);
-    assert_eq!((ledger.loose_stakes(), used(&ledger)), (vec![2, 9], 30));
+    assert_eq!((ledger.loose_pins(), used(&ledger)), (vec![2, 9], 30));
     [2, 9].into_iter().for_each(|own| ledger.unstake(own));
-    assert_eq!((used(&ledger), ledger.has_stakes()), (0, false));
+    assert_eq!((used(&ledger), ledger.has_pins()), (0, false));
 }
 
 #[test]
 fn a_stake_before_nothing_that_is_entered_twice_is_one() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
-    let nothing = StakePlace::Loose { charge: ledger.charge_of(A, Handle(1)).unwrap() };
-    (0..2).for_each(|_| ledger.stake(nothing, 9));
-    assert_eq!((ledger.loose_stakes(), ledger.size().stakes), (vec![9], 1));
+    let nothing = PinPlace::Loose { charge: ledger.charge_of(A, Handle(1)).unwrap() };
+    (0..2).for_each(|_| ledger.pin(nothing, 9));
+    assert_eq!((ledger.loose_pins(), ledger.size().pins), (vec![9], 1));
     ledger.unstake(9);
     ledger.free(A, Handle(1));
-    assert_eq!((used(&ledger), ledger.has_stakes(), ledger.size().stakes), (0, false, 0));
+    assert_eq!((used(&ledger), ledger.has_pins(), ledger.size().pins), (0, false, 0));
 }
 
 #[test]
 fn stakes_are_bounded_for_all_memory_together() {
-    let bounds = Bounds { stakes: 2, ..BOUNDS };
+    let bounds = Bounds { pins: 2, ..BOUNDS };
     let mut ledger = Ledger::new(&[100], bounds);
     for handle in [1, 2, 3] {
         allocate(&mut ledger, A, handle, 10);
         let charge = ledger.charge_of(A, Handle(handle)).unwrap();
         ledger.map(tree(0), span((u64::from(handle), u64::from(handle))), charge);
-        let may = staked(&mut ledger, StakePlace::Mappings { charge }, u64::from(handle));
+        let may = staked(&mut ledger, PinPlace::Mappings { charge }, u64::from(handle));
         assert_eq!(may, handle < 3);
     }
     ledger.unmap(tree(0), Span::ALL);
-    assert_eq!(ledger.loose_stakes(), [1, 2]);
+    assert_eq!(ledger.loose_pins(), [1, 2]);
     [1, 2].into_iter().for_each(|own| ledger.unstake(own));
-    assert_eq!(ledger.size().stakes, 0);
+    assert_eq!(ledger.size().pins, 0);
 }

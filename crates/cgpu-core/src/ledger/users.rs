@@ -65,7 +65,7 @@ mod tests {
     use super::super::{Bounds, Client, Entry, Handle, Shown};
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { objects: 64, holds: 64, stakes: 64 };
+    const BOUNDS: Bounds = Bounds { objects: 64, holds: 64, pins: 64 };
 
     fn allocate(ledger: &mut Ledger, gpu: usize, client: u32, handle: u32, bytes: u64) {
         let reservation = ledger.reserve(gpu, bytes).unwrap();

@@ -41,7 +41,7 @@ pub(crate) enum Finding {
 ///
 /// Memory counts once, as made; duplicates don't count. Memory that an export or a mapping made by a call keeps, and
 /// that no process shows as made any more, shows in the monitor's own figure, `own_bytes`, because a stake stands
-/// before the export or mapping ([`StakePlace`](cgpu_core::ledger::StakePlace)). Managed memory has no stake, and shows in
+/// before the export or mapping ([`PinPlace`](cgpu_core::ledger::PinPlace)). Managed memory has no stake, and shows in
 /// no figure. The processes and the monitor together show no more than [`Expected::most_bytes`].
 ///
 /// Memory that nobody asked for is charged. A process is killed for such memory only where it doesn't fit the quota:

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::caller::has_file;
-use crate::driver::{Exported, free_stakes, own_client};
+use crate::driver::{Exported, free_pins, own_client};
 use crate::gate::settings::NodeKind;
 use crate::node::{Device, Failure};
 use crate::processes::open_files;
@@ -169,7 +169,7 @@ fn clear_unnamed(monitor: &Monitor, lane: &OnLane<'_>, exported: &Exported) {
     if done && is_empty {
         forget_export(monitor, number);
     }
-    free_stakes(monitor, lane);
+    free_pins(monitor, lane);
 }
 
 /// The places of a file whose memory no object names any more.

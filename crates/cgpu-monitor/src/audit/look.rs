@@ -17,7 +17,7 @@ use crate::audit::history::{Audited, DeadPids, Holdings, MOST_ASKED};
 use crate::audit::judge::{Finding, judge};
 use crate::audit::kept_exports::sweep_exports_for_refusal;
 use crate::driver::{
-    Amount, MonitorClient, Presence, answered, close_client_if_unused, free_stakes, own_client,
+    Amount, MonitorClient, Presence, answered, close_client_if_unused, free_pins, own_client,
 };
 use crate::gate::settings::Settings;
 use crate::processes::kill_process;
@@ -88,7 +88,7 @@ pub(crate) fn reconcile(monitor: &Monitor, lane: &mut OnLane<'_>, came: Instant)
         sweep_files(monitor, Occasion::Refusal);
         sweep_exports_for_refusal(monitor);
     });
-    free_stakes(monitor, lane);
+    free_pins(monitor, lane);
 }
 
 /// Audits on the lane, or beside a call that hangs on the lane.
@@ -142,7 +142,7 @@ fn ask(
         let mut state = monitor.state();
         state.ledger.watch();
         // The monitor comes first: memory can become the monitor's, and never a process's again.
-        let own_pid = state.ledger.has_stakes().then(std::process::id);
+        let own_pid = state.ledger.has_pins().then(std::process::id);
         own_pid.into_iter().chain(dead_pids.pids_to_ask(&state)).collect()
     };
     let held = own.held(gpu, &pids);

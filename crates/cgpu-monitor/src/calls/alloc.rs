@@ -16,7 +16,7 @@ use crate::calls::groups::{enter_group, make_room_for_group};
 use crate::case::{Case, EarlyReply, begin_on_lane, note_user};
 use crate::compute::forget_freed_groups;
 use crate::decide::{memory_asked, semaphore_surface, shown_memory};
-use crate::driver::free_stakes;
+use crate::driver::free_pins;
 use crate::node::Buffer;
 use crate::state::OnLane;
 use cgpu_core::ledger::{Client, Entry, Handle};
@@ -183,7 +183,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
         }
         drop(state);
         forget_freed_groups(case.monitor, client, handle);
-        free_stakes(case.monitor, &lane);
+        free_pins(case.monitor, &lane);
     }
     drop(lane);
     Ok(case.executed(None))

@@ -7,7 +7,7 @@ use crate::calls::charge::{NewObject, make, shown_below, unmake};
 use crate::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
 use crate::case::{Case, EarlyReply, begin_on_lane, note_user};
 use crate::decide::{Denial, room_for_name};
-use crate::driver::{stake_behind, stake_name};
+use crate::driver::{pin_behind, pin_handle};
 use crate::state::OnLane;
 use cgpu_core::ledger::{Client, Entry, Handle};
 use nvrm::call::Object;
@@ -53,11 +53,10 @@ fn make_name(
     let (client, parent, handle) = (Client(object.client), Handle(object.parent), Handle(made));
     if is_known {
         let device = case.device.as_ref();
-        let stake =
-            device.and_then(|device| stake_behind(case.monitor, device, source, (shown, gpu)));
+        let pin = device.and_then(|device| pin_behind(case.monitor, device, source, (shown, gpu)));
         let entry = Entry::Duplicate { source: named, client, parent, handle, shown };
         case.state().enter(entry);
-        stake_name(case.monitor, (client.0, made), stake);
+        pin_handle(case.monitor, (client.0, made), pin);
     } else if case.rm()?.is_gpu_memory(object.client, made) {
         unmake(case, lane, object.client, object.parent, made);
         return Err(case.deny(&Denial::PastMonitor("duplicated")));

@@ -21,7 +21,7 @@ use crate::case::{Case, EarlyReply, begin_on_lane, note_user};
 use crate::decide::{
     Denial, Imported, export_entries, imported, may_export, plan_import, unknown_objects,
 };
-use crate::driver::{Denied, Exported, free_stakes, stake_behind_export, stake_export, stake_name};
+use crate::driver::{Denied, Exported, free_pins, pin_behind_export, pin_export, pin_handle};
 use crate::gate::settings::NodeKind;
 use crate::node::Device;
 use crate::state::OnLane;
@@ -90,7 +90,7 @@ fn export(
     if is_new && !matches!(done, Ok(true)) && clear_export(monitor, &exported, |_| true) {
         forget_export(monitor, exported.number);
     }
-    free_stakes(monitor, lane);
+    free_pins(monitor, lane);
     done
 }
 
@@ -127,7 +127,7 @@ fn export_to(
         forget_places(monitor, exported.number, |place| places.has(place));
         return done;
     }
-    if are_as_charged(case, client, places) && stake_all(case, client, places, exported) {
+    if are_as_charged(case, client, places) && pin_all(case, client, places, exported) {
         return done;
     }
     clear_export(monitor, exported, |place| places.has(place));
@@ -168,13 +168,13 @@ fn are_as_charged(case: &Case<'_>, client: Client, places: &Places) -> bool {
 
 /// Puts a stake before each export of a GPU's memory, right behind the object that was exported. `true` where each
 /// export has its stake.
-fn stake_all(case: &Case<'_>, client: Client, places: &Places, exported: &Exported) -> bool {
+fn pin_all(case: &Case<'_>, client: Client, places: &Places, exported: &Exported) -> bool {
     let Ok(device) = case.device() else { return false };
     places.named().all(|(index, object)| {
         let memory = case.state().ledger.memory_of(client, Handle(object));
         let Some((gpu, _)) = memory.filter(|(_, bytes)| *bytes > 0) else { return true };
         let hold = Hold::Export { file: exported.number, index };
-        stake_export(case.monitor, device, hold, (client.0, object), gpu)
+        pin_export(case.monitor, device, hold, (client.0, object), gpu)
     })
 }
 
@@ -220,9 +220,9 @@ pub(crate) fn import(
     let shown = shown_below(case, lane, client, parent, gpu);
     let done = make_control(case, params);
     let done_well = matches!(done, Ok(true));
-    let stakes: Vec<(u32, Option<u32>)> = (places.first..)
+    let pins: Vec<(u32, Option<u32>)> = (places.first..)
         .take(if done_well { places.objects.len() } else { 0 })
-        .map(|place| (place, stake_behind_export(case.monitor, hold(place), (shown, gpu))))
+        .map(|place| (place, pin_behind_export(case.monitor, hold(place), (shown, gpu))))
         .collect();
     let result = match done_well {
         true => {
@@ -238,10 +238,10 @@ pub(crate) fn import(
     let mut state = case.state();
     entries.into_iter().for_each(|entry| state.enter(entry));
     drop(state);
-    for (place, stake) in stakes {
+    for (place, pin) in pins {
         let at = (place - places.first) as usize;
         let object = objects.get(at).copied().unwrap_or_default();
-        stake_name(case.monitor, (client, object), stake);
+        pin_handle(case.monitor, (client, object), pin);
     }
     export::set_objects(layout, &mut case.scratch.params, &objects);
     done.map(|done| (done, made))

@@ -11,7 +11,7 @@ use crate::caller::{WaitEnd, Watched};
 use crate::case::{has_unclaimed, undo_unclaimed};
 use crate::daemon::container_end::ContainerEnd;
 use crate::daemon::resident::{give_back_heap, give_back_startup_code};
-use crate::driver::{close_client_if_unused, free_stakes_soon};
+use crate::driver::{close_client_if_unused, free_pins_soon};
 use crate::log::When;
 use crate::shared::Monitor;
 use crate::state::{Due, Occasion};
@@ -70,7 +70,7 @@ impl AuditThread {
             self.container_end.end_what_is_left();
             sweep_exports(monitor);
             sweep_files(monitor, occasion);
-            free_stakes_soon(monitor);
+            free_pins_soon(monitor);
             close_client_if_unused(monitor, monitor.origins.is_watched());
             if self.awaits_first_process() {
                 let scan_interval = monitor.pace(false, now).scan_interval;

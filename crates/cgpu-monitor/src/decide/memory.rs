@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use cgpu_core::ledger::{Bounds, Entry};
 
-    const BOUNDS: Bounds = Bounds { objects: 2, holds: 2, stakes: 2 };
+    const BOUNDS: Bounds = Bounds { objects: 2, holds: 2, pins: 2 };
 
     fn release() -> Release {
         Release::of("535.161.08".parse().unwrap()).unwrap()

@@ -49,7 +49,7 @@ pub(crate) fn close_client_if_unused(monitor: &Monitor, are_watched: bool) {
         return;
     }
     let state = monitor.state();
-    let is_needed = !state.processes.is_empty() || state.ledger.has_stakes();
+    let is_needed = !state.processes.is_empty() || state.ledger.has_pins();
     drop(state);
     if !is_needed && !are_watched {
         *own = None;

@@ -3,8 +3,8 @@
 mod access;
 mod export_files;
 mod monitor_client;
+mod pins;
 mod probe;
-mod stakes;
 mod unanswered;
 
 pub(crate) use access::{
@@ -13,10 +13,9 @@ pub(crate) use access::{
 };
 pub(crate) use export_files::{Denied, Exported, Exports};
 pub(crate) use monitor_client::{MonitorClient, Presence};
-pub use probe::{examine, try_slice};
-pub(crate) use stakes::{
-    free_stakes, free_stakes_soon, stake_behind, stake_behind_export, stake_export, stake_mappings,
-    stake_name,
+pub(crate) use pins::{
+    free_pins, free_pins_soon, pin_behind, pin_behind_export, pin_export, pin_handle, pin_mappings,
 };
+pub use probe::{examine, try_slice};
 pub(crate) use unanswered::WarningTimes;
 pub use unanswered::{Amount, Unanswered};

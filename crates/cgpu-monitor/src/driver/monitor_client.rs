@@ -302,12 +302,12 @@ fn share(rm: &Rm<'_>, client: u32, handle: u32, target: u32, action: u8) -> Resu
 }
 
 /// The number by which the ledger knows an object of the monitor's client: client and handle.
-pub(crate) fn stake_of(own: &MonitorClient, handle: u32) -> u64 {
+pub(crate) fn pin_of(own: &MonitorClient, handle: u32) -> u64 {
     u64::from(own.client) << 32 | u64::from(handle)
 }
 
 /// The handle of the stake with that number; `None` where the stake is another client's.
-pub(crate) fn handle_of(own: &MonitorClient, stake: u64) -> Option<u32> {
-    let handle = u32::try_from(stake & u64::from(u32::MAX)).ok()?;
-    (stake_of(own, handle) == stake).then_some(handle)
+pub(crate) fn handle_of(own: &MonitorClient, pin: u64) -> Option<u32> {
+    let handle = u32::try_from(pin & u64::from(u32::MAX)).ok()?;
+    (pin_of(own, handle) == pin).then_some(handle)
 }

@@ -19,7 +19,7 @@ use crate::audit::{audit, sweep_exports};
 use crate::caller::{Caller, Interrupted, Listener, Listeners, TestCallers};
 use crate::case::undo_unclaimed;
 use crate::daemon::{KeptFiles, Service, kept_descriptors};
-use crate::driver::free_stakes_soon;
+use crate::driver::free_pins_soon;
 use crate::gate::settings::Settings;
 use crate::shared::Monitor;
 use crate::snapshot::{CounterValues, FileNumbers, Record, Snapshot};
@@ -199,7 +199,7 @@ impl World {
             self.time_passes();
             sweep_exports(&self.monitor());
             sweep_files(&self.monitor(), Occasion::Refusal);
-            free_stakes_soon(&self.monitor());
+            free_pins_soon(&self.monitor());
             self.driver.close_unused();
         }
     }

@@ -15,7 +15,7 @@ use crate::state::space_ranges::{Space, SpaceRanges};
 use cgpu_core::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Span, Tree};
 
 /// How much the container can make the ledger remember.
-pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, stakes: 16384 };
+pub(crate) const BOUNDS: Bounds = Bounds { objects: 32768, holds: 16384, pins: 16384 };
 
 /// The most clients, and the most pairs of a client and its user, whose users are known. Everything else is known of
 /// further clients too.
@@ -350,7 +350,7 @@ pub(crate) mod tests {
         devices.forget(2, 10);
         assert_eq!(all(&devices), [Some(1), Some(1), None]);
         // The device that the ledger has was not freed.
-        let mut ledger = Ledger::new(&[1], Bounds { objects: 9, holds: 9, stakes: 9 });
+        let mut ledger = Ledger::new(&[1], Bounds { objects: 9, holds: 9, pins: 9 });
         let (client, parent, handle) = (Client(1), Handle(1), Handle(11));
         ledger.replay(Entry::Note { client, parent, handle });
         devices.forget_freed(&ledger, 1);

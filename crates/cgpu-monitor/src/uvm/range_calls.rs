@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::caller::Reply;
 use crate::case::{Case, EarlyReply, enter_lane, note_user};
 use crate::decide::{Denial, chargeable_mapping, freed_spans, plan_map};
-use crate::driver::{free_stakes, own_client, stake_mappings};
+use crate::driver::{free_pins, own_client, pin_mappings};
 use crate::node::{Device, Failure, Rm};
 use crate::state::{OnLane, Space};
 use crate::uvm::callers_file::{call_uvm, change_on_lane, gpu_of, refuse_denied};
@@ -77,7 +77,7 @@ pub(crate) fn end_mappings(
     if let Some(file) = file.filter(|_| is_done) {
         enter(case, file.number);
     }
-    free_stakes(case.monitor, &lane);
+    free_pins(case.monitor, &lane);
     drop(lane);
     Ok(case.executed(None))
 }
@@ -158,7 +158,7 @@ pub(crate) fn map_memory(
     let mut state = case.state();
     after.into_iter().for_each(|entry| state.enter(entry));
     drop(state);
-    free_stakes(case.monitor, lane);
+    free_pins(case.monitor, lane);
     case.patch(Meaning::Status, status?.into());
     Ok(case.executed(None))
 }
@@ -192,14 +192,14 @@ fn map_from_own_client(
         own.free_duplicate(duplicate);
     }
     let charge = case.or_deny(decision)?;
-    let stake = charge.map(|charge| stake_mappings(case.monitor, &own, charge, duplicate));
-    let handle = case.or_deny(stake.unwrap_or(Some(duplicate)).ok_or(Denial::Full("mappings")))?;
+    let pin = charge.map(|charge| pin_mappings(case.monitor, &own, charge, duplicate));
+    let handle = case.or_deny(pin.unwrap_or(Some(duplicate)).ok_or(Denial::Full("mappings")))?;
     let descriptor = u64::from(own.control.descriptor().cast_unsigned());
     case.patch(Meaning::Descriptor, descriptor);
     case.patch(Meaning::Client, own.client.into());
     case.patch(Meaning::Handle, handle.into());
     let asked = call_uvm(case);
-    if stake.is_none() {
+    if pin.is_none() {
         own.free_duplicate(duplicate);
     }
     let descriptor = u64::from(memory.descriptor.cast_unsigned());

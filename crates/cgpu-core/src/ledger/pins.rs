@@ -17,7 +17,7 @@ use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
 
 /// What a stake stands before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum StakePlace {
+pub enum PinPlace {
     /// All mappings of the charge's memory.
     Mappings {
         /// The memory's charge ([`Ledger::charge_of`]).
@@ -51,14 +51,14 @@ pub(super) enum ChargePlace {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Stakes {
+pub(super) struct Pins {
     /// The numbers of the stakes that stand before something. Each other stake is in `loose`.
     all: BTreeMap<(ChargeId, ChargePlace), u64>,
     /// The stakes that stand before nothing any more and are to be freed, by their number.
     loose: BTreeMap<u64, ChargeId>,
 }
 
-impl Stakes {
+impl Pins {
     pub(super) fn len(&self) -> usize {
         self.all.len() + self.loose.len()
     }
@@ -73,25 +73,25 @@ impl Ledger {
     /// Whether a stake can be put at this place: what it is to stand before exists, no stake stands there, and there is
     /// room for one more.
     #[must_use]
-    pub fn may_stake(&self, before: StakePlace) -> bool {
-        let is_free = |place| !self.stakes.all.contains_key(&place);
-        self.stakes.len() < self.bounds.stakes && self.charge_place(before).is_some_and(is_free)
+    pub fn may_pin(&self, before: PinPlace) -> bool {
+        let is_free = |place| !self.pins.all.contains_key(&place);
+        self.pins.len() < self.bounds.pins && self.charge_place(before).is_some_and(is_free)
     }
 
     /// Puts the stake `number` at this place; the monitor chooses the number. A stake that stood there is forgotten.
     /// Does nothing where there is nothing to stand before.
-    pub fn stake(&mut self, before: StakePlace, number: u64) {
+    pub fn pin(&mut self, before: PinPlace, number: u64) {
         let id = match before {
-            StakePlace::Loose { charge } => {
-                if !self.charges.contains_key(&charge) || self.stakes.loose.contains_key(&number) {
+            PinPlace::Loose { charge } => {
+                if !self.charges.contains_key(&charge) || self.pins.loose.contains_key(&number) {
                     return;
                 }
-                self.stakes.loose.insert(number, charge);
+                self.pins.loose.insert(number, charge);
                 charge
             }
             _ => {
                 let Some(place) = self.charge_place(before) else { return };
-                if self.stakes.all.insert(place, number).is_some() {
+                if self.pins.all.insert(place, number).is_some() {
                     return;
                 }
                 place.0
@@ -99,93 +99,93 @@ impl Ledger {
         };
         self.reference(id, false);
         if let Some(charge) = self.charges.get_mut(&id) {
-            charge.stakes += 1;
+            charge.pins += 1;
         }
     }
 
-    fn charge_place(&self, before: StakePlace) -> Option<(ChargeId, ChargePlace)> {
+    fn charge_place(&self, before: PinPlace) -> Option<(ChargeId, ChargePlace)> {
         match before {
-            StakePlace::Mappings { charge } => {
+            PinPlace::Mappings { charge } => {
                 self.is_held(charge).then_some((charge, ChargePlace::Mappings))
             }
-            StakePlace::Export { hold } => {
+            PinPlace::Export { hold } => {
                 self.holds.get(&hold).map(|id| (*id, ChargePlace::Export(hold)))
             }
-            StakePlace::Name { client, handle } => {
+            PinPlace::Name { client, handle } => {
                 let shown = self.objects.shown(client, handle);
                 let id = self.objects.charge(client, handle).filter(|_| shown != Shown::Here)?;
                 Some((id, ChargePlace::Name(self.objects.serial(client, handle)?)))
             }
-            StakePlace::Loose { .. } => None,
+            PinPlace::Loose { .. } => None,
         }
     }
 
     /// Whether anything but names and stakes keeps the memory. Without this check, a stake before mappings would never
     /// become loose.
     pub(super) fn is_held(&self, id: ChargeId) -> bool {
-        self.charges.get(&id).is_some_and(|charge| charge.references - charge.names > charge.stakes)
+        self.charges.get(&id).is_some_and(|charge| charge.references - charge.names > charge.pins)
     }
 
     /// All stakes: what each stands before, the GPU that has its memory, and its number.
-    pub fn stakes(&self) -> impl Iterator<Item = (StakePlace, usize, u64)> {
+    pub fn pins(&self) -> impl Iterator<Item = (PinPlace, usize, u64)> {
         let gpu = |id: &ChargeId| self.charges.get(id).map_or(0, |charge| charge.gpu);
-        let standing = self.stakes.all.iter().filter_map(move |((id, place), number)| {
+        let standing = self.pins.all.iter().filter_map(move |((id, place), number)| {
             let before = match *place {
-                ChargePlace::Mappings => StakePlace::Mappings { charge: *id },
-                ChargePlace::Export(hold) => StakePlace::Export { hold },
+                ChargePlace::Mappings => PinPlace::Mappings { charge: *id },
+                ChargePlace::Export(hold) => PinPlace::Export { hold },
                 ChargePlace::Name(_) => return None,
             };
             Some((before, gpu(id), *number))
         });
         let names = self.objects.names().filter(|_| self.has_names_elsewhere());
         let named = names.filter_map(move |(id, (client, handle, serial))| {
-            let number = self.stakes.all.get(&(id, ChargePlace::Name(serial)))?;
-            Some((StakePlace::Name { client, handle }, gpu(&id), *number))
+            let number = self.pins.all.get(&(id, ChargePlace::Name(serial)))?;
+            Some((PinPlace::Name { client, handle }, gpu(&id), *number))
         });
         let loose = self
-            .stakes
+            .pins
             .loose
             .iter()
-            .map(move |(number, id)| (StakePlace::Loose { charge: *id }, gpu(id), *number));
+            .map(move |(number, id)| (PinPlace::Loose { charge: *id }, gpu(id), *number));
         standing.chain(named).chain(loose)
     }
 
     /// Makes the stake at this place loose, if one stands there: what it stood before is gone.
-    pub(super) fn loosen_stake(&mut self, id: ChargeId, before: ChargePlace) {
-        if let Some(number) = self.stakes.all.remove(&(id, before)) {
-            self.stakes.loose.insert(number, id);
+    pub(super) fn loosen_pin(&mut self, id: ChargeId, before: ChargePlace) {
+        if let Some(number) = self.pins.all.remove(&(id, before)) {
+            self.pins.loose.insert(number, id);
         }
     }
 
     /// The number of the stake at this place; `None` where no stake stands there.
     #[must_use]
-    pub fn stake_at(&self, before: StakePlace) -> Option<u64> {
-        self.charge_place(before).and_then(|place| self.stakes.all.get(&place)).copied()
+    pub fn pin_at(&self, before: PinPlace) -> Option<u64> {
+        self.charge_place(before).and_then(|place| self.pins.all.get(&place)).copied()
     }
 
     /// The stakes that stand before nothing any more. They are to be freed, and then removed by
     /// [`unstake`](Self::unstake).
     #[must_use]
-    pub fn loose_stakes(&self) -> Vec<u64> {
-        self.stakes.loose.keys().copied().collect()
+    pub fn loose_pins(&self) -> Vec<u64> {
+        self.pins.loose.keys().copied().collect()
     }
 
     /// Whether there are any stakes.
     #[must_use]
-    pub fn has_stakes(&self) -> bool {
-        self.stakes.len() > 0
+    pub fn has_pins(&self) -> bool {
+        self.pins.len() > 0
     }
 
     /// Removes a loose stake: it was freed.
     pub fn unstake(&mut self, number: u64) {
-        if let Some(id) = self.stakes.loose.remove(&number) {
-            self.dereference_stake(id);
+        if let Some(id) = self.pins.loose.remove(&number) {
+            self.dereference_pin(id);
         }
     }
 
-    fn dereference_stake(&mut self, id: ChargeId) {
+    fn dereference_pin(&mut self, id: ChargeId) {
         if let Some(charge) = self.charges.get_mut(&id) {
-            charge.stakes = charge.stakes.saturating_sub(1);
+            charge.pins = charge.pins.saturating_sub(1);
         }
         self.dereference(id, false);
     }

@@ -2,17 +2,17 @@
 //! [`ledger`](cgpu_core::ledger) says why. A mapping or an export before which no stake can be put is refused.
 
 use crate::driver::access::{client_if_open, own_client};
-use crate::driver::monitor_client::{MonitorClient, handle_of, stake_of};
+use crate::driver::monitor_client::{MonitorClient, handle_of, pin_of};
 use crate::node::{Device, Rm};
 use crate::shared::Monitor;
 use crate::state::{ContainerState, OnLane};
-use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, Shown, StakePlace};
+use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, PinPlace, Shown};
 
 /// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
-fn enter_stake(state: &mut ContainerState, before: StakePlace, number: u64) -> bool {
-    let may = state.ledger.may_stake(before);
+fn enter_pin(state: &mut ContainerState, before: PinPlace, number: u64) -> bool {
+    let may = state.ledger.may_pin(before);
     if may {
-        state.enter(Entry::Stake { before, number });
+        state.enter(Entry::Pin { before, number });
     }
     may
 }
@@ -20,26 +20,26 @@ fn enter_stake(state: &mut ContainerState, before: StakePlace, number: u64) -> b
 /// The handle of the stake that stands before all mappings of a charge's memory. The memory is to be mapped from
 /// that handle. A first stake is `fresh`, a duplicate that the caller has just made; otherwise `fresh` is freed.
 /// `None` where no stake can stand: the memory is gone, or there are too many stakes.
-pub(crate) fn stake_mappings(
+pub(crate) fn pin_mappings(
     monitor: &Monitor,
     own: &MonitorClient,
     charge: ChargeId,
     fresh: u32,
 ) -> Option<u32> {
-    let before = StakePlace::Mappings { charge };
+    let before = PinPlace::Mappings { charge };
     let mut state = monitor.state();
-    if enter_stake(&mut state, before, stake_of(own, fresh)) {
+    if enter_pin(&mut state, before, pin_of(own, fresh)) {
         return Some(fresh);
     }
-    let stake = state.ledger.stake_at(before);
+    let pin = state.ledger.pin_at(before);
     drop(state);
     own.free_duplicate(fresh);
-    handle_of(own, stake?)
+    handle_of(own, pin?)
 }
 
 /// Puts a stake before the export `hold`: a duplicate that the driver lists right behind the exported object.
 /// `false` where none could be put.
-pub(crate) fn stake_export(
+pub(crate) fn pin_export(
     monitor: &Monitor,
     device: &Device,
     hold: Hold,
@@ -49,8 +49,8 @@ pub(crate) fn stake_export(
     let Some(own) = own_client(monitor) else { return false };
     let source_rm = Rm { release: &monitor.release, device };
     let Ok(fresh) = own.duplicate_from(&source_rm, object, Some(gpu)) else { return false };
-    let before = StakePlace::Export { hold };
-    let staked = enter_stake(&mut monitor.state(), before, stake_of(&own, fresh));
+    let before = PinPlace::Export { hold };
+    let staked = enter_pin(&mut monitor.state(), before, pin_of(&own, fresh));
     if !staked {
         own.free_duplicate(fresh);
     }
@@ -58,9 +58,9 @@ pub(crate) fn stake_export(
 }
 
 /// Makes a stake for an object that was duplicated from `source` and shows on another GPU than its memory's.
-/// [`stake_name`] enters the stake. `None` where the object needs no stake, or can't have one: `source` is
+/// [`pin_handle`] enters the stake. `None` where the object needs no stake, or can't have one: `source` is
 /// another file's, say.
-pub(crate) fn stake_behind(
+pub(crate) fn pin_behind(
     monitor: &Monitor,
     device: &Device,
     source: (u32, u32),
@@ -71,43 +71,43 @@ pub(crate) fn stake_behind(
     own_client(monitor)?.duplicate_from(&source_rm, source, Some(gpu)).ok()
 }
 
-/// Like [`stake_behind`], for an object that was imported: duplicates the stake of the export `hold`.
-pub(crate) fn stake_behind_export(
+/// Like [`pin_behind`], for an object that was imported: duplicates the stake of the export `hold`.
+pub(crate) fn pin_behind_export(
     monitor: &Monitor,
     hold: Hold,
     (shown, gpu): (Shown, Option<usize>),
 ) -> Option<u32> {
     let gpu = gpu.filter(|_| shown != Shown::Here)?;
     let own = own_client(monitor)?;
-    let stake = monitor.state().ledger.stake_at(StakePlace::Export { hold })?;
-    own.duplicate_own(gpu, handle_of(&own, stake)?)
+    let pin = monitor.state().ledger.pin_at(PinPlace::Export { hold })?;
+    own.duplicate_own(gpu, handle_of(&own, pin)?)
 }
 
 /// Enters the stake `fresh` of an object, where one was made. Frees `fresh` where it can't be entered.
-pub(crate) fn stake_name(monitor: &Monitor, (client, handle): (u32, u32), fresh: Option<u32>) {
+pub(crate) fn pin_handle(monitor: &Monitor, (client, handle): (u32, u32), fresh: Option<u32>) {
     let (Some(fresh), Some(own)) = (fresh, client_if_open(monitor)) else { return };
     let (client, handle) = (Client(client), Handle(handle));
-    let before = StakePlace::Name { client, handle };
-    let staked = enter_stake(&mut monitor.state(), before, stake_of(&own, fresh));
+    let before = PinPlace::Name { client, handle };
+    let staked = enter_pin(&mut monitor.state(), before, pin_of(&own, fresh));
     if !staked {
         own.free_duplicate(fresh);
     }
 }
 
 /// Frees the stakes that stand before nothing any more. Memory that nothing else keeps is freed with its stake.
-pub(crate) fn free_stakes(monitor: &Monitor, _: &OnLane<'_>) {
-    let loose = monitor.state().ledger.loose_stakes();
+pub(crate) fn free_pins(monitor: &Monitor, _: &OnLane<'_>) {
+    let loose = monitor.state().ledger.loose_pins();
     if loose.is_empty() {
         return;
     }
     let own = client_if_open(monitor);
     let mut has_freed = false;
-    for stake in loose {
-        let object = own.as_ref().and_then(|own| Some((own, handle_of(own, stake)?)));
+    for pin in loose {
+        let object = own.as_ref().and_then(|own| Some((own, handle_of(own, pin)?)));
         // A stake that can't be freed keeps its memory, and counts. The next call of this function tries again.
         if object.is_none_or(|(own, handle)| own.free_duplicate(handle)) {
             has_freed = true;
-            monitor.state().enter(Entry::Unstake { number: stake });
+            monitor.state().enter(Entry::Unstake { number: pin });
         }
     }
     if has_freed {
@@ -117,10 +117,10 @@ pub(crate) fn free_stakes(monitor: &Monitor, _: &OnLane<'_>) {
 }
 
 /// Frees loose stakes for a caller that is not on the lane. Does nothing where a call hangs on the lane.
-pub(crate) fn free_stakes_soon(monitor: &Monitor) {
-    if !monitor.state().ledger.loose_stakes().is_empty()
+pub(crate) fn free_pins_soon(monitor: &Monitor) {
+    if !monitor.state().ledger.loose_pins().is_empty()
         && let Some(lane) = monitor.lane.enter_for_monitor()
     {
-        free_stakes(monitor, &lane);
+        free_pins(monitor, &lane);
     }
 }
