@@ -59,7 +59,7 @@ impl Scratch {
             "{} is too long for sockets below it; set TMPDIR to a shorter path",
             parent.display()
         );
-        sweep_once(&parent);
+        scan_once(&parent);
         let path = tempfile::Builder::new()
             .prefix(PREFIX)
             .rand_bytes(8)
@@ -258,7 +258,7 @@ impl Bundle {
     }
 }
 
-fn sweep_once(parent: &Path) {
+fn scan_once(parent: &Path) {
     static SWEPT: std::sync::Once = std::sync::Once::new();
-    SWEPT.call_once(|| warden::sweep(parent, PREFIX));
+    SWEPT.call_once(|| warden::scan(parent, PREFIX));
 }

@@ -12,7 +12,7 @@
 //! interrupt typed at the terminal spares it.
 //!
 //! Should somebody kill the warden too, the next run finds the scratch by its broken lock
-//! ([`sweep`]).
+//! ([`scan`]).
 
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
@@ -44,7 +44,7 @@ pub(super) fn forget(directory: &Path) {
 
 /// Cleans scratches in `parent`, named with `prefix`, whose makers are dead: nobody holds the lock
 /// on the directory.
-pub(super) fn sweep(parent: &Path, prefix: &str) {
+pub(super) fn scan(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let old = entry
             .metadata()

@@ -413,7 +413,7 @@ impl Bundle {
     pub fn save(&self) -> Result<(), BundleError> {
         let mut prefix = self.config.file_name().unwrap_or_default().to_owned();
         prefix.push(".cgpu-");
-        self.sweep(&prefix);
+        self.scan(&prefix);
         let mut name = prefix;
         name.push(std::process::id().to_string());
         let temporary = self.config.with_file_name(name);
@@ -433,7 +433,7 @@ impl Bundle {
     /// Removes the temporary files of those that were killed while they wrote: an engine
     /// that tries again and again would fill the bundle with them. A name that is not
     /// shared keeps two creates of one bundle from writing into the same file.
-    fn sweep(&self, prefix: &OsStr) {
+    fn scan(&self, prefix: &OsStr) {
         let writer = |name: &OsStr| {
             let pid = name.as_bytes().strip_prefix(prefix.as_bytes())?;
             str::from_utf8(pid).ok()?.parse::<i32>().ok()

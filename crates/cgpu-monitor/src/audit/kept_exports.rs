@@ -23,14 +23,14 @@ use nvrm::export;
 use nvrm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 
 /// How often the container's processes are searched for the kept files.
-const SWEEP: Duration = Duration::from_secs(1);
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How many searches in a row must not find a file before it is cleared: a descriptor may be on its way from one
 /// process to another.
 const MISSES: u32 = 3;
 
 /// How often the processes are searched for a call that would be refused otherwise.
-const REFUSAL_SWEEP: Duration = Duration::from_millis(300);
+const REFUSAL_SCAN: Duration = Duration::from_millis(300);
 
 /// Keeps a file from before an update.
 pub(crate) fn resume_export(monitor: &Monitor, number: u64, file: OwnedFd) {
@@ -104,17 +104,17 @@ pub(crate) fn clear_exports(monitor: &Monitor) {
 }
 
 /// Frees exported memory that no object names and whose file no process has, where it is time to search.
-pub(crate) fn sweep_exports(monitor: &Monitor) {
-    look_for_exports(monitor, SWEEP);
+pub(crate) fn scan_exports(monitor: &Monitor) {
+    look_for_exports(monitor, SCAN_INTERVAL);
 }
 
 /// Sweeps sooner, for a call that would be refused. Waits while another sweep may let a file be cleared.
-pub(crate) fn sweep_exports_for_refusal(monitor: &Monitor) {
+pub(crate) fn scan_exports_for_refusal(monitor: &Monitor) {
     for _ in 0..=MISSES {
-        if !look_for_exports(monitor, REFUSAL_SWEEP) {
+        if !look_for_exports(monitor, REFUSAL_SCAN) {
             return;
         }
-        std::thread::sleep(REFUSAL_SWEEP);
+        std::thread::sleep(REFUSAL_SCAN);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::audit::clients::{end_client_users, least_charged, processes_to_kill, 
 use crate::audit::escapes::suspect;
 use crate::audit::history::{Audited, DeadPids, Holdings, MOST_ASKED};
 use crate::audit::judge::{Finding, judge};
-use crate::audit::kept_exports::sweep_exports_for_refusal;
+use crate::audit::kept_exports::scan_exports_for_refusal;
 use crate::driver::{
     Amount, MonitorClient, Presence, answered, close_client_if_unused, free_pins, own_client,
 };
@@ -23,7 +23,7 @@ use crate::gate::settings::Settings;
 use crate::processes::kill_process;
 use crate::shared::Monitor;
 use crate::state::{Occasion, OnLane, Space};
-use crate::uvm::{UvmFile, dead_with_mapped_memory, end_files, sweep_files};
+use crate::uvm::{UvmFile, dead_with_mapped_memory, end_files, scan_files};
 use cgpu_core::ledger::{Client, Entry, Handle, Process};
 use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
@@ -85,8 +85,8 @@ pub(crate) fn reconcile(monitor: &Monitor, lane: &mut OnLane<'_>, came: Instant)
         break;
     }
     lane.leave_while(|| {
-        sweep_files(monitor, Occasion::Refusal);
-        sweep_exports_for_refusal(monitor);
+        scan_files(monitor, Occasion::Refusal);
+        scan_exports_for_refusal(monitor);
     });
     free_pins(monitor, lane);
 }

@@ -11,6 +11,6 @@ pub(crate) use clients::has_left_clients;
 pub(crate) use escapes::{end_escapes, search_after_end, since_search};
 pub(crate) use history::{AuditHistory, EscapeFindings};
 pub(crate) use kept_exports::{
-    clear_export, clear_exports, forget_export, forget_places, resume_export, sweep_exports,
+    clear_export, clear_exports, forget_export, forget_places, resume_export, scan_exports,
 };
 pub(crate) use look::{audit, reconcile};

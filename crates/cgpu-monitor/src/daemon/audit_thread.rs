@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::audit::{audit, end_escapes, sweep_exports};
+use crate::audit::{audit, end_escapes, scan_exports};
 use crate::caller::{WaitEnd, Watched};
 use crate::case::{has_unclaimed, undo_unclaimed};
 use crate::daemon::container_end::ContainerEnd;
@@ -16,7 +16,7 @@ use crate::log::When;
 use crate::shared::Monitor;
 use crate::state::{Due, Occasion};
 use crate::sync::spawn;
-use crate::uvm::sweep_files;
+use crate::uvm::scan_files;
 use cgpu_host::process::ProcessId;
 
 /// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
@@ -68,8 +68,8 @@ impl AuditThread {
             }
             monitor.log.report_left_out(When::Due);
             self.container_end.end_what_is_left();
-            sweep_exports(monitor);
-            sweep_files(monitor, occasion);
+            scan_exports(monitor);
+            scan_files(monitor, occasion);
             free_pins_soon(monitor);
             close_client_if_unused(monitor, monitor.origins.is_watched());
             if self.awaits_first_process() {

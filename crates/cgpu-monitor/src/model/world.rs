@@ -15,7 +15,7 @@ use super::start::settings;
 use super::{
     Call, CallerGets, Fate, LISTENER, ModelDriver, ModelFile, Program, QUOTA, TOTAL, serve_by,
 };
-use crate::audit::{audit, sweep_exports};
+use crate::audit::{audit, scan_exports};
 use crate::caller::{Caller, Interrupted, Listener, Listeners, TestCallers};
 use crate::case::undo_unclaimed;
 use crate::daemon::{KeptFiles, Service, kept_descriptors};
@@ -25,12 +25,12 @@ use crate::shared::Monitor;
 use crate::snapshot::{CounterValues, FileNumbers, Record, Snapshot};
 use crate::state::Occasion;
 use crate::sync::ChangeFlag;
-use crate::uvm::{SweepTimes, sweep_files};
+use crate::uvm::{ScanTimes, scan_files};
 
 /// How many files there are to export memory to.
 const BOXES: usize = 3;
 
-/// How long [`World::sweep`] looks for files that no program has any more.
+/// How long [`World::scan`] looks for files that no program has any more.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A container with its monitor, on GPUs in memory.
@@ -188,17 +188,17 @@ impl World {
     fn time_passes(&self) {
         let monitor = &self.service().monitor;
         *monitor.exports.swept.lock() = None;
-        *monitor.uvm_files.sweep_times.lock() = SweepTimes::default();
+        *monitor.uvm_files.scan_times.lock() = ScanTimes::default();
     }
 
     /// Lets time pass until the monitor has found all files that no program has any more.
-    pub(crate) fn sweep(&self) {
+    pub(crate) fn scan(&self) {
         let begun = Instant::now();
         while self.kept_files() > 0 && begun.elapsed() < PATIENCE {
             self.rest();
             self.time_passes();
-            sweep_exports(&self.monitor());
-            sweep_files(&self.monitor(), Occasion::Refusal);
+            scan_exports(&self.monitor());
+            scan_files(&self.monitor(), Occasion::Refusal);
             free_pins_soon(&self.monitor());
             self.driver.close_unused();
         }

@@ -19,7 +19,7 @@ pub(crate) const MOST_QUESTIONS: usize = 1 << 19;
 pub(crate) struct UvmFiles {
     /// In the kernel's order of files.
     pub(crate) files: Lock<Vec<Arc<UvmFile>>>,
-    pub(crate) sweep_times: Lock<SweepTimes>,
+    pub(crate) scan_times: Lock<ScanTimes>,
     /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
     pub(crate) init_turn: Lock<()>,
     /// Whether the books may have an initialization that is underway.
@@ -28,7 +28,7 @@ pub(crate) struct UvmFiles {
 
 /// When the container's processes are searched for files.
 #[derive(Debug, Default)]
-pub(crate) struct SweepTimes {
+pub(crate) struct ScanTimes {
     /// No search for a tick or a death begins before this time. A search for a call that would be refused waits for it
     /// too, but not long.
     pub(crate) soonest: Option<Instant>,

@@ -24,7 +24,7 @@ use crate::uvm::queries::unregister_gpu;
 use nvrm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK};
 
 /// How often the container's processes are searched for files that aren't where they were last seen.
-const SWEEP: Duration = Duration::from_secs(1);
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After a search, ticks and deaths begin no search for this many times as long as the search took. A call that would
 /// be refused waits for that time too, but no longer than [`PATIENCE`].
@@ -45,7 +45,7 @@ pub(crate) fn keep_uvm_file(
     seen: (u32, i32),
 ) -> Option<Arc<UvmFile>> {
     if monitor.uvm_files.files.lock().len() >= MOST_FILES {
-        sweep_files(monitor, Occasion::Refusal);
+        scan_files(monitor, Occasion::Refusal);
     }
     if let Some(file) = monitor.uvm_files.find(device) {
         return Some(file);
@@ -89,15 +89,15 @@ pub(crate) fn resume_file(monitor: &Monitor, number: u32, file: OwnedFd) {
 }
 
 /// Ends the mappings of files that no process of the container has open any more, and lets these files go.
-pub(crate) fn sweep_files(monitor: &Monitor, occasion: Occasion) {
+pub(crate) fn scan_files(monitor: &Monitor, occasion: Occasion) {
     let files = monitor.uvm_files.all();
     if files.is_empty() {
         return;
     }
     // One thread searches at a time. A call that would be refused waits for the search that goes on.
     let times = match occasion {
-        Occasion::Refusal => Some(monitor.uvm_files.sweep_times.lock()),
-        Occasion::Tick | Occasion::Death => monitor.uvm_files.sweep_times.try_lock(),
+        Occasion::Refusal => Some(monitor.uvm_files.scan_times.lock()),
+        Occasion::Tick | Occasion::Death => monitor.uvm_files.scan_times.try_lock(),
     };
     let Some(mut times) = times else { return };
     times.died |= occasion == Occasion::Death;
@@ -133,7 +133,7 @@ pub(crate) fn sweep_files(monitor: &Monitor, occasion: Occasion) {
         });
     }
     let (now, rest) = (Instant::now(), begun.elapsed() * REST);
-    (times.soonest, times.next) = (Some(now + rest), Some(now + SWEEP.max(rest)));
+    (times.soonest, times.next) = (Some(now + rest), Some(now + SCAN_INTERVAL.max(rest)));
     // The lock is held until the files are ended: another call may be about to be refused for what they keep.
     end_files(monitor, &missed);
     drop(times);

@@ -16,9 +16,9 @@ mod vma_list;
 pub(crate) use address_spaces::AddressSpaces;
 pub(crate) use calls::serve_uvm;
 #[cfg(test)]
-pub(crate) use files::SweepTimes;
+pub(crate) use files::ScanTimes;
 pub(crate) use files::{UvmFile, UvmFiles};
 pub(crate) use initialize::{cancel_initialization, end_earlier_initialization};
-pub(crate) use kept_files::{end_files, resume_file, sweep_files};
+pub(crate) use kept_files::{end_files, resume_file, scan_files};
 pub(crate) use mappings::{audit_mappings_forever, dead_with_mapped_memory};
 pub(crate) use mmap::serve_map;

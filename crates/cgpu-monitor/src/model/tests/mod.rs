@@ -44,7 +44,7 @@ impl World {
         self.rest();
         // Files go only when the monitor has looked for them.
         if self.kept_files() > 0 {
-            self.sweep();
+            self.scan();
         }
         for gpu in 0..self.gpus() {
             assert_eq!((self.used_of(gpu), self.charged_of(gpu)), (0, 0), "GPU {gpu}");

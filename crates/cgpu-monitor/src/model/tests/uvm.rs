@@ -113,7 +113,7 @@ fn what_a_dead_program_had_mapped_is_free() {
         }
         let next = world.program();
         program.die();
-        world.sweep();
+        world.scan();
         world.has(0);
         next.gets_exactly(QUOTA);
         world.ends(&[program, next]);
