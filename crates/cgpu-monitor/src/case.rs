@@ -2,7 +2,7 @@
 //!
 //! [`serve`](crate::calls) takes a [`Case`] from the notification to the reply. An `NV_ESC_RM_ALLOC`,
 //! say, is copied from the caller's memory and judged by its bytes. Then [`identify`] finds the file of its descriptor,
-//! and [`alloc`](crate::calls) has the driver make the call on the copies, after [`begin_on_lane`]. Each kind
+//! and [`alloc`](crate::calls) has the driver make the call on the copies, after [`begin_under_rm_lock`]. Each kind
 //! of call has a file such as `alloc.rs`. [`Effects`] has the result: the copies that are written to the caller's memory
 //! before the reply, the objects that were made, and as what the call is counted.
 
@@ -25,7 +25,7 @@ use crate::log::{RefusedAllocation, Refuser};
 use crate::node::{Device, Failure, Rm};
 use crate::shared::{Monitor, OpenState};
 use crate::snapshot::Count;
-use crate::state::OnLane;
+use crate::state::UnderRmLock;
 use cgpu_core::ledger::{Client, Entry, Handle, Usage};
 use nvrm::call::Object;
 use nvrm::number::{NV_ERR_OBJECT_NOT_FOUND, NV_OK};
@@ -269,9 +269,9 @@ pub(crate) fn begin(case: &mut Case<'_>) -> Result<(), EarlyReply> {
 }
 
 /// Begins a call that makes, names or frees objects, as [`begin`] does, and enters the lane for it.
-pub(crate) fn begin_on_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
+pub(crate) fn begin_under_rm_lock<'a>(case: &mut Case<'a>) -> Result<UnderRmLock<'a>, EarlyReply> {
     wait_for_earlier_call(case)?;
-    enter_lane(case)
+    take_rm_lock(case)
 }
 
 /// Waits for the earlier call of the same thread, where signals interrupt calls. Otherwise a thread that has left a
@@ -284,36 +284,37 @@ pub(crate) fn wait_for_earlier_call(case: &mut Case<'_>) -> Result<(), EarlyRepl
 }
 
 /// Begins a call after [`wait_for_earlier_call`], as soon as it is alone on the lane.
-pub(crate) fn enter_lane<'a>(case: &mut Case<'a>) -> Result<OnLane<'a>, EarlyReply> {
-    let lane = match case.monitor.lane.try_enter() {
-        Some(lane) => lane,
+pub(crate) fn take_rm_lock<'a>(case: &mut Case<'a>) -> Result<UnderRmLock<'a>, EarlyReply> {
+    let rm_lock = match case.monitor.rm_lock.try_enter() {
+        Some(rm_lock) => rm_lock,
         // It is made though its caller may be gone, and undone then.
-        None if case.is_begun => case.monitor.lane.enter(),
+        None if case.is_begun => case.monitor.rm_lock.enter(),
         None => {
-            let lane = case.monitor.lane.enter_while(|| case.is_valid()).ok_or(INTERRUPTED)?;
+            let rm_lock =
+                case.monitor.rm_lock.enter_while(|| case.is_valid()).ok_or(INTERRUPTED)?;
             case.still_waits()?;
-            lane
+            rm_lock
         }
     };
     if !case.is_begun {
-        note_begun(case, Some(&lane))?;
+        note_begun(case, Some(&rm_lock))?;
     }
-    Ok(lane)
+    Ok(rm_lock)
 }
 
 /// Notes that the call is begun: from here on it is made, whether or not its caller still waits.
-fn note_begun(case: &mut Case<'_>, lane: Option<&OnLane<'_>>) -> Result<(), EarlyReply> {
+fn note_begun(case: &mut Case<'_>, rm_lock: Option<&UnderRmLock<'_>>) -> Result<(), EarlyReply> {
     case.is_begun = true;
     case.scratch.remember();
     match &case.monitor.interrupted {
-        Some(calls) => retry::take_kept_reply(case, calls, lane),
+        Some(calls) => retry::take_kept_reply(case, calls, rm_lock),
         None => Ok(()),
     }
 }
 
 /// Frees an object that a call made, and that nobody is to have. An object that can't be freed
 /// stays charged.
-pub(crate) fn unmake_object(monitor: &Monitor, _: &OnLane<'_>, device: &Device, made: Object) {
+pub(crate) fn unmake_object(monitor: &Monitor, _: &UnderRmLock<'_>, device: &Device, made: Object) {
     let Object { client, parent, handle } = made;
     let freed = Rm { release: &monitor.release, device }.free(client, parent, handle);
     if let Ok(()) | Err(Failure::Status(NV_ERR_OBJECT_NOT_FOUND)) = freed {

@@ -17,7 +17,7 @@ use crate::log::ContainerLog;
 use crate::own_ranges::own_ranges;
 use crate::processes::Origins;
 use crate::snapshot::{Count, CounterValues, Counters, Record};
-use crate::state::{ContainerState, Idleness, Lane, Pace};
+use crate::state::{ContainerState, Idleness, Pace, RmLock};
 use crate::sync::{ChangeFlag, Lock, Work};
 use crate::uvm::{AddressSpaces, UvmFiles};
 use cgpu_core::ledger::Process;
@@ -55,7 +55,7 @@ pub(crate) struct Monitor {
     idleness: Lock<Idleness>,
     end: Lock<End>,
     /// Orders the calls that make, name or free objects one after another.
-    pub(crate) lane: Lane,
+    pub(crate) rm_lock: RmLock,
 
     // `caller`
     /// Wakes the audit's thread.
@@ -181,7 +181,7 @@ impl Monitor {
             wake,
             idleness: Lock::new(Idleness::new(0, Instant::now())),
             end: Lock::default(),
-            lane: Lane::default(),
+            rm_lock: RmLock::default(),
             audit_wait: AuditWait::new()?,
             targets,
             pid_maps: PidMaps::default(),

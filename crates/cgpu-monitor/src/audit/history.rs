@@ -1,7 +1,7 @@
 //! What audits know: the driver's figures, when the last audit was, what is doubted, and what looks at outside processes
 //! found. [`look`](crate::audit::look) audits, and [`judge`](crate::audit::judge) judges the figures.
 //!
-//! The driver is asked on the [lane](crate::state::Lane), so that figures and books are of one moment: the
+//! The driver is asked on the [rm_lock](crate::state::RmLock), so that figures and books are of one moment: the
 //! driver rounds up the memory that it gives a call, and shows that memory before the call is back. Where a call
 //! doesn't leave the lane in time, the driver is asked all the same. The memory that such a call gets may be missing
 //! in the books, so an excess is tolerated, but not for long ([`Doubts`]).

@@ -5,7 +5,7 @@
 //! import which memory the file has. When no object names the memory any more, and no process of the container is
 //! found with the file, the monitor clears the file: the driver frees the memory, even where a descriptor of the file
 //! is hidden. The monitor also clears all files when the container is gone. Memory is put into a file and taken out
-//! of it on the [lane](crate::state::Lane).
+//! of it on the [rm_lock](crate::state::RmLock).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::gate::settings::NodeKind;
 use crate::node::{Device, Failure};
 use crate::processes::open_files;
 use crate::shared::Monitor;
-use crate::state::{ContainerState, OnLane};
+use crate::state::{ContainerState, UnderRmLock};
 use cgpu_core::ledger::{Entry, Hold};
 use nvrm::export;
 use nvrm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
@@ -95,7 +95,7 @@ pub(crate) fn clear_exports(monitor: &Monitor) {
         files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
     };
     // The files are cleared even where a call hangs on the lane: no process waits for that call any more.
-    let _lane = monitor.lane.enter_for_monitor();
+    let _rm_lock = monitor.rm_lock.enter_for_monitor();
     for (number, file) in files {
         if clear_export(monitor, &Exported { number, file }, |_| true) {
             forget_export(monitor, number);
@@ -149,14 +149,14 @@ fn look_for_exports(monitor: &Monitor, pause: Duration) -> bool {
             continue;
         }
         drop(files);
-        let Some(lane) = monitor.lane.enter_for_monitor() else { break };
-        clear_unnamed(monitor, &lane, &Exported { number, file });
+        let Some(rm_lock) = monitor.rm_lock.enter_for_monitor() else { break };
+        clear_unnamed(monitor, &rm_lock, &Exported { number, file });
     }
     missed
 }
 
 /// Clears the places of a file whose memory no object names, and forgets the file where it is empty then.
-fn clear_unnamed(monitor: &Monitor, lane: &OnLane<'_>, exported: &Exported) {
+fn clear_unnamed(monitor: &Monitor, rm_lock: &UnderRmLock<'_>, exported: &Exported) {
     let number = exported.number;
     let unnamed: Vec<u32> = {
         let state = monitor.state();
@@ -169,7 +169,7 @@ fn clear_unnamed(monitor: &Monitor, lane: &OnLane<'_>, exported: &Exported) {
     if done && is_empty {
         forget_export(monitor, number);
     }
-    free_pins(monitor, lane);
+    free_pins(monitor, rm_lock);
 }
 
 /// The places of a file whose memory no object names any more.

@@ -22,7 +22,7 @@ use crate::driver::{
 use crate::gate::settings::Settings;
 use crate::processes::kill_process;
 use crate::shared::Monitor;
-use crate::state::{Occasion, OnLane, Space};
+use crate::state::{Occasion, Space, UnderRmLock};
 use crate::uvm::{UvmFile, dead_with_mapped_memory, end_files, scan_files};
 use cgpu_core::ledger::{Client, Entry, Handle, Process};
 use cgpu_host::events::Event;
@@ -58,11 +58,11 @@ struct Seen {
 
 /// Brings the books in line with the driver, for a call on the lane that came at `came` and would be refused
 /// otherwise. Other calls come onto the lane meanwhile.
-pub(crate) fn reconcile(monitor: &Monitor, lane: &mut OnLane<'_>, came: Instant) {
+pub(crate) fn reconcile(monitor: &Monitor, rm_lock: &mut UnderRmLock<'_>, came: Instant) {
     let asked = Instant::now();
     while asked.elapsed() < MOST_WAIT {
         let Some(mut last) = monitor.history.last.try_lock() else {
-            lane.leave_while(|| std::thread::sleep(POLL_PAUSE));
+            rm_lock.leave_while(|| std::thread::sleep(POLL_PAUSE));
             continue;
         };
         // An audit for another refused call that began after this call came has told everything.
@@ -73,39 +73,39 @@ pub(crate) fn reconcile(monitor: &Monitor, lane: &mut OnLane<'_>, came: Instant)
         let wait = last.map_or(Duration::ZERO, Audited::wait);
         if !wait.is_zero() {
             drop(last);
-            lane.leave_while(|| std::thread::sleep(wait));
+            rm_lock.leave_while(|| std::thread::sleep(wait));
             continue;
         }
         let (occasion, began) = (Occasion::Refusal, Instant::now());
-        let seen = ask_all(monitor, Some(lane));
-        lane.leave_while(move || {
+        let seen = ask_all(monitor, Some(rm_lock));
+        rm_lock.leave_while(move || {
             act_on(monitor, seen, occasion);
             *last = Some(Audited { occasion, began, ended: Instant::now() });
         });
         break;
     }
-    lane.leave_while(|| {
+    rm_lock.leave_while(|| {
         scan_files(monitor, Occasion::Refusal);
         scan_exports_for_refusal(monitor);
     });
-    free_pins(monitor, lane);
+    free_pins(monitor, rm_lock);
 }
 
 /// Audits on the lane, or beside a call that hangs on the lane.
 pub(crate) fn audit(monitor: &Monitor, occasion: Occasion) {
     // Locked before the lane is entered: a thread that has this lock may take a while off the lane.
     let mut last = monitor.history.last.lock();
-    let lane = monitor.lane.enter_for_monitor();
+    let rm_lock = monitor.rm_lock.enter_for_monitor();
     let began = Instant::now();
-    let seen = ask_all(monitor, lane.as_ref());
-    drop(lane);
+    let seen = ask_all(monitor, rm_lock.as_ref());
+    drop(rm_lock);
     act_on(monitor, seen, occasion);
     *last = Some(Audited { occasion, began, ended: Instant::now() });
 }
 
 /// Compares the driver's figures with the books for each GPU, and acts on them: kills processes, corrects what
 /// counts, and removes objects that are gone. `None` where the books have no process, or the driver doesn't answer.
-fn ask_all(monitor: &Monitor, lane: Option<&OnLane<'_>>) -> Option<Seen> {
+fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<Seen> {
     let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
     let dead: Vec<Process> =
         processes.iter().copied().filter(|process| !ProcessId::from(*process).alive()).collect();
@@ -120,9 +120,9 @@ fn ask_all(monitor: &Monitor, lane: Option<&OnLane<'_>>) -> Option<Seen> {
     let mut all = Vec::new();
     for gpu in 0..monitor.uuids.len() {
         let found = ask(monitor, &own, gpu, &dead_pids)?;
-        let learnt = act_on_figures(monitor, lane, gpu, &found);
-        if let (Some(driver_bytes), Some(lane)) = (learnt, lane) {
-            remove_gone_objects(monitor, lane, &own, gpu, driver_bytes);
+        let learnt = act_on_figures(monitor, rm_lock, gpu, &found);
+        if let (Some(driver_bytes), Some(rm_lock)) = (learnt, rm_lock) {
+            remove_gone_objects(monitor, rm_lock, &own, gpu, driver_bytes);
         }
         all.push(found.held);
     }
@@ -169,7 +169,7 @@ fn act_on(monitor: &Monitor, seen: Option<Seen>, occasion: Occasion) {
 /// books have: the caller is to look which of the books' objects are gone.
 fn act_on_figures(
     monitor: &Monitor,
-    lane: Option<&OnLane<'_>>,
+    rm_lock: Option<&UnderRmLock<'_>>,
     gpu: usize,
     found: &Holdings,
 ) -> Option<u64> {
@@ -179,7 +179,7 @@ fn act_on_figures(
     let made_bytes = held.iter().fold(0, |sum: u64, held| sum.saturating_add(held.made_bytes));
     let finding = judge(made_bytes, own_bytes, &expected);
     let is_more = matches!(finding, Finding::Unasked { .. } | Finding::Exceeds { .. });
-    if lane.is_some() || !is_more {
+    if rm_lock.is_some() || !is_more {
         monitor.history.doubts.clear(gpu);
     } else if !monitor.history.doubts.note(gpu) {
         state.due.schedule(Instant::now());
@@ -297,7 +297,7 @@ fn past_the_monitor(settings: &Settings, gpu: usize, excess_bytes: u64) -> Event
 /// objects. An object that is there counts, whichever process has it.
 fn remove_gone_objects(
     monitor: &Monitor,
-    _: &OnLane<'_>,
+    _: &UnderRmLock<'_>,
     own: &MonitorClient,
     gpu: usize,
     driver_bytes: u64,

@@ -10,15 +10,15 @@
 
 use crate::caller::{Copy, Reply};
 use crate::calls::charge::{
-    NewObject, find_gpu, find_gpu_on_lane, gpu_of_new_subdevice, make_charged,
+    NewObject, find_gpu, find_gpu_under_rm_lock, gpu_of_new_subdevice, make_charged,
 };
 use crate::calls::groups::{enter_group, make_room_for_group};
-use crate::case::{Case, EarlyReply, begin_on_lane, note_user};
+use crate::case::{Case, EarlyReply, begin_under_rm_lock, note_user};
 use crate::compute::forget_freed_groups;
 use crate::decide::{memory_asked, semaphore_surface, shown_memory};
 use crate::driver::free_pins;
 use crate::node::Buffer;
-use crate::state::OnLane;
+use crate::state::UnderRmLock;
 use cgpu_core::ledger::{Client, Entry, Handle};
 use nvrm::call::{Alloc, Object, VidHeap};
 use nvrm::class::Use;
@@ -42,7 +42,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
         let target = case.target()?;
         target.read(alloc.rights, &mut rights)?;
     }
-    let mut lane = begin_on_lane(case)?;
+    let mut rm_lock = begin_under_rm_lock(case)?;
     let params = size.map(|_| &case.scratch.params[..]);
     let asked = case.or_deny(memory_asked(release, (class, does), params))?;
     if class == NV_SEMAPHORE_SURFACE {
@@ -51,7 +51,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
         case.or_deny(decision)?;
     }
     let group = match class {
-        KEPLER_CHANNEL_GROUP_A => Some(make_room_for_group(case, &lane, object)?),
+        KEPLER_CHANNEL_GROUP_A => Some(make_room_for_group(case, &rm_lock, object)?),
         _ => None,
     };
     let params = if size.is_some() { case.scratch.params.address() } else { 0 };
@@ -60,7 +60,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
     case.patch(Meaning::Rights, rights_address);
     let new_object = NewObject { object, part: None };
     let asked_bytes = asked.map(|memory| memory.size_bytes);
-    let made = make_charged(case, &mut lane, new_object, asked_bytes, |case| {
+    let made = make_charged(case, &mut rm_lock, new_object, asked_bytes, |case| {
         memory::given_bytes(asked?.layout, &case.scratch.params)
     });
     case.patch(Meaning::Params, alloc.params);
@@ -74,21 +74,21 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
         enter_group(case, gpu, made, Some(engine));
     }
     if let (NV20_SUBDEVICE_0, Some(made)) = (class, made) {
-        note_subdevice(case, &lane, made);
+        note_subdevice(case, &rm_lock, made);
     }
     Ok(case.executed(made))
 }
 
 /// `NV_ESC_RM_ALLOC_MEMORY` of a class that shows how much memory there is: the caller is shown the quota.
 pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Reply, EarlyReply> {
-    let mut lane = begin_on_lane(case)?;
-    let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
+    let mut rm_lock = begin_under_rm_lock(case)?;
+    let gpu = find_gpu_under_rm_lock(case, &rm_lock, object.client, object.parent);
     let address = case.scratch.field(case.head(), Meaning::Params).unwrap_or(0);
     let descriptor = case.scratch.field(case.head(), Meaning::Descriptor).unwrap_or(0);
     case.patch(Meaning::Params, 0);
     case.patch(Meaning::Descriptor, u64::from(u32::MAX));
     let new_object = NewObject { object, part: None };
-    let made = make_charged(case, &mut lane, new_object, None, |_| None);
+    let made = make_charged(case, &mut rm_lock, new_object, None, |_| None);
     case.patch(Meaning::Params, address);
     case.patch(Meaning::Descriptor, descriptor);
     let made = made?;
@@ -100,9 +100,9 @@ pub(crate) fn allocate_memory(case: &mut Case<'_>, object: Object) -> Result<Rep
 }
 
 /// Notes a subdevice that was made, and the device above it.
-fn note_subdevice(case: &Case<'_>, lane: &OnLane<'_>, made: Object) {
+fn note_subdevice(case: &Case<'_>, rm_lock: &UnderRmLock<'_>, made: Object) {
     let Object { client, parent, handle } = made;
-    let gpu = gpu_of_new_subdevice(case, lane, client, handle);
+    let gpu = gpu_of_new_subdevice(case, rm_lock, client, handle);
     let mut state = case.state();
     if !state.ledger.contains(Client(client), Handle(parent)) {
         state.note(client, client, parent);
@@ -144,23 +144,23 @@ fn allocate_on_heap(
     object: Object,
     asked_bytes: Option<u64>,
 ) -> Result<Reply, EarlyReply> {
-    let mut lane = begin_on_lane(case)?;
+    let mut rm_lock = begin_under_rm_lock(case)?;
     let flags = case.scratch.field(part, Meaning::Flags).unwrap_or(0);
     let provided = flags | u64::from(NVOS32_ALLOC_FLAGS_MEMORY_HANDLE_PROVIDED);
     case.scratch.patch(part, Meaning::Flags, provided);
     let making = NewObject { object, part: Some(part) };
-    let made = make_charged(case, &mut lane, making, asked_bytes, |case| {
+    let made = make_charged(case, &mut rm_lock, making, asked_bytes, |case| {
         memory::given_bytes(part, &case.scratch.bytes)
     });
     case.scratch.patch(part, Meaning::Flags, flags);
     let made = made?;
-    let gpu = find_gpu_on_lane(case, &lane, object.client, object.parent);
+    let gpu = find_gpu_under_rm_lock(case, &rm_lock, object.client, object.parent);
     show_usage(case, None, gpu);
     Ok(case.executed(made))
 }
 
 pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Reply, EarlyReply> {
-    let lane = begin_on_lane(case)?;
+    let rm_lock = begin_under_rm_lock(case)?;
     let (of, object) = (Client(client), Handle(handle));
     note_user(case, client)?;
     let is_memory = case.state().ledger.charge_of(of, object).is_some();
@@ -183,9 +183,9 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
         }
         drop(state);
         forget_freed_groups(case.monitor, client, handle);
-        free_pins(case.monitor, &lane);
+        free_pins(case.monitor, &rm_lock);
     }
-    drop(lane);
+    drop(rm_lock);
     Ok(case.executed(None))
 }
 

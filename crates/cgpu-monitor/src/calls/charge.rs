@@ -16,7 +16,7 @@ use crate::decide::{self, Denial, nth_handle};
 use crate::driver::{Presence, presence};
 use crate::gate::settings::NodeKind;
 use crate::log::Refuser;
-use crate::state::{ContainerState, OnLane};
+use crate::state::{ContainerState, UnderRmLock};
 use cgpu_core::ledger::{Client, Entry, Handle, Reservation, Shown, Usage};
 use nvrm::about::Uuid;
 use nvrm::call::Object;
@@ -39,7 +39,7 @@ const TRIES: u32 = 4;
 /// room, asks the driver what the container has, and tries once more. Returns the GPU's place in the container's order.
 fn reserve(
     case: &mut Case<'_>,
-    lane: &mut OnLane<'_>,
+    rm_lock: &mut UnderRmLock<'_>,
     Object { client, parent, .. }: Object,
     bytes: u64,
 ) -> Result<(usize, Reservation), EarlyReply> {
@@ -54,7 +54,7 @@ fn reserve(
     drop(state);
     let (gpu, mut decision) = match decided {
         Some(decided) => decided,
-        None => match find_gpu_on_lane(case, lane, client, parent) {
+        None => match find_gpu_under_rm_lock(case, rm_lock, client, parent) {
             Some(gpu) => reserve(&mut case.state(), gpu),
             None => return Err(case.deny(&Denial::NoGpu { client, parent })),
         },
@@ -62,9 +62,9 @@ fn reserve(
     if let Err(Denial::OverQuota { usage, .. }) = decision
         && bytes <= usage.limit_bytes
     {
-        reconcile(case.monitor, lane, case.came);
+        reconcile(case.monitor, rm_lock, case.came);
         // Other calls may have been on the lane meanwhile.
-        if find_gpu_on_lane(case, lane, client, parent) != Some(gpu) {
+        if find_gpu_under_rm_lock(case, rm_lock, client, parent) != Some(gpu) {
             return Err(case.deny(&Denial::ParentGone));
         }
         (_, decision) = reserve(&mut case.state(), gpu);
@@ -79,7 +79,7 @@ fn reserve(
 /// gave. Notes that the caller uses the client. `None` where the driver made no object, and the call's struct says why.
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
-    lane: &mut OnLane<'_>,
+    rm_lock: &mut UnderRmLock<'_>,
     new_object: NewObject,
     asked_bytes: Option<u64>,
     given: impl Fn(&Case<'_>) -> Option<u64>,
@@ -94,7 +94,7 @@ pub(crate) fn make_charged(
         let made = make(case, new_object)?;
         return Ok(made.map(|handle| note_made(case, object, handle)));
     };
-    let (gpu, reservation) = reserve(case, lane, object, asked_bytes)?;
+    let (gpu, reservation) = reserve(case, rm_lock, object, asked_bytes)?;
     let made = make(case, new_object);
     let given_bytes = given(case).unwrap_or(asked_bytes).max(asked_bytes);
     let mut state = case.state();
@@ -116,13 +116,13 @@ pub(crate) fn make_charged(
     drop(state);
     if !is_granted {
         // Without an audit, memory that the driver showed before it was entered may count twice.
-        reconcile(case.monitor, lane, Instant::now());
+        reconcile(case.monitor, rm_lock, Instant::now());
         is_granted = is_within(&case.state());
     }
     if !is_granted {
         // Other calls may have been on the lane meanwhile, and may have freed the object.
         if case.state().ledger.serial_of(client, Handle(handle)) == serial {
-            unmake(case, lane, object.client, object.parent, handle);
+            unmake(case, rm_lock, object.client, object.parent, handle);
         }
         let usage = case.state().ledger.usage(gpu);
         let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
@@ -179,9 +179,15 @@ pub(crate) fn next_handles(case: &Case<'_>, count: u32) -> u32 {
 }
 
 /// Frees an object that a call made and that the caller doesn't get.
-pub(crate) fn unmake(case: &Case<'_>, lane: &OnLane<'_>, client: u32, parent: u32, handle: u32) {
+pub(crate) fn unmake(
+    case: &Case<'_>,
+    rm_lock: &UnderRmLock<'_>,
+    client: u32,
+    parent: u32,
+    handle: u32,
+) {
     if let Some(device) = &case.device {
-        unmake_object(case.monitor, lane, device, Object { client, parent, handle });
+        unmake_object(case.monitor, rm_lock, device, Object { client, parent, handle });
     }
 }
 
@@ -207,7 +213,7 @@ pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<
 }
 
 /// The container's GPU of a device or subdevice, for a call that isn't on the lane. For a call that is on the lane see
-/// [`find_gpu_on_lane`].
+/// [`find_gpu_under_rm_lock`].
 pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     known_gpu(case, client, handle).or_else(|| find_gpu_of_caller(case, client, handle))
 }
@@ -222,18 +228,18 @@ pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) 
     if let Some(asked) = ask_existing_subdevice(case, client, handle) {
         return case.monitor.gpu_of(&asked.uuid);
     }
-    let lane = case.monitor.lane.enter();
-    remember_gpu(case, &lane, client, handle)
+    let rm_lock = case.monitor.rm_lock.enter();
+    remember_gpu(case, &rm_lock, client, handle)
 }
 
 /// The container's GPU of a device or subdevice, for a call on the lane.
-pub(crate) fn find_gpu_on_lane(
+pub(crate) fn find_gpu_under_rm_lock(
     case: &Case<'_>,
-    lane: &OnLane<'_>,
+    rm_lock: &UnderRmLock<'_>,
     client: u32,
     handle: u32,
 ) -> Option<usize> {
-    known_gpu(case, client, handle).or_else(|| remember_gpu(case, lane, client, handle))
+    known_gpu(case, client, handle).or_else(|| remember_gpu(case, rm_lock, client, handle))
 }
 
 fn known_gpu(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
@@ -251,7 +257,7 @@ fn gpu_of_file(case: &Case<'_>) -> Option<usize> {
 /// The GPU of a subdevice that was just made, as the driver says.
 pub(crate) fn gpu_of_new_subdevice(
     case: &Case<'_>,
-    _: &OnLane<'_>,
+    _: &UnderRmLock<'_>,
     client: u32,
     handle: u32,
 ) -> Option<usize> {
@@ -259,8 +265,13 @@ pub(crate) fn gpu_of_new_subdevice(
 }
 
 /// Asks the driver for the GPU of a device or subdevice, whichever node the call is made on, and remembers the GPU.
-fn remember_gpu(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) -> Option<usize> {
-    let asked = ask_subdevice(case, lane, client, handle)?;
+fn remember_gpu(
+    case: &Case<'_>,
+    rm_lock: &UnderRmLock<'_>,
+    client: u32,
+    handle: u32,
+) -> Option<usize> {
+    let asked = ask_subdevice(case, rm_lock, client, handle)?;
     let gpu = case.monitor.gpu_of(&asked.uuid)?;
     let mut state = case.state();
     state.devices.set_gpu(client, handle, gpu);
@@ -273,14 +284,14 @@ fn remember_gpu(case: &Case<'_>, lane: &OnLane<'_>, client: u32, handle: u32) ->
 /// On which GPU another name of memory shows. The name hangs below `parent`, and the GPU `of` has the memory.
 pub(crate) fn shown_below(
     case: &Case<'_>,
-    lane: &OnLane<'_>,
+    rm_lock: &UnderRmLock<'_>,
     client: u32,
     parent: u32,
     of: Option<usize>,
 ) -> Shown {
     let Some(of) = of.filter(|_| case.monitor.uuids.len() > 1) else { return Shown::Here };
     let known = case.state().devices.gpu(client, parent);
-    let gpu = known.or_else(|| remember_gpu(case, lane, client, parent));
+    let gpu = known.or_else(|| remember_gpu(case, rm_lock, client, parent));
     match gpu.map(|gpu| (gpu, u16::try_from(gpu))) {
         Some((gpu, Ok(number))) if gpu != of => Shown::On(number),
         _ => Shown::Here,
@@ -298,7 +309,12 @@ fn ask_existing_subdevice(case: &Case<'_>, client: u32, handle: u32) -> Option<G
 }
 
 /// Does as [`ask_existing_subdevice`]. Where that finds none, makes a subdevice of the device, asks it, and frees it.
-fn ask_subdevice(case: &Case<'_>, _: &OnLane<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
+fn ask_subdevice(
+    case: &Case<'_>,
+    _: &UnderRmLock<'_>,
+    client: u32,
+    handle: u32,
+) -> Option<GpuAnswer> {
     if let Some(asked) = ask_existing_subdevice(case, client, handle) {
         return Some(asked);
     }

@@ -5,10 +5,10 @@
 use crate::caller::Reply;
 use crate::calls::charge::{NewObject, make, shown_below, unmake};
 use crate::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
-use crate::case::{Case, EarlyReply, begin_on_lane, note_user};
+use crate::case::{Case, EarlyReply, begin_under_rm_lock, note_user};
 use crate::decide::{Denial, room_for_name};
 use crate::driver::{pin_behind, pin_handle};
-use crate::state::OnLane;
+use crate::state::UnderRmLock;
 use cgpu_core::ledger::{Client, Entry, Handle};
 use nvrm::call::Object;
 
@@ -17,21 +17,21 @@ pub(crate) fn duplicate(
     object: Object,
     source: (u32, u32),
 ) -> Result<Reply, EarlyReply> {
-    let lane = begin_on_lane(case)?;
+    let rm_lock = begin_under_rm_lock(case)?;
     let new_object = NewObject { object, part: None };
     let group = make_room_for_name_of_group(case, source)?;
-    let made = make_name(case, &lane, new_object, source)?;
+    let made = make_name(case, &rm_lock, new_object, source)?;
     if let (Some(gpu), Some(made)) = (group, made) {
         enter_name_of_group(case, gpu, made, source);
     }
-    drop(lane);
+    drop(rm_lock);
     Ok(case.executed(made))
 }
 
 /// Makes an object that keeps the memory of `source` alive. Figures show it on the GPU of the object above it.
 fn make_name(
     case: &mut Case<'_>,
-    lane: &OnLane<'_>,
+    rm_lock: &UnderRmLock<'_>,
     new_object: NewObject,
     source: (u32, u32),
 ) -> Result<Option<Object>, EarlyReply> {
@@ -45,7 +45,7 @@ fn make_name(
     let is_known = state.ledger.contains(named.0, named.1);
     drop(state);
     // `shown_below` may have entered an object, too, so the objects are counted after it.
-    let shown = shown_below(case, lane, object.client, object.parent, gpu);
+    let shown = shown_below(case, rm_lock, object.client, object.parent, gpu);
     let decision = room_for_name(&case.state().ledger);
     case.or_deny(decision)?;
     let made = make(case, new_object)?;
@@ -58,7 +58,7 @@ fn make_name(
         case.state().enter(entry);
         pin_handle(case.monitor, (client.0, made), pin);
     } else if case.rm()?.is_gpu_memory(object.client, made) {
-        unmake(case, lane, object.client, object.parent, made);
+        unmake(case, rm_lock, object.client, object.parent, made);
         return Err(case.deny(&Denial::PastMonitor("duplicated")));
     }
     Ok(Some(Object { client: object.client, parent: object.parent, handle: made }))

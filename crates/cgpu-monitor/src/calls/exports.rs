@@ -17,14 +17,14 @@ use crate::audit::{clear_export, forget_export, forget_places};
 use crate::caller::Reply;
 use crate::calls::charge::{next_handles, shown_below};
 use crate::calls::copied_control::{begin_control, make_control, write_params_back};
-use crate::case::{Case, EarlyReply, begin_on_lane, note_user};
+use crate::case::{Case, EarlyReply, begin_under_rm_lock, note_user};
 use crate::decide::{
     Denial, Imported, export_entries, imported, may_export, plan_import, unknown_objects,
 };
 use crate::driver::{Denied, Exported, free_pins, pin_behind_export, pin_export, pin_handle};
 use crate::gate::settings::NodeKind;
 use crate::node::Device;
-use crate::state::OnLane;
+use crate::state::UnderRmLock;
 use cgpu_core::ledger::{Client, Handle, Hold};
 use nvrm::call::Object;
 use nvrm::export::{self, Does, Places};
@@ -52,21 +52,21 @@ pub(crate) fn export_or_import(
     let (Some(descriptor), Some(file)) = (descriptor, file) else {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER)));
     };
-    let lane = match does {
+    let rm_lock = match does {
         Does::Report => begin_control(case).map(|()| None),
-        _ => begin_on_lane(case).map(Some),
+        _ => begin_under_rm_lock(case).map(Some),
     }?;
     export::set_descriptor(layout, &mut case.scratch.params, file.descriptor());
     let control = FileControl { layout, does, client, params };
-    let done = match (&lane, export::places(layout, &case.scratch.params)) {
+    let done = match (&rm_lock, export::places(layout, &case.scratch.params)) {
         (None, _) => make_control(case, params).map(|done| (done, vec![])),
         (_, None) => Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAMETER))),
-        (Some(lane), Some(places)) if matches!(does, Does::Export | Does::ExportList) => {
-            export(case, lane, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
+        (Some(rm_lock), Some(places)) if matches!(does, Does::Export | Does::ExportList) => {
+            export(case, rm_lock, control, &places, &Arc::new(file)).map(|done| (done, vec![]))
         }
-        (Some(lane), Some(places)) => import(case, lane, control, &places, &Arc::new(file)),
+        (Some(rm_lock), Some(places)) => import(case, rm_lock, control, &places, &Arc::new(file)),
     };
-    drop(lane);
+    drop(rm_lock);
     export::set_descriptor(layout, &mut case.scratch.params, descriptor);
     let (done, made) = done?;
     write_params_back(case, params, done);
@@ -76,7 +76,7 @@ pub(crate) fn export_or_import(
 /// Exports objects to `file`. `true` where the driver has put all of them there.
 fn export(
     case: &mut Case<'_>,
-    lane: &OnLane<'_>,
+    rm_lock: &UnderRmLock<'_>,
     control: FileControl,
     places: &Places,
     file: &Arc<Device>,
@@ -90,7 +90,7 @@ fn export(
     if is_new && !matches!(done, Ok(true)) && clear_export(monitor, &exported, |_| true) {
         forget_export(monitor, exported.number);
     }
-    free_pins(monitor, lane);
+    free_pins(monitor, rm_lock);
     done
 }
 
@@ -200,7 +200,7 @@ fn refuse_file(case: &mut Case<'_>, why: Denied) -> EarlyReply {
 /// driver did, and which objects it made.
 pub(crate) fn import(
     case: &mut Case<'_>,
-    lane: &OnLane<'_>,
+    rm_lock: &UnderRmLock<'_>,
     control: FileControl,
     places: &Places,
     file: &Arc<Device>,
@@ -217,7 +217,7 @@ pub(crate) fn import(
     let objects = plan.handles(first);
     export::set_objects(layout, &mut case.scratch.params, &objects);
     let gpu = plan.gpu;
-    let shown = shown_below(case, lane, client, parent, gpu);
+    let shown = shown_below(case, rm_lock, client, parent, gpu);
     let done = make_control(case, params);
     let done_well = matches!(done, Ok(true));
     let pins: Vec<(u32, Option<u32>)> = (places.first..)

@@ -1,14 +1,14 @@
 //! Calls that make channel groups and channels: what they make is entered, and its number is limited.
 
 use crate::calls::charge::{
-    find_gpu_of_caller, find_gpu_on_lane, gpu_of_group, next_handles, only_gpu,
+    find_gpu_of_caller, find_gpu_under_rm_lock, gpu_of_group, next_handles, only_gpu,
 };
 use crate::case::{Case, EarlyReply};
 use crate::compute::forget_gone_groups;
 use crate::decide::{self, Denial};
 use crate::shared::OpenState;
 use crate::snapshot::{Reach, Record};
-use crate::state::{OnLane, computes};
+use crate::state::{UnderRmLock, computes};
 use nvrm::call::{Alloc, Object};
 use nvrm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 
@@ -19,10 +19,12 @@ const HIGHEST_OBJECT: u32 = 0xff;
 /// the call.
 pub(crate) fn make_room_for_group(
     case: &mut Case<'_>,
-    lane: &OnLane<'_>,
+    rm_lock: &UnderRmLock<'_>,
     group: Object,
 ) -> Result<usize, EarlyReply> {
-    match only_gpu(case).or_else(|| find_gpu_on_lane(case, lane, group.client, group.parent)) {
+    match only_gpu(case)
+        .or_else(|| find_gpu_under_rm_lock(case, rm_lock, group.client, group.parent))
+    {
         Some(gpu) => room_on(case, gpu),
         None => Err(case.deny(&Denial::NoGpu { client: group.client, parent: group.parent })),
     }

@@ -9,7 +9,7 @@ use super::{Case, EarlyReply, INTERRUPTED, unmake_object};
 use crate::caller::{Copy, Fingerprint, Interrupted, Match, Reply, UnclaimedCall};
 use crate::shared::Monitor;
 use crate::snapshot::Count;
-use crate::state::OnLane;
+use crate::state::UnderRmLock;
 use cgpu_host::process::ProcessId;
 
 /// What is known of a call whose caller may be interrupted, and may make the call again.
@@ -44,7 +44,7 @@ pub(super) fn wait_for_earlier_call(
 pub(super) fn take_kept_reply(
     case: &mut Case<'_>,
     calls: &Interrupted,
-    lane: Option<&OnLane<'_>>,
+    rm_lock: Option<&UnderRmLock<'_>>,
 ) -> Result<(), EarlyReply> {
     let monitor = case.monitor;
     let (read, thread) = (as_read(case), case.target()?.thread);
@@ -52,9 +52,9 @@ pub(super) fn take_kept_reply(
     match calls.take(thread, read) {
         Match::Nothing => Ok(()),
         Match::Undo(kept) => {
-            match lane {
-                Some(lane) => undo(monitor, lane, &kept),
-                None => undo(monitor, &monitor.lane.enter(), &kept),
+            match rm_lock {
+                Some(rm_lock) => undo(monitor, rm_lock, &kept),
+                None => undo(monitor, &monitor.rm_lock.enter(), &kept),
             }
             Ok(())
         }
@@ -101,7 +101,7 @@ pub(crate) fn keep_if_unclaimed(
 ) {
     if let Some(call) = (!taken).then(|| unclaimed(case, outcome)).flatten() {
         if let Some(oldest) = calls.keep(call) {
-            undo(case.monitor, &case.monitor.lane.enter(), &oldest);
+            undo(case.monitor, &case.monitor.rm_lock.enter(), &oldest);
         }
         case.monitor.audit_wait.wake();
     }
@@ -129,9 +129,9 @@ fn unclaimed(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) -> Option<Uncla
 }
 
 /// Undoes what was done for a caller that didn't take the reply.
-pub(crate) fn undo(monitor: &Monitor, lane: &OnLane<'_>, kept: &UnclaimedCall) {
+pub(crate) fn undo(monitor: &Monitor, rm_lock: &UnderRmLock<'_>, kept: &UnclaimedCall) {
     if let Some(device) = &kept.device {
-        kept.made.iter().for_each(|made| unmake_object(monitor, lane, device, *made));
+        kept.made.iter().for_each(|made| unmake_object(monitor, rm_lock, device, *made));
     }
 }
 
@@ -145,8 +145,8 @@ pub(crate) fn undo_unclaimed(monitor: &Monitor) {
     let Some(calls) = monitor.interrupted.as_ref().filter(|calls| !calls.is_empty()) else {
         return;
     };
-    let Some(lane) = monitor.lane.enter_for_monitor() else { return };
+    let Some(rm_lock) = monitor.rm_lock.enter_for_monitor() else { return };
     while let Some(kept) = calls.take_of_ended(ProcessId::alive) {
-        undo(monitor, &lane, &kept);
+        undo(monitor, &rm_lock, &kept);
     }
 }

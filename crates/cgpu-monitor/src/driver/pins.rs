@@ -5,7 +5,7 @@ use crate::driver::access::{client_if_open, own_client};
 use crate::driver::monitor_client::{MonitorClient, handle_of, pin_of};
 use crate::node::{Device, Rm};
 use crate::shared::Monitor;
-use crate::state::{ContainerState, OnLane};
+use crate::state::{ContainerState, UnderRmLock};
 use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, PinPlace, Shown};
 
 /// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
@@ -95,7 +95,7 @@ pub(crate) fn pin_handle(monitor: &Monitor, (client, handle): (u32, u32), fresh:
 }
 
 /// Frees the stakes that stand before nothing any more. Memory that nothing else keeps is freed with its stake.
-pub(crate) fn free_pins(monitor: &Monitor, _: &OnLane<'_>) {
+pub(crate) fn free_pins(monitor: &Monitor, _: &UnderRmLock<'_>) {
     let loose = monitor.state().ledger.loose_pins();
     if loose.is_empty() {
         return;
@@ -119,8 +119,8 @@ pub(crate) fn free_pins(monitor: &Monitor, _: &OnLane<'_>) {
 /// Frees loose stakes for a caller that is not on the lane. Does nothing where a call hangs on the lane.
 pub(crate) fn free_pins_soon(monitor: &Monitor) {
     if !monitor.state().ledger.loose_pins().is_empty()
-        && let Some(lane) = monitor.lane.enter_for_monitor()
+        && let Some(rm_lock) = monitor.rm_lock.enter_for_monitor()
     {
-        free_pins(monitor, &lane);
+        free_pins(monitor, &rm_lock);
     }
 }

@@ -3,9 +3,9 @@
 mod channels;
 mod container_state;
 mod groups;
-mod lane;
 mod makers;
 mod pace;
+mod rm_lock;
 mod space_ranges;
 
 #[cfg(test)]
@@ -15,9 +15,9 @@ pub(crate) use channels::{ChannelName, Channels};
 pub(crate) use container_state::tests::state_of;
 pub(crate) use container_state::{BOUNDS, ContainerState, NO_CLIENT};
 pub(crate) use groups::{DueSlice, Groups, MOST_GROUPS, computes};
-pub(crate) use lane::{Lane, OnLane};
 pub(crate) use makers::{Initialization, MOST_FILES};
 pub(crate) use pace::{Due, Idleness, Occasion, Pace};
+pub(crate) use rm_lock::{RmLock, UnderRmLock};
 #[cfg(test)]
 pub(crate) use space_ranges::MOST_RANGES;
 pub(crate) use space_ranges::{Mapped, Space, SpaceRanges};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use nix::errno::Errno;
 
-use crate::case::{Case, EarlyReply, enter_lane};
+use crate::case::{Case, EarlyReply, take_rm_lock};
 use crate::decide::Denial;
 use crate::gate::settings::NodeKind;
 use crate::log::Topic;
 use crate::node::Device;
-use crate::state::OnLane;
+use crate::state::UnderRmLock;
 use crate::uvm::files::UvmFile;
 use crate::uvm::kept_files::keep_uvm_file;
 use nvrm::low_word;
@@ -40,16 +40,16 @@ pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), EarlyReply> {
 }
 
 /// Keeps the call's file from now on, and runs `change` on the lane. Begins anew where the file was let go meanwhile.
-pub(crate) fn change_on_lane<T>(
+pub(crate) fn change_under_rm_lock<T>(
     case: &mut Case<'_>,
-    change: impl FnOnce(&mut Case<'_>, &OnLane<'_>, &UvmFile) -> Result<T, EarlyReply>,
+    change: impl FnOnce(&mut Case<'_>, &UnderRmLock<'_>, &UvmFile) -> Result<T, EarlyReply>,
 ) -> Result<T, EarlyReply> {
     loop {
         let file = keep_file(case)?;
-        let lane = enter_lane(case)?;
+        let rm_lock = take_rm_lock(case)?;
         if !file.is_let_go() {
             refuse_denied(case, &file)?;
-            return change(case, &lane, &file);
+            return change(case, &rm_lock, &file);
         }
     }
 }

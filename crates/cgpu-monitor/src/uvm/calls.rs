@@ -18,7 +18,7 @@ use crate::driver::own_client;
 use crate::gate::settings::Managed;
 use crate::node::Device;
 use crate::processes::kill_process;
-use crate::uvm::callers_file::{call_uvm, change_on_lane, control_file, gpu_of};
+use crate::uvm::callers_file::{call_uvm, change_under_rm_lock, control_file, gpu_of};
 use crate::uvm::file_makers::{bind_to_maker, is_orphaned};
 use crate::uvm::files::UvmFile;
 use crate::uvm::initialize::{initialize, is_initialized};
@@ -79,7 +79,7 @@ pub(crate) fn serve_uvm(
                 0.. => control_file(case, descriptor).ok().flatten(),
                 _ => None,
             };
-            change_on_lane(case, |case, _, file| {
+            change_under_rm_lock(case, |case, _, file| {
                 register_gpu(case, file, (descriptor, control.as_ref()))
             })
         }
@@ -87,18 +87,18 @@ pub(crate) fn serve_uvm(
             let gpus = mapping_gpus(case)?;
             let span = span(case, range)?;
             let control = control_file(case, memory.descriptor)?;
-            change_on_lane(case, |case, lane, UvmFile { number: file, .. }| {
+            change_under_rm_lock(case, |case, rm_lock, UvmFile { number: file, .. }| {
                 let tree = |gpu: &u16| Tree { file: *file, gpu: *gpu };
                 let trees = gpus.iter().map(tree).collect();
-                map_memory(case, lane, &trees, span, (memory, control.as_ref()))
+                map_memory(case, rm_lock, &trees, span, (memory, control.as_ref()))
             })
         }
         Call::AllocDeviceP2p { range, memory } => {
             let span = span(case, range)?;
             let control = control_file(case, memory.descriptor)?;
-            make_range(case, range, |case, lane, file| {
+            make_range(case, range, |case, rm_lock, file| {
                 let trees = BTreeSet::from([Tree { file, gpu: NO_GPU }]);
-                map_memory(case, lane, &trees, span, (memory, control.as_ref()))
+                map_memory(case, rm_lock, &trees, span, (memory, control.as_ref()))
             })
         }
         Call::AllocSemaphorePool(range) => make_range(case, range, |case, _, _| {

@@ -153,7 +153,7 @@ fn forget_file(monitor: &Monitor, file: &UvmFile) {
 /// Has UVM end all mappings of a file, whichever process has it open, and forgets the file. `None` where a call
 /// hangs on the lane.
 fn end_file(monitor: &Monitor, file: &UvmFile) -> Option<()> {
-    let _lane = monitor.lane.enter_for_monitor()?;
+    let _rm_lock = monitor.rm_lock.enter_for_monitor()?;
     if file.is_let_go() {
         return Some(());
     }

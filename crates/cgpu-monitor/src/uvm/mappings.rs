@@ -188,7 +188,7 @@ fn judge_address(monitor: &Monitor, at: u64, files: &[Arc<UvmFile>]) {
 /// that has the file and an uncharged mapping at the address `at`.
 fn withdraw_gpus(monitor: &Monitor, file: &UvmFile, at: u64) {
     file.deny_gpus();
-    if let Some(_lane) = monitor.lane.enter_for_monitor()
+    if let Some(_rm_lock) = monitor.rm_lock.enter_for_monitor()
         && unregister_gpus(monitor, &file.device)
     {
         file.set_ended();

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::caller::Reply;
-use crate::case::{Case, EarlyReply, enter_lane, note_user};
+use crate::case::{Case, EarlyReply, note_user, take_rm_lock};
 use crate::decide::{Denial, chargeable_mapping, freed_spans, plan_map};
 use crate::driver::{free_pins, own_client, pin_mappings};
 use crate::node::{Device, Failure, Rm};
-use crate::state::{OnLane, Space};
-use crate::uvm::callers_file::{call_uvm, change_on_lane, gpu_of, refuse_denied};
+use crate::state::{Space, UnderRmLock};
+use crate::uvm::callers_file::{call_uvm, change_under_rm_lock, gpu_of, refuse_denied};
 use crate::uvm::files::UvmFile;
 use crate::uvm::kept_files::has_room_for_range;
 use crate::uvm::queries::{PAGE_BYTES, Ranges};
@@ -28,16 +28,16 @@ fn pages(range: Range) -> Option<Span> {
 pub(crate) fn make_range(
     case: &mut Case<'_>,
     range: Range,
-    make: impl FnOnce(&mut Case<'_>, &OnLane<'_>, u32) -> Result<Reply, EarlyReply>,
+    make: impl FnOnce(&mut Case<'_>, &UnderRmLock<'_>, u32) -> Result<Reply, EarlyReply>,
 ) -> Result<Reply, EarlyReply> {
-    change_on_lane(case, |case, lane, UvmFile { number: file, .. }| {
+    change_under_rm_lock(case, |case, rm_lock, UvmFile { number: file, .. }| {
         let file = *file;
         let space = Space::File(file);
         let room = has_room_for_range(case.monitor);
         if !room || !case.state().ranges.has_room_for(space, range.base, range.length) {
             return Err(case.deny(&Denial::Full("ranges")));
         }
-        let done = make(case, lane, file)?;
+        let done = make(case, rm_lock, file)?;
         if case.status() == NV_OK {
             case.state().add_range(space, range.base, range.length);
         }
@@ -68,7 +68,7 @@ pub(crate) fn end_mappings(
     case: &mut Case<'_>,
     enter: impl FnOnce(&Case<'_>, u32),
 ) -> Result<Reply, EarlyReply> {
-    let lane = enter_lane(case)?;
+    let rm_lock = take_rm_lock(case)?;
     let file = case.monitor.uvm_files.find(case.device()?);
     file.iter().try_for_each(|file| refuse_denied(case, file))?;
     call_uvm(case)?;
@@ -77,8 +77,8 @@ pub(crate) fn end_mappings(
     if let Some(file) = file.filter(|_| is_done) {
         enter(case, file.number);
     }
-    free_pins(case.monitor, &lane);
-    drop(lane);
+    free_pins(case.monitor, &rm_lock);
+    drop(rm_lock);
     Ok(case.executed(None))
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, EarlyReply> 
 /// midway, either may be mapped.
 pub(crate) fn map_memory(
     case: &mut Case<'_>,
-    lane: &OnLane<'_>,
+    rm_lock: &UnderRmLock<'_>,
     trees: &BTreeSet<Tree>,
     span: Span,
     (memory, control): (Source, Option<&Device>),
@@ -151,14 +151,14 @@ pub(crate) fn map_memory(
     drop(state);
     let plan = case.or_deny(plan)?;
     let status = match control {
-        Some(control) => map_from_own_client(case, lane, (memory, control), charge),
+        Some(control) => map_from_own_client(case, rm_lock, (memory, control), charge),
         None => Ok(NV_ERR_INVALID_ARGUMENT),
     };
     let after = if matches!(status, Ok(NV_OK)) { plan.mapped } else { plan.not_mapped };
     let mut state = case.state();
     after.into_iter().for_each(|entry| state.enter(entry));
     drop(state);
-    free_pins(case.monitor, lane);
+    free_pins(case.monitor, rm_lock);
     case.patch(Meaning::Status, status?.into());
     Ok(case.executed(None))
 }
@@ -168,7 +168,7 @@ pub(crate) fn map_memory(
 /// charged in full, which the mapping would keep alive, and memory for which no stake can stand.
 fn map_from_own_client(
     case: &mut Case<'_>,
-    _: &OnLane<'_>,
+    _: &UnderRmLock<'_>,
     (memory, control): (Source, &Device),
     charge: Option<ChargeId>,
 ) -> Result<u32, EarlyReply> {

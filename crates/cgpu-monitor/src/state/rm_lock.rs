@@ -24,12 +24,12 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Lets one call at a time through.
 #[derive(Debug, Default)]
-pub(crate) struct Lane {
-    state: Lock<LaneState>,
+pub(crate) struct RmLock {
+    state: Lock<RmLockState>,
 }
 
 #[derive(Debug, Default)]
-struct LaneState {
+struct RmLockState {
     /// The number of the call, or of the monitor's own work, that is on the lane.
     current: Option<u64>,
     /// The calls and the monitor's own work that wait for the lane; the first of them is next.
@@ -57,40 +57,40 @@ enum Comes {
 /// A place on the lane: nobody else is on the lane while this value lives.
 #[derive(Debug)]
 #[must_use = "the lane is left when it is dropped"]
-pub(crate) struct OnLane<'a> {
-    lane: &'a Lane,
+pub(crate) struct UnderRmLock<'a> {
+    rm_lock: &'a RmLock,
     number: u64,
 }
 
-impl Drop for OnLane<'_> {
+impl Drop for UnderRmLock<'_> {
     fn drop(&mut self) {
-        self.lane.leave(self.number);
+        self.rm_lock.leave(self.number);
     }
 }
 
-impl OnLane<'_> {
+impl UnderRmLock<'_> {
     /// Leaves the lane, does `work`, and enters the lane again. Objects and figures may have changed by then.
     pub(crate) fn leave_while<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        self.lane.leave(self.number);
+        self.rm_lock.leave(self.number);
         let done = work();
-        self.number = self.lane.wait();
+        self.number = self.rm_lock.wait();
         done
     }
 }
 
-impl Lane {
+impl RmLock {
     /// Waits until the calling thread is alone on the lane.
-    pub(crate) fn enter(&self) -> OnLane<'_> {
-        OnLane { lane: self, number: self.wait() }
+    pub(crate) fn enter(&self) -> UnderRmLock<'_> {
+        UnderRmLock { rm_lock: self, number: self.wait() }
     }
 
     /// Enters the lane where it is free. Returns `None` otherwise.
-    pub(crate) fn try_enter(&self) -> Option<OnLane<'_>> {
+    pub(crate) fn try_enter(&self) -> Option<UnderRmLock<'_>> {
         self.enter_in_turn(Comes::Last, Duration::ZERO, || false)
     }
 
     /// Waits for the lane as long as `waits` is true. Returns `None` where `waits` becomes false first.
-    pub(crate) fn enter_while(&self, waits: impl Fn() -> bool) -> Option<OnLane<'_>> {
+    pub(crate) fn enter_while(&self, waits: impl Fn() -> bool) -> Option<UnderRmLock<'_>> {
         self.enter_in_turn(Comes::Last, CHECK_INTERVAL, waits)
     }
 
@@ -99,13 +99,13 @@ impl Lane {
         comes: Comes,
         look: Duration,
         waits: impl Fn() -> bool,
-    ) -> Option<OnLane<'_>> {
+    ) -> Option<UnderRmLock<'_>> {
         let number = self.wait_for(comes, look, waits)?;
-        Some(OnLane { lane: self, number })
+        Some(UnderRmLock { rm_lock: self, number })
     }
 
     /// Enters the lane for the monitor's own work, before all waiting calls. `None` where a call stays on the lane.
-    pub(crate) fn enter_for_monitor(&self) -> Option<OnLane<'_>> {
+    pub(crate) fn enter_for_monitor(&self) -> Option<UnderRmLock<'_>> {
         let still_hanging = {
             let state = self.state.lock();
             state.current.is_some() && state.current == state.hanging
@@ -186,72 +186,72 @@ mod tests {
 
     use super::*;
 
-    fn lane() -> &'static Lane {
+    fn rm_lock() -> &'static RmLock {
         Box::leak(Box::default())
     }
 
-    fn wait_until_waiting(lane: &Lane, count: usize) {
-        while lane.state.lock().waiting.len() < count {
+    fn wait_until_waiting(rm_lock: &RmLock, count: usize) {
+        while rm_lock.state.lock().waiting.len() < count {
             std::thread::yield_now();
         }
     }
 
     #[test]
     fn they_come_on_one_after_the_other_in_their_order() {
-        let lane = lane();
-        let first = lane.enter();
+        let rm_lock = rm_lock();
+        let first = rm_lock.enter();
         let (sender, receiver) = channel();
         for call in 1..4 {
             let sender = sender.clone();
             std::thread::spawn(move || {
-                let on_it = lane.enter();
+                let on_it = rm_lock.enter();
                 sender.send(call).unwrap();
                 drop(on_it);
             });
-            wait_until_waiting(lane, call);
+            wait_until_waiting(rm_lock, call);
         }
         assert!(receiver.try_recv().is_err());
         drop(first);
         let came: Vec<_> = receiver.iter().take(3).collect();
         assert_eq!(came, [1, 2, 3]);
-        while lane.state.lock().current.is_some() {
+        while rm_lock.state.lock().current.is_some() {
             std::thread::yield_now();
         }
-        assert!(lane.enter_for_monitor().is_some());
+        assert!(rm_lock.enter_for_monitor().is_some());
     }
 
     #[test]
     fn who_steps_aside_lets_those_on_who_wait() {
-        let lane = lane();
-        let mut first = lane.enter();
+        let rm_lock = rm_lock();
+        let mut first = rm_lock.enter();
         let (sender, receiver) = channel();
         let other = std::thread::spawn(move || {
-            drop(lane.enter());
+            drop(rm_lock.enter());
             sender.send(()).unwrap();
         });
         first.leave_while(|| receiver.recv().unwrap());
-        assert!(lane.try_enter().is_none());
+        assert!(rm_lock.try_enter().is_none());
         other.join().unwrap();
     }
 
     #[test]
     fn who_is_no_call_comes_before_all_calls_that_wait_and_whose_caller_is_gone_waits_no_more() {
-        let lane = lane();
-        let first = lane.try_enter().unwrap();
-        assert!(lane.try_enter().is_none());
-        assert!(lane.enter_while(|| false).is_none());
+        let rm_lock = rm_lock();
+        let first = rm_lock.try_enter().unwrap();
+        assert!(rm_lock.try_enter().is_none());
+        assert!(rm_lock.enter_while(|| false).is_none());
         let (sender, receiver) = channel();
         let call = sender.clone();
         std::thread::spawn(move || {
-            let on_it = lane.enter_while(|| true);
+            let on_it = rm_lock.enter_while(|| true);
             call.send(("call", on_it.is_some())).unwrap();
         });
-        wait_until_waiting(lane, 1);
+        wait_until_waiting(rm_lock, 1);
         std::thread::spawn(move || {
-            let on_it = lane.enter_for_monitor();
+            let on_it = rm_lock.enter_for_monitor();
             sender.send(("monitor", on_it.is_some())).unwrap();
         });
-        wait_until_waiting(lane, 2);
+        wait_until_waiting(rm_lock, 2);
         drop(first);
         let came: Vec<_> = receiver.iter().take(2).collect();
         assert_eq!(came, [("monitor", true), ("call", true)]);
@@ -259,16 +259,17 @@ mod tests {
 
     #[test]
     fn an_audit_waits_in_vain_once_for_the_same_call() {
-        let lane = lane();
-        let hanging = lane.enter();
-        let looked =
-            |begun: Instant| (lane.enter_for_monitor().is_none(), begun.elapsed() >= MONITOR_WAIT);
+        let rm_lock = rm_lock();
+        let hanging = rm_lock.enter();
+        let looked = |begun: Instant| {
+            (rm_lock.enter_for_monitor().is_none(), begun.elapsed() >= MONITOR_WAIT)
+        };
         assert_eq!(looked(Instant::now()), (true, true));
         assert_eq!(looked(Instant::now()), (true, false));
         drop(hanging);
-        let other = lane.enter();
+        let other = rm_lock.enter();
         assert_eq!(looked(Instant::now()), (true, true));
         drop(other);
-        assert!(lane.enter_for_monitor().is_some() && lane.state.lock().waiting.is_empty());
+        assert!(rm_lock.enter_for_monitor().is_some() && rm_lock.state.lock().waiting.is_empty());
     }
 }
