@@ -420,8 +420,8 @@ impl Admission<'_> {
         Ok(record.map(|Record { short_id, plan, holder, .. }| {
             // The runtime that makes a container (`run`, or a create that failed) is behind its filter itself, so that
             // the monitor sees no end before the hook's.
-            let is_maker = holder.process().is_some_and(|by| Some(by.pid) == caller);
-            let patience = if is_maker { Duration::ZERO } else { END_PATIENCE };
+            let is_creator = holder.process().is_some_and(|by| Some(by.pid) == caller);
+            let patience = if is_creator { Duration::ZERO } else { END_PATIENCE };
             let leftover = self.host.isolation(plan.backend).leftover(&short_id, patience);
             (short_id, leftover)
         }))

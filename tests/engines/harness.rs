@@ -261,12 +261,12 @@ fn processes_known_by_their_parent_alone_are_killed_too() {
     );
     for _ in 0..3 {
         let scratch = Scratch::new();
-        let mut maker = scratch.command("busybox");
-        maker.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
-        let mut maker = maker.stderr(Stdio::null()).spawn().unwrap();
+        let mut creator = scratch.command("busybox");
+        creator.args(["sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut creator = creator.stderr(Stdio::null()).spawn().unwrap();
         assert!(eventually(|| command_lines_with(&seconds).len() > 20));
         leaves_nothing(scratch, |scratch| scratch, &seconds);
-        maker.wait().unwrap();
+        creator.wait().unwrap();
     }
 }
 

@@ -365,8 +365,8 @@ fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
         let is_monitor = client.process.cast_signed() == monitor.as_raw();
         !is_monitor && client.objects.iter().any(|object| object.bytes == 300 * MIB)
     };
-    let maker = clients.iter().find(has).expect("it has the memory").process.cast_signed();
-    let maker = Pid::from_raw(maker);
+    let creator = clients.iter().find(has).expect("it has the memory").process.cast_signed();
+    let creator = Pid::from_raw(creator);
     shared.go_as("a", 0);
     let importer = shared.script_as(
         "b",
@@ -374,7 +374,7 @@ fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
     );
     shared.done_as("b", 0);
     shared.uses(300);
-    kill(maker, Signal::SIGKILL).expect("it is there");
+    kill(creator, Signal::SIGKILL).expect("it is there");
     says(exporter);
     // The file is nobody's any more: what it had is named by the importer.
     std::thread::sleep(Duration::from_secs(5));

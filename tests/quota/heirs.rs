@@ -157,11 +157,11 @@ fn number(gated: &Gated) -> Option<u32> {
 fn a_process_pays_nothing_for_one_that_had_its_number() {
     let gated = Gated::new();
     let other = gated.sleeping("other", 500);
-    let mut maker = gated.start(&other, &["run", "start", "alloc 200MiB as a", "wait /end"]);
+    let mut creator = gated.start(&other, &["run", "start", "alloc 200MiB as a", "wait /end"]);
     gated.soon_accounts("other", 200);
     let number = number(&gated).expect("it has some");
     gated.host.runtime().exec(&other, &["touch", "/end"]).ok();
-    maker.wait().expect("it is a child of ours");
+    creator.wait().expect("it is a child of ours");
     // The driver has it a little longer than the process is there.
     gated.soon_uses(0);
     let bundle = choosing(&gated, "app", 500);

@@ -390,9 +390,10 @@ mod tests {
     fn creations_at_one_moment_all_have_the_node() {
         let fixture = Fixture::new();
         std::thread::scope(|scope| {
-            let makers: Vec<_> = (0..8).map(|_| scope.spawn(|| fixture.make("nvidia3"))).collect();
-            for maker in makers {
-                assert_eq!(maker.join().unwrap(), Ok(Numbers { major: 195, minor: 3 }));
+            let creators: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| fixture.make("nvidia3"))).collect();
+            for creator in creators {
+                assert_eq!(creator.join().unwrap(), Ok(Numbers { major: 195, minor: 3 }));
             }
         });
         assert_eq!(fixture.names(), ["nvidia3"]);

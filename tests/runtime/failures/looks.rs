@@ -95,9 +95,9 @@ fn while_it_looks(
     for place in ["state-read", "holder-asked"] {
         let bundle = host.asking(&format!("{name}-{place}"), TOTAL_MIB);
         let runtime = host.runtime();
-        let maker = Stopped::at("before-exec", &mut runtime.create_command(&bundle));
+        let creator = Stopped::at("before-exec", &mut runtime.create_command(&bundle));
         let looks = Stopped::at(place, &mut look(&bundle));
-        let made = maker.goes_on();
+        let made = creator.goes_on();
         assert!(made.status.success(), "{name} {place}: {}", made.said);
         let seen = looks.goes_on();
         judge(&seen);

@@ -86,7 +86,7 @@ pub enum Stale {
     /// A node isn't there.
     #[error(
         "{} names {path}, and there is no such node; load the driver (`{}`)",
-        file.display(), maker(path)
+        file.display(), creator(path)
     )]
     NoNode {
         /// The file.
@@ -113,7 +113,7 @@ pub enum Stale {
 }
 
 /// What makes the node of that name.
-fn maker(path: &str) -> &'static str {
+fn creator(path: &str) -> &'static str {
     if path.ends_with("/nvidia-modeset") { "nvidia-modprobe -m" } else { "nvidia-modprobe -u -c=0" }
 }
 

@@ -282,8 +282,8 @@ mod tests {
     #[test]
     fn a_client_is_charged_to_who_used_it_first() {
         let mut state = state_of(vec![]);
-        let [maker, user] = alive();
-        state.note_user(1, maker);
+        let [creator, user] = alive();
+        state.note_user(1, creator);
         state.note_user(1, user);
         state.note_user(2, user);
         for (client, bytes) in [(1, 4), (2, 1)] {
@@ -291,10 +291,10 @@ mod tests {
             state.enter(Entry::Commit { gpu: 0, bytes, client, parent, handle });
         }
         // Each is shown with 9 bytes. 4 of the maker's are charged, and 1 of the user's.
-        let [maker, user, dead] = [maker, user, dead(1)].map(held);
-        assert_eq!(least_charged(&state, 0, &[maker, user, dead]), Some(dead.pid));
-        assert_eq!(least_charged(&state, 0, &[maker, user]), Some(user.pid));
-        assert_eq!(least_charged(&state, 0, &[user, maker]), Some(user.pid));
+        let [creator, user, dead] = [creator, user, dead(1)].map(held);
+        assert_eq!(least_charged(&state, 0, &[creator, user, dead]), Some(dead.pid));
+        assert_eq!(least_charged(&state, 0, &[creator, user]), Some(user.pid));
+        assert_eq!(least_charged(&state, 0, &[user, creator]), Some(user.pid));
         assert_eq!(least_charged(&state, 0, &[]), None);
     }
 

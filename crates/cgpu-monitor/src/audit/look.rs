@@ -229,7 +229,7 @@ fn forget_dead_processes(
         let holds = !reused.contains(process) && is_shown;
         // A process's files of nvidia-uvm end first. Another thread ends them: UVM may keep that thread waiting.
         let is_kept = |number| files.iter().any(|file| file.number == number);
-        let has_files = state.makers.bound_to(*process).any(is_kept);
+        let has_files = state.creators.bound_to(*process).any(is_kept);
         if has_files {
             monitor.spaces.look_at_all();
         }

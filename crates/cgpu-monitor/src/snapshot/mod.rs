@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub(crate) use counters::{Count, CounterValues, Counters, LeftOut};
-pub(crate) use record::{Maker, Reach, Record};
+pub(crate) use record::{Creator, Reach, Record};
 
 use crate::gate::settings::Settings;
 use cgpu_host::process::ProcessId;

@@ -40,7 +40,7 @@ pub(crate) enum Record {
         /// The thread that makes the call.
         tid: u32,
         /// The process to whose memory the call binds the file.
-        maker: Maker,
+        creator: Creator,
     },
     /// The call of [`Initialize`](Self::Initialize) is over, or is known to have initialized the file.
     Initialized {
@@ -102,7 +102,7 @@ pub(crate) struct Reach {
 
 /// The process that initializes a file of UVM's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Maker {
+pub(crate) struct Creator {
     /// The process.
     pub process: Process,
     /// A number that tells the program that the process executes from a later program of the same process.

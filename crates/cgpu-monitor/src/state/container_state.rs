@@ -8,8 +8,8 @@ use std::collections::{BTreeSet, HashMap};
 use crate::gate::settings::{Gpu, Identity, Node, NodeKind};
 use crate::snapshot::Record;
 use crate::state::channels::Channels;
+use crate::state::creators::Creators;
 use crate::state::groups::Groups;
-use crate::state::makers::Makers;
 use crate::state::pace::Due;
 use crate::state::space_ranges::{Space, SpaceRanges};
 use cgpu_core::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Span, Tree};
@@ -46,7 +46,7 @@ pub(crate) struct ContainerState {
     /// Nodes of UVM's, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
     /// Which process initialized which file of UVM's.
-    pub(crate) makers: Makers,
+    pub(crate) creators: Creators,
     /// Channel groups.
     pub(crate) groups: Groups,
     pub(crate) channels: Channels,
@@ -64,7 +64,7 @@ impl ContainerState {
             processes: BTreeSet::new(),
             ranges: SpaceRanges::default(),
             nodes: BTreeSet::new(),
-            makers: Makers::default(),
+            creators: Creators::default(),
             groups: Groups::default(),
             channels: Channels::default(),
             devices: Devices::default(),
@@ -91,7 +91,7 @@ impl ContainerState {
                         self.processes.remove(&process);
                         self.channels.forget(process);
                     }
-                    Entry::CloseFile { file } => self.makers.close(file),
+                    Entry::CloseFile { file } => self.creators.close(file),
                     _ => {}
                 }
                 self.ledger.replay(entry);
@@ -101,7 +101,7 @@ impl ContainerState {
                 self.nodes.insert((device, inode));
             }
             Record::Initialize { .. } | Record::Initialized { .. } | Record::Bound { .. } => {
-                self.makers.replay(record);
+                self.creators.replay(record);
             }
             Record::Group { .. } => self.groups.replay(record),
             Record::Channel { .. } => self.channels.replay(record),
@@ -117,7 +117,7 @@ impl ContainerState {
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
         let ledger = self.ledger.entries().map(Record::Ledger);
-        let others = self.makers.records().chain(self.groups.records());
+        let others = self.creators.records().chain(self.groups.records());
         let others = others.chain(self.channels.records());
         ledger.chain(self.ranges.records()).chain(nodes).chain(others).collect()
     }

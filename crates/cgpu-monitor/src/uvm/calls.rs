@@ -19,7 +19,7 @@ use crate::gate::settings::Managed;
 use crate::node::Device;
 use crate::processes::kill_process;
 use crate::uvm::callers_file::{call_uvm, change_under_rm_lock, control_file, gpu_of};
-use crate::uvm::file_makers::{bind_to_maker, is_orphaned};
+use crate::uvm::file_creators::{bind_to_creator, is_orphaned};
 use crate::uvm::files::UvmFile;
 use crate::uvm::initialize::{initialize, is_initialized};
 use crate::uvm::kept_files::unregister_gpus;
@@ -130,7 +130,7 @@ fn register_gpu(
     let is_alone = has_flags(&case.monitor.release, case.device()?, ONE_PROCESS_FLAGS);
     if !is_alone {
         enforce_flags(case)?;
-    } else if !bind_to_maker(case.monitor, file) {
+    } else if !bind_to_creator(case.monitor, file) {
         return Err(case.deny(&Denial::UvmOrphaned));
     }
     let number_of = control.map_or(-1, Device::descriptor);

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use crate::caller::Reply;
 use crate::case::{Case, EarlyReply};
 use crate::decide::{Continued, Denial};
-use crate::snapshot::Maker;
+use crate::snapshot::Creator;
 use crate::state::Initialization;
 use crate::uvm::address_spaces::{image_hash, is_randomized};
 use crate::uvm::callers_file::{call_uvm, keep_file};
-use crate::uvm::file_makers::{
+use crate::uvm::file_creators::{
     begin_initialization, end_initialization, try_end_initialization, underway,
 };
 use crate::uvm::queries::was_initialized;
@@ -53,9 +53,9 @@ pub(crate) fn initialize(
     }
     // Where the caller is gone, the image may be another process's program.
     case.still_waits()?;
-    let maker = Maker { process, image };
+    let creator = Creator { process, image };
     let (tid, id) = (case.target()?.tid, case.notice.id);
-    let underway = Initialization { file: file.number, tid: tid.cast_unsigned(), maker, id };
+    let underway = Initialization { file: file.number, tid: tid.cast_unsigned(), creator, id };
     begin_initialization(case.monitor, underway);
     drop(turn);
     case.effects.initializes = true;

@@ -18,7 +18,7 @@ use crate::node::Device;
 use crate::processes::open_files;
 use crate::shared::Monitor;
 use crate::state::{MOST_FILES, Occasion};
-use crate::uvm::file_makers::is_orphaned;
+use crate::uvm::file_creators::is_orphaned;
 use crate::uvm::files::{MOST_QUESTIONS, UvmFile, position};
 use crate::uvm::queries::unregister_gpu;
 use nvrm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK};
@@ -189,7 +189,7 @@ pub(crate) fn unregister_gpus(monitor: &Monitor, device: &Device) -> bool {
 /// is bound to its maker's address space. Files for several processes are bound to none, and keep none.
 pub(crate) fn end_orphaned_files(monitor: &Monitor) {
     for file in monitor.uvm_files.all() {
-        let is_bound = monitor.state().makers.is_bound(file.number);
+        let is_bound = monitor.state().creators.is_bound(file.number);
         if is_bound && is_orphaned(monitor, &file) {
             // The file stays orphaned, so it gets no GPU any more.
             file.deny_gpus();

@@ -21,7 +21,7 @@ use crate::processes::{container_pids, kill_process, open_files_of};
 use crate::shared::Monitor;
 use crate::state::{Mapped, Space};
 use crate::uvm::address_spaces::{AddressSpace, MAPPING_DELAY, current_maps};
-use crate::uvm::file_makers::has_orphaned_files;
+use crate::uvm::file_creators::has_orphaned_files;
 use crate::uvm::files::{MOST_QUESTIONS, UvmFile};
 use crate::uvm::kept_files::{end_orphaned_files, unregister_gpus};
 use crate::uvm::queries::{PAGE_BYTES, Ranges};

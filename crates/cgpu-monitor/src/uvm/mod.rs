@@ -3,7 +3,7 @@
 mod address_spaces;
 mod callers_file;
 mod calls;
-mod file_makers;
+mod file_creators;
 mod files;
 mod initialize;
 mod kept_files;

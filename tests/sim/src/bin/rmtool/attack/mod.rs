@@ -52,7 +52,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("dup2-range", races::dup2_range),
     ("dup2-heir", races::dup2_heir),
     ("name-race", races::names),
-    ("dup2-maker", races::dup2_maker),
+    ("dup2-maker", races::dup2_creator),
     ("remap", races::remap),
     ("class-in-client", races::class_in_client),
     ("swap-control", races::swap_control),

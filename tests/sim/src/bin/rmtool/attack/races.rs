@@ -420,7 +420,7 @@ pub(super) fn dup2_heir(place: &Place, _: &[String]) -> anyhow::Result<u64> {
 
 /// A file is initialized by another process than the one that asked for that: one that lives asks in
 /// vain, and the descriptor by which one that ends initializes its own is replaced by that file.
-pub(super) fn dup2_maker(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
+pub(super) fn dup2_creator(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     /// No flag of the driver's.
     const NONE: u64 = 1 << 40;
     /// Files of its own that it tries by.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use nix::errno::Errno;
 
 use crate::shared::Monitor;
-use crate::snapshot::{Maker, Record};
+use crate::snapshot::{Creator, Record};
 use crate::state::Initialization;
 use crate::uvm::address_spaces::image_hash;
 use crate::uvm::files::UvmFile;
@@ -24,16 +24,16 @@ use nvrm::number::UVM_INITIALIZE;
 /// The initialization that is underway. Opens the books only where there may be one: every call asks this.
 pub(crate) fn underway(monitor: &Monitor) -> Option<Initialization> {
     let may_be = monitor.uvm_files.may_be_underway.load(Ordering::SeqCst);
-    may_be.then(|| monitor.state().makers.underway()).flatten()
+    may_be.then(|| monitor.state().creators.underway()).flatten()
 }
 
 /// Enters that a call which may initialize a file is about to continue.
 pub(crate) fn begin_initialization(monitor: &Monitor, underway: Initialization) {
     let mut state = monitor.state();
     monitor.uvm_files.may_be_underway.store(true, Ordering::SeqCst);
-    let Initialization { file, tid, maker, id } = underway;
-    state.write(Record::Initialize { file, tid, maker });
-    state.makers.set_notification(id);
+    let Initialization { file, tid, creator, id } = underway;
+    state.write(Record::Initialize { file, tid, creator });
+    state.creators.set_notification(id);
 }
 
 /// Ends the initialization `underway` where it has made its file or its call is over: the caller knows that
@@ -63,19 +63,19 @@ pub(crate) fn try_end_initialization(
 pub(crate) fn end_initialization(monitor: &Monitor, underway: Initialization, done: bool) {
     let mut state = monitor.state();
     // Another thread may have entered this already.
-    if state.makers.underway() == Some(underway) {
+    if state.creators.underway() == Some(underway) {
         state.write(Record::Initialized { done });
         monitor.uvm_files.may_be_underway.store(false, Ordering::SeqCst);
     }
 }
 
 /// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
-pub(crate) fn bind_to_maker(monitor: &Monitor, file: &UvmFile) -> bool {
+pub(crate) fn bind_to_creator(monitor: &Monitor, file: &UvmFile) -> bool {
     let underway = underway(monitor);
     if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
         try_end_initialization(monitor, underway, false);
     }
-    let is_bound = monitor.state().makers.is_bound(file.number);
+    let is_bound = monitor.state().creators.is_bound(file.number);
     if !is_bound {
         monitor.state().write(Record::Bound { file: file.number });
     }
@@ -84,8 +84,8 @@ pub(crate) fn bind_to_maker(monitor: &Monitor, file: &UvmFile) -> bool {
 
 /// Whether the file's maker isn't known, is over, or has executed another program.
 pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
-    let maker = monitor.state().makers.of(file.number);
-    maker.is_none_or(|Maker { process, image: then }| {
+    let creator = monitor.state().creators.of(file.number);
+    creator.is_none_or(|Creator { process, image: then }| {
         let has_executed = || image_hash(process).is_some_and(|now| now != then);
         !ProcessId::from(process).alive() || has_executed()
     })
@@ -95,7 +95,7 @@ pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
 pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
     let files = monitor.uvm_files.all();
     let is_made_by_process = |file: &&Arc<UvmFile>| {
-        let bound = monitor.state().makers.bound_to(process).any(|number| number == file.number);
+        let bound = monitor.state().creators.bound_to(process).any(|number| number == file.number);
         bound && !file.is_ended()
     };
     files.iter().filter(is_made_by_process).any(|file| is_orphaned(monitor, file))
@@ -106,7 +106,7 @@ pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
 /// `/proc` shows in which system call a thread waits, with its arguments (`fs/proc/base.c`, `proc_pid_syscall`). A
 /// thread that runs may be anywhere.
 fn is_over(underway: &Initialization) -> bool {
-    let Initialization { tid, maker: Maker { process, .. }, .. } = underway;
+    let Initialization { tid, creator: Creator { process, .. }, .. } = underway;
     let process = ProcessId::from(*process);
     let path = format!("/proc/{}/task/{tid}/syscall", process.pid);
     match std::fs::read_to_string(path) {

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::snapshot::{Maker, Record};
+use crate::snapshot::{Creator, Record};
 use cgpu_core::ledger::Process;
 
 /// The most files. Each needs a descriptor.
@@ -19,7 +19,7 @@ pub(crate) struct Initialization {
     pub(crate) file: u32,
     /// The thread that made the call.
     pub(crate) tid: u32,
-    pub(crate) maker: Maker,
+    pub(crate) creator: Creator,
     /// The id of the call's notification; 0 if it was received before an update.
     pub(crate) id: u64,
 }
@@ -27,18 +27,18 @@ pub(crate) struct Initialization {
 /// The maker of a file, and whether the file is bound to one memory and has had a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MadeFile {
-    maker: Maker,
+    creator: Creator,
     is_bound: bool,
 }
 
 /// The makers that are known.
 #[derive(Debug, Default)]
-pub(crate) struct Makers {
+pub(crate) struct Creators {
     made: BTreeMap<u32, MadeFile>,
     underway: Option<Initialization>,
 }
 
-impl Makers {
+impl Creators {
     /// The call that is underway.
     pub(crate) fn underway(&self) -> Option<Initialization> {
         self.underway
@@ -52,14 +52,14 @@ impl Makers {
     }
 
     /// The maker of a file; `None` where it isn't known.
-    pub(crate) fn of(&self, file: u32) -> Option<Maker> {
-        self.made.get(&file).map(|made| made.maker)
+    pub(crate) fn of(&self, file: u32) -> Option<Creator> {
+        self.made.get(&file).map(|made| made.creator)
     }
 
     /// The files that end with a process.
     pub(crate) fn bound_to(&self, process: Process) -> impl Iterator<Item = u32> {
         let made = self.made.iter();
-        let theirs = made.filter(move |(_, made)| made.is_bound && made.maker.process == process);
+        let theirs = made.filter(move |(_, made)| made.is_bound && made.creator.process == process);
         theirs.map(|(file, _)| *file)
     }
 
@@ -70,14 +70,14 @@ impl Makers {
 
     pub(crate) fn replay(&mut self, record: Record) {
         match record {
-            Record::Initialize { file, tid, maker } => {
-                self.underway = Some(Initialization { file, tid, maker, id: 0 });
+            Record::Initialize { file, tid, creator } => {
+                self.underway = Some(Initialization { file, tid, creator, id: 0 });
             }
             Record::Initialized { done } => {
-                if let Some(Initialization { file, maker, .. }) =
+                if let Some(Initialization { file, creator, .. }) =
                     self.underway.take().filter(|_| done)
                 {
-                    self.made.insert(file, MadeFile { maker, is_bound: false });
+                    self.made.insert(file, MadeFile { creator, is_bound: false });
                 }
             }
             Record::Bound { file } => {
@@ -96,14 +96,14 @@ impl Makers {
     /// The records that make these makers from nothing.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let made = self.made.iter().flat_map(|(file, made)| {
-            let (file, maker) = (*file, made.maker);
+            let (file, creator) = (*file, made.creator);
             let bound = made.is_bound.then_some(Record::Bound { file });
             let done = Record::Initialized { done: true };
-            [Record::Initialize { file, tid: 0, maker }, done].into_iter().chain(bound)
+            [Record::Initialize { file, tid: 0, creator }, done].into_iter().chain(bound)
         });
-        let underway = self
-            .underway
-            .map(|Initialization { file, tid, maker, .. }| Record::Initialize { file, tid, maker });
+        let underway = self.underway.map(|Initialization { file, tid, creator, .. }| {
+            Record::Initialize { file, tid, creator }
+        });
         made.chain(underway)
     }
 }
@@ -112,18 +112,18 @@ impl Makers {
 mod tests {
     use super::*;
 
-    const A: Maker = Maker { process: Process(1), image: 11 };
-    const B: Maker = Maker { process: Process(2), image: 22 };
+    const A: Creator = Creator { process: Process(1), image: 11 };
+    const B: Creator = Creator { process: Process(2), image: 22 };
 
-    fn after(records: &[Record]) -> Makers {
-        let mut makers = Makers::default();
-        records.iter().for_each(|record| makers.replay(*record));
-        makers
+    fn after(records: &[Record]) -> Creators {
+        let mut creators = Creators::default();
+        records.iter().for_each(|record| creators.replay(*record));
+        creators
     }
 
     #[test]
     fn who_asked_is_the_maker_where_it_was_done() {
-        let asked = Record::Initialize { file: 7, tid: 3, maker: A };
+        let asked = Record::Initialize { file: 7, tid: 3, creator: A };
         assert_eq!(after(&[asked]).of(7), None);
         assert_eq!(after(&[asked, Record::Initialized { done: false }]).of(7), None);
         let made = after(&[asked, Record::Initialized { done: true }]);
@@ -132,19 +132,19 @@ mod tests {
 
     #[test]
     fn they_are_made_from_their_records() {
-        let mut makers = after(&[
-            Record::Initialize { file: 7, tid: 3, maker: A },
+        let mut creators = after(&[
+            Record::Initialize { file: 7, tid: 3, creator: A },
             Record::Initialized { done: true },
             Record::Bound { file: 7 },
-            Record::Initialize { file: 8, tid: 4, maker: B },
+            Record::Initialize { file: 8, tid: 4, creator: B },
             Record::Initialized { done: true },
-            Record::Initialize { file: 9, tid: 5, maker: B },
+            Record::Initialize { file: 9, tid: 5, creator: B },
         ]);
-        let again = after(&makers.records().collect::<Vec<_>>());
+        let again = after(&creators.records().collect::<Vec<_>>());
         assert_eq!((again.of(7), again.of(8), again.of(9)), (Some(A), Some(B), None));
         assert_eq!((again.is_bound(7), again.is_bound(8)), (true, false));
-        assert_eq!(again.underway(), Some(Initialization { file: 9, tid: 5, maker: B, id: 0 }));
-        makers.close(7);
-        assert_eq!((makers.of(7), makers.is_bound(7)), (None, false));
+        assert_eq!(again.underway(), Some(Initialization { file: 9, tid: 5, creator: B, id: 0 }));
+        creators.close(7);
+        assert_eq!((creators.of(7), creators.is_bound(7)), (None, false));
     }
 }
