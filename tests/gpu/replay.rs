@@ -302,7 +302,7 @@ impl Account {
             }
             uvm::Call::Free { base, length } => {
                 let pieces: Vec<(Tree, Span)> =
-                    self.ledger.pieces(file).map(|(tree, span, _)| (tree, span)).collect();
+                    self.ledger.ranges(file).map(|(tree, span, _)| (tree, span)).collect();
                 let freed = length.and_then(|length| Span::of(base, length));
                 for (tree, span) in pieces {
                     // Without a length what begins there is all that is known to be of it.

@@ -66,8 +66,8 @@ pub enum Entry {
     Map { tree: Tree, span: Span, charge: ChargeId },
     /// [`Ledger::map_alone`].
     MapAlone { tree: Tree, span: Span, charge: ChargeId },
-    /// [`Ledger::unmap_piece`].
-    UnmapPiece { tree: Tree, first: u64, charge: ChargeId },
+    /// [`Ledger::unmap_range`].
+    UnmapRange { tree: Tree, first: u64, charge: ChargeId },
     /// [`Ledger::unmap`].
     Unmap { tree: Tree, span: Span },
     /// [`Ledger::close_file`].
@@ -139,7 +139,7 @@ impl Ledger {
                 if span.last < span.first => {}
             Entry::Map { tree, span, charge } => self.map(tree, span, charge),
             Entry::MapAlone { tree, span, charge } => self.map_alone(tree, span, charge),
-            Entry::UnmapPiece { tree, first, charge } => self.unmap_piece(tree, first, charge),
+            Entry::UnmapRange { tree, first, charge } => self.unmap_range(tree, first, charge),
             Entry::Unmap { tree, span } => self.unmap(tree, span),
             Entry::CloseFile { file } => self.close_file(file),
             Entry::Pin { before, number } => self.pin(before, number),
@@ -165,8 +165,8 @@ impl Ledger {
         });
         let holds = self.holds.iter();
         let holds = holds.map(|(hold, charge)| Entry::Held { hold: *hold, charge: *charge });
-        let pieces = self.pieces.iter();
-        let pieces = pieces.map(|(tree, span, charge)| Entry::Map { tree, span, charge });
+        let ranges = self.ranges.iter();
+        let ranges = ranges.map(|(tree, span, charge)| Entry::Map { tree, span, charge });
         let pins = self.pins().map(|(before, _, number)| Entry::Pin { before, number });
         let shares = self.holders.iter().flat_map(|(client, processes)| {
             processes.iter().map(|process| Entry::AddHolder { client: *client, process: *process })
@@ -181,7 +181,7 @@ impl Ledger {
             .chain(charges)
             .chain(objects)
             .chain(holds)
-            .chain(pieces)
+            .chain(ranges)
             .chain(pins)
             .chain(shares)
             .chain(accounts)

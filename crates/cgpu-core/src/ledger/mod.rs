@@ -17,8 +17,8 @@
 
 mod account;
 mod entry;
+mod mapped_ranges;
 mod objects;
-mod pieces;
 mod pins;
 mod process;
 mod questions;
@@ -31,14 +31,14 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use account::Account;
+use mapped_ranges::MappedRanges;
 use objects::{Object, Objects, RemovedName};
-use pieces::Pieces;
 use pins::{ChargePlace, Pins};
 
 pub use account::Expected;
 pub use entry::Entry;
+pub use mapped_ranges::{Span, Tree};
 pub use objects::Shown;
-pub use pieces::{Span, Tree};
 pub use pins::PinPlace;
 pub use process::Process;
 
@@ -159,7 +159,7 @@ pub struct Ledger {
     /// How often `holders` has changed.
     holders_changes: u64,
     holds: BTreeMap<Hold, ChargeId>,
-    pieces: Pieces,
+    ranges: MappedRanges,
     pins: Pins,
     charges: BTreeMap<ChargeId, Charge>,
     next_charge: ChargeId,
@@ -192,7 +192,7 @@ impl Ledger {
             holders: BTreeMap::new(),
             holders_changes: 0,
             holds: BTreeMap::new(),
-            pieces: Pieces::default(),
+            ranges: MappedRanges::default(),
             pins: Pins::default(),
             charges: BTreeMap::new(),
             next_charge: ChargeId(0),
@@ -211,7 +211,7 @@ impl Ledger {
     pub fn size(&self) -> Bounds {
         Bounds {
             objects: self.objects.len(),
-            holds: self.holds.len() + self.pieces.len(),
+            holds: self.holds.len() + self.ranges.len(),
             pins: self.pins.len(),
         }
     }

@@ -94,26 +94,26 @@ impl Ledger {
     }
 
     /// The pieces of a file of UVM's: the tree, the span and the charge of each.
-    pub fn pieces(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
-        self.pieces.of_file(file)
+    pub fn ranges(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
+        self.ranges.of_file(file)
     }
 
     /// Whether any piece overlaps the span.
     #[must_use]
-    pub fn has_pieces_in(&self, tree: Tree, span: Span) -> bool {
-        self.pieces.overlapping(tree, span).next().is_some()
+    pub fn has_ranges_in(&self, tree: Tree, span: Span) -> bool {
+        self.ranges.overlapping(tree, span).next().is_some()
     }
 
     /// The files of UVM's that have pieces.
     #[must_use]
     pub fn files(&self) -> BTreeSet<u32> {
-        self.pieces.iter().map(|(tree, ..)| tree.file).collect()
+        self.ranges.iter().map(|(tree, ..)| tree.file).collect()
     }
 
     /// Whether a piece of the charge begins at `first`.
     #[must_use]
     pub fn is_mapped(&self, tree: Tree, first: u64, charge: ChargeId) -> bool {
-        self.pieces.contains(tree, first, charge)
+        self.ranges.contains(tree, first, charge)
     }
 
     /// The bytes that show on a GPU, by client. A duplicate counts for each client that has one.

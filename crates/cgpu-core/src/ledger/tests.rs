@@ -648,7 +648,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                 ledger.map_alone(tree, span, charge);
             } else if !is_there {
                 ledger.map(tree, span, charge);
-                ledger.unmap_piece(tree, span.first, charge);
+                ledger.unmap_range(tree, span.first, charge);
             }
         }
         Step::Unmap { tree: number, pages } => {
@@ -763,7 +763,7 @@ fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
     ledger.free(A, Handle(2));
     assert_eq!(used(&ledger), 90);
     let mut failed = copied(&ledger, 1);
-    failed.unmap_piece(tree(0), span((2, 3)).first, two);
+    failed.unmap_range(tree(0), span((2, 3)).first, two);
     assert_eq!(used(&failed), 40);
     // The mapping was made again.
     ledger.map_alone(tree(0), span((0, 7)), two);

@@ -54,7 +54,7 @@ impl Ledger {
         for Usage { limit_bytes, used_bytes } in self.accounts.iter().map(Account::usage) {
             (limit_bytes, used_bytes).hash(&mut mark);
         }
-        let counts = [self.objects.len(), self.charges.len(), self.holds.len(), self.pieces.len()];
+        let counts = [self.objects.len(), self.charges.len(), self.holds.len(), self.ranges.len()];
         (counts, self.holders_changes).hash(&mut mark);
         mark.finish()
     }

@@ -31,7 +31,7 @@ pub(crate) fn plan_map(
     charge: Option<ChargeId>,
 ) -> Result<MapPlan, Denial> {
     let Some(charge) = charge else {
-        let had = trees.iter().copied().filter(|tree| ledger.has_pieces_in(*tree, span));
+        let had = trees.iter().copied().filter(|tree| ledger.has_ranges_in(*tree, span));
         let mapped = had.map(|tree| Entry::Unmap { tree, span }).collect();
         return Ok(MapPlan { before: vec![], mapped, not_mapped: vec![] });
     };
@@ -43,7 +43,7 @@ pub(crate) fn plan_map(
     Ok(MapPlan {
         before: all().map(|tree| Entry::Map { tree, span, charge }).collect(),
         mapped: all().map(|tree| Entry::MapAlone { tree, span, charge }).collect(),
-        not_mapped: new.map(|tree| Entry::UnmapPiece { tree, first: span.first, charge }).collect(),
+        not_mapped: new.map(|tree| Entry::UnmapRange { tree, first: span.first, charge }).collect(),
     })
 }
 

@@ -128,7 +128,7 @@ impl ContainerState {
 
     /// Notes that nothing is mapped in the span any more.
     pub(crate) fn unmap(&mut self, tree: Tree, span: Span) {
-        if self.ledger.has_pieces_in(tree, span) {
+        if self.ledger.has_ranges_in(tree, span) {
             self.enter(Entry::Unmap { tree, span });
         }
     }

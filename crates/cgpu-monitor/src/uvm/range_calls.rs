@@ -109,12 +109,12 @@ pub(crate) fn free_range(
 
 /// Enters that the range at `base` is freed. `length` is in bytes; `None` where it isn't known.
 fn enter_freed(case: &Case<'_>, file: u32, base: u64, length: Option<u64>) {
-    let pieces: Vec<(Tree, Span)> = {
+    let ranges: Vec<(Tree, Span)> = {
         let state = case.state();
-        let pieces = state.ledger.pieces(file).map(|(tree, span, _)| (tree, span));
-        pieces.filter(|(_, span)| span.last >= base).collect()
+        let ranges = state.ledger.ranges(file).map(|(tree, span, _)| (tree, span));
+        ranges.filter(|(_, span)| span.last >= base).collect()
     };
-    let freed = freed_spans(file, &pieces, (base, length), |at| is_in_range(case, at));
+    let freed = freed_spans(file, &ranges, (base, length), |at| is_in_range(case, at));
     let mut state = case.state();
     freed.into_iter().for_each(|(tree, span)| state.unmap(tree, span));
 }

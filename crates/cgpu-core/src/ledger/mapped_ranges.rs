@@ -52,14 +52,14 @@ enum Reference {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Pieces {
+pub(super) struct MappedRanges {
     /// The last address of each piece, by tree, first address and charge.
     all: BTreeMap<(Tree, u64, ChargeId), u64>,
     /// The largest difference between a piece's last and first address so far.
     longest: u64,
 }
 
-impl Pieces {
+impl MappedRanges {
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
@@ -148,7 +148,7 @@ impl Ledger {
     /// there are as many holds as [`Bounds`](super::Bounds) allows.
     pub fn map(&mut self, tree: Tree, span: Span, charge: ChargeId) {
         if self.charges.contains_key(&charge) {
-            let made = self.pieces.add(tree, span, charge);
+            let made = self.ranges.add(tree, span, charge);
             self.apply(made);
         }
     }
@@ -163,8 +163,8 @@ impl Ledger {
     }
 
     /// Removes a piece that [`Ledger::map`] added: the memory was not mapped.
-    pub fn unmap_piece(&mut self, tree: Tree, first: u64, charge: ChargeId) {
-        let ended = self.pieces.remove(tree, first, charge);
+    pub fn unmap_range(&mut self, tree: Tree, first: u64, charge: ChargeId) {
+        let ended = self.ranges.remove(tree, first, charge);
         self.apply(ended);
     }
 
@@ -172,13 +172,13 @@ impl Ledger {
     /// whole memory.
     pub fn unmap(&mut self, tree: Tree, span: Span) {
         let most = self.bounds.holds.saturating_sub(self.holds.len());
-        let changes = self.pieces.cut(tree, span, most);
+        let changes = self.ranges.cut(tree, span, most);
         self.apply(changes);
     }
 
     /// Removes all pieces of a file of UVM's: the file is closed.
     pub fn close_file(&mut self, file: u32) {
-        let trees: Vec<Tree> = self.pieces.of_file(file).map(|(tree, ..)| tree).collect();
+        let trees: Vec<Tree> = self.ranges.of_file(file).map(|(tree, ..)| tree).collect();
         trees.into_iter().for_each(|tree| self.unmap(tree, Span::ALL));
     }
 
