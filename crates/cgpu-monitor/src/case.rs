@@ -366,10 +366,10 @@ pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Early
     // The call of a terminal or a disk is not the monitor's to make, and it may not continue: its descriptor could be
     // another file by then.
     let device = device.ok_or(Reply::Errno(Errno::ENOTTY as i32))?;
-    let Monitor { settings, origins, last_mount, .. } = case.monitor;
+    let Monitor { settings, provenances, last_mount, .. } = case.monitor;
     if let Some(mount) = device.mount.filter(|now| last_mount.swap(*now, Ordering::Relaxed) != *now)
     {
-        origins.note_mount(mount, device.place.0, settings);
+        provenances.note_mount(mount, device.place.0, settings);
     }
     case.device = Some(device);
     note_caller(case)

@@ -15,7 +15,7 @@ use crate::gate::settings::Settings;
 use crate::gate::wire::End;
 use crate::log::ContainerLog;
 use crate::own_ranges::own_ranges;
-use crate::processes::Origins;
+use crate::processes::ProvenanceIndex;
 use crate::snapshot::{Count, CounterValues, Counters, Record};
 use crate::state::{ContainerState, Idleness, Pace, RmLock};
 use crate::sync::{ChangeFlag, Lock, Work};
@@ -76,7 +76,7 @@ pub(crate) struct Monitor {
 
     // `processes`
     /// What tells the container's files and processes from others.
-    pub(crate) origins: Origins,
+    pub(crate) provenances: ProvenanceIndex,
     /// Processes that the monitor has ended and that may still be there.
     pub(crate) killed: Lock<BTreeSet<Process>>,
 
@@ -189,7 +189,7 @@ impl Monitor {
             client: Lock::default(),
             warned: WarningTimes::default(),
             exports: Exports::default(),
-            origins: Origins::default(),
+            provenances: ProvenanceIndex::default(),
             killed: Lock::default(),
             shares,
             turns_thread: TurnsThread::default(),

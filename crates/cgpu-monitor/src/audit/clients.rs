@@ -204,7 +204,7 @@ fn control_files(monitor: &Monitor, pid: u32) -> Vec<Device> {
         let mount = device.mount?;
         let is_left = device.kind == NodeKind::Control
             && !own_mounts.contains(&mount)
-            && monitor.origins.has_file(mount, device.place.0);
+            && monitor.provenances.has_file(mount, device.place.0);
         is_left.then_some(device)
     });
     files.collect()

@@ -4,7 +4,7 @@
 //! driver's figures alone: for the process that made the client, which may be dead by then, or for an outside process
 //! that made a client of its own. So the figures of these processes are asked for, too. Then processes are searched for
 //! that aren't the container's and have a file which was opened in the container
-//! ([`Origins`](crate::processes)). [`HolderFacts`] says what becomes of each.
+//! ([`ProvenanceIndex`](crate::processes)). [`HolderFacts`] says what becomes of each.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -68,13 +68,13 @@ pub(crate) fn since_search(monitor: &Monitor) -> Duration {
 /// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, searches
 /// for outside processes that have the container's descriptors.
 pub(crate) fn end_escapes(monitor: &Monitor) {
-    let origins = &monitor.origins;
+    let provenances = &monitor.provenances;
     let now = Instant::now();
-    if origins.is_unknown() {
+    if provenances.is_unknown() {
         return;
     }
     let callers = caller_pids(monitor);
-    if callers.is_empty() && !origins.is_watched() {
+    if callers.is_empty() && !provenances.is_watched() {
         return;
     }
     if monitor.escapes.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
@@ -84,7 +84,7 @@ pub(crate) fn end_escapes(monitor: &Monitor) {
     let (suspicious, lingering, searched) = {
         let found = monitor.escapes.lock();
         let is_shown = |pid| found.figures.contains_key(&pid);
-        let lingering = origins.has_unused_dead_pid(is_shown);
+        let lingering = provenances.has_unused_dead_pid(is_shown);
         (found.suspicion.is_some_and(|until| now < until), lingering, found.searched)
     };
     let since = searched.map_or(Duration::MAX, |searched| now - searched);
@@ -94,7 +94,7 @@ pub(crate) fn end_escapes(monitor: &Monitor) {
 }
 
 fn look_at_figures(monitor: &Monitor, callers: &BTreeSet<u32>) {
-    let origins = &monitor.origins;
+    let provenances = &monitor.provenances;
     let own: Vec<u32> = callers.iter().copied().collect();
     let Some((_, other_bytes)) = figures_of(monitor, &own) else { return };
     let (last, suspicion) = {
@@ -103,7 +103,7 @@ fn look_at_figures(monitor: &Monitor, callers: &BTreeSet<u32>) {
     };
     let now = Instant::now();
     // All processes are asked for only with reason: there are many processes, and many monitors that ask.
-    let has_called = !callers.is_empty() || origins.has_dead_caller();
+    let has_called = !callers.is_empty() || provenances.has_dead_caller();
     let often = monitor.pace(has_called, now).scan_interval;
     if last.is_some_and(|(bytes, at)| bytes == other_bytes && now - at < often)
         && suspicion.is_none_or(|until| until <= now)
@@ -111,7 +111,7 @@ fn look_at_figures(monitor: &Monitor, callers: &BTreeSet<u32>) {
         return;
     }
     monitor.escapes.lock().other_bytes = Some((other_bytes, now));
-    let dead_pids = origins.dead_pids();
+    let dead_pids = provenances.dead_pids();
     let all = all_pids().chain(dead_pids.iter().copied()).chain(callers.iter().copied());
     let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
     let Some((_, before)) = figures_of(monitor, &[]) else { return };
@@ -212,8 +212,8 @@ fn meet(
     }
     // The pidfd is opened before anything is asked: the signal reaches only the process that had the pid then.
     let pidfd = pidfd(pid.cast_signed()).ok()?;
-    let origins = &monitor.origins;
-    let has_file = |mount, filesystem| origins.has_file(mount, filesystem);
+    let provenances = &monitor.provenances;
+    let has_file = |mount, filesystem| provenances.has_file(mount, filesystem);
     let found = descriptors_of(pid, &monitor.settings.nodes, has_file);
     if !found.of_container || is_container_or_monitor(monitor, pid) {
         return None;

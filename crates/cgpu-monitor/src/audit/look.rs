@@ -110,13 +110,13 @@ fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<Seen>
     let dead: Vec<Process> =
         processes.iter().copied().filter(|process| !ProcessId::from(*process).alive()).collect();
     if processes.is_empty() {
-        close_client_if_unused(monitor, monitor.origins.is_watched());
+        close_client_if_unused(monitor, monitor.provenances.is_watched());
         return None;
     }
     let own = own_client(monitor)?;
     let is_reused = |process: &Process| ProcessId::of(process.pid().cast_signed()).is_some();
     let reused: BTreeSet<Process> = dead.iter().copied().filter(is_reused).collect();
-    let dead_pids = DeadPids { former: monitor.origins.unused_dead_pids(), reused };
+    let dead_pids = DeadPids { former: monitor.provenances.unused_dead_pids(), reused };
     let mut all = Vec::new();
     for gpu in 0..monitor.uuids.len() {
         let found = ask(monitor, &own, gpu, &dead_pids)?;
@@ -244,7 +244,7 @@ fn forget_dead_processes(
         state.enter(Entry::RemoveProcess { process: *process });
         monitor.shares.wake();
         monitor.spaces.look_at_all();
-        monitor.origins.note_dead(*process);
+        monitor.provenances.note_dead(*process);
         has_forgotten = true;
     }
     if has_forgotten {

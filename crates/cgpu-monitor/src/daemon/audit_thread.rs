@@ -71,10 +71,10 @@ impl AuditThread {
             scan_exports(monitor);
             scan_files(monitor, occasion);
             free_pins_soon(monitor);
-            close_client_if_unused(monitor, monitor.origins.is_watched());
+            close_client_if_unused(monitor, monitor.provenances.is_watched());
             if self.awaits_first_process() {
                 let scan_interval = monitor.pace(false, now).scan_interval;
-                monitor.origins.find_first_process(&monitor.settings, scan_interval);
+                monitor.provenances.find_first_process(&monitor.settings, scan_interval);
             }
             let calls = monitor.counters.calls().received();
             if given_back.elapsed() > GIVE_BACK && heap_given_after != Some(calls) {
@@ -106,7 +106,7 @@ impl AuditThread {
                 continue;
             }
             let Ok(pidfd) = cgpu_host::process::pidfd(pid.pid) else { continue };
-            monitor.origins.note_process(pid.pid, &monitor.settings);
+            monitor.provenances.note_process(pid.pid, &monitor.settings);
             watched.insert(process, Some(pidfd));
         }
     }
@@ -115,7 +115,7 @@ impl AuditThread {
     fn awaits_first_process(&self) -> bool {
         let monitor = &*self.monitor;
         monitor.settings.state_file.is_some()
-            && !monitor.origins.has_dead_caller()
+            && !monitor.provenances.has_dead_caller()
             && monitor.state().processes.is_empty()
     }
 
@@ -127,7 +127,7 @@ impl AuditThread {
         let mut interval = monitor.pace(!awaits_first, now).interval;
         if awaits_first {
             let scan_interval = monitor.pace(false, now).scan_interval;
-            interval = interval.min(monitor.origins.finding_interval(scan_interval));
+            interval = interval.min(monitor.provenances.finding_interval(scan_interval));
         }
         if monitor.exports.has_any() {
             interval = interval.min(EXPORTS);
@@ -136,7 +136,7 @@ impl AuditThread {
         let mut state = monitor.state();
         let watched = awaits_first
             || !state.processes.is_empty()
-            || monitor.origins.is_watched()
+            || monitor.provenances.is_watched()
             || monitor.exports.has_any()
             || monitor.log.has_left_out()
             || has_files;

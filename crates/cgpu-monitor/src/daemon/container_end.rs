@@ -88,9 +88,9 @@ impl ContainerEnd {
     pub(crate) fn end_listener(self: &Arc<Self>, number: u64) {
         let monitor = &*self.monitor;
         let unseen = caller_pids(monitor).is_empty()
-            && !monitor.origins.is_watched()
+            && !monitor.provenances.is_watched()
             && !monitor.exports.has_any();
-        let is_over = unseen || monitor.origins.is_unknown();
+        let is_over = unseen || monitor.provenances.is_unknown();
         // One step for the audit's thread, which may be about to find a new listener.
         let mut ending = self.ending.lock();
         self.listeners.remove(number);
@@ -167,7 +167,7 @@ impl ContainerEnd {
         }
         drop(ending);
         clear_exports(&self.monitor);
-        let mut pids = self.monitor.origins.unused_dead_pids();
+        let mut pids = self.monitor.provenances.unused_dead_pids();
         pids.extend(caller_pids(&self.monitor));
         let pids: Vec<u32> = pids.into_iter().collect();
         let used = figures_of(&self.monitor, &pids).is_none_or(|(figures, _)| !figures.is_empty());

@@ -15,7 +15,7 @@ use std::sync::Once;
 use nix::sys::socket::{getsockopt, sockopt};
 use tracing::warn;
 
-use crate::processes::{Origin, home_of, mount_namespace};
+use crate::processes::{Provenance, home_of, mount_namespace};
 use cgpu_host::process::{ProcessId, is_running};
 use cgpu_host::registry::Registry;
 
@@ -91,10 +91,10 @@ fn container_of(
     let records = Registry::look(state_dir, String::new()).and_then(|all| all.records());
     let records = records.map_err(|error| format!("it can't be known who asks: {error}"))?;
     let is_its = |init: ProcessId| {
-        let mut origin = Origin::default();
+        let mut provenance = Provenance::default();
         let (namespace_of_init, cgroup_of_init) = home_of(init.pid, started_in);
-        origin.add_process(namespace_of_init, cgroup_of_init.as_deref());
-        origin.has_process(namespace, &cgroup)
+        provenance.add_process(namespace_of_init, cgroup_of_init.as_deref());
+        provenance.has_process(namespace, &cgroup)
     };
     let inits = records.into_iter().filter_map(|record| Some((record.holder.init()?, record)));
     let found = inits.filter(|(init, _)| init.alive()).find(|(init, _)| is_its(*init));

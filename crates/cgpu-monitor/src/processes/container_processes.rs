@@ -10,7 +10,7 @@ use crate::caller::threads_by_fd_table;
 use crate::gate::settings::NodeKind;
 use crate::log::described;
 use crate::node::kind_at;
-use crate::processes::origins::mount_namespace;
+use crate::processes::provenance_index::mount_namespace;
 use crate::shared::Monitor;
 use cgpu_core::ledger::Process;
 use cgpu_host::events::Event;
@@ -42,7 +42,7 @@ pub(crate) fn is_container_or_monitor(monitor: &Monitor, pid: u32) -> bool {
 
 fn is_in_container(monitor: &Monitor, pid: u32, namespace: u64) -> bool {
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    monitor.origins.has_process(namespace, &cgroup)
+    monitor.provenances.has_process(namespace, &cgroup)
 }
 
 /// The descriptors of nodes of that kind that the container's processes have, each with its thread. `None` where

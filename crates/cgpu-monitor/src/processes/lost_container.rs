@@ -10,8 +10,10 @@ use crate::gate::settings::{Gpu, Node};
 use crate::log::described;
 use crate::processes::container_processes::{all_pids, is_monitor, is_of_host};
 use crate::processes::holder::{Consequence, Evidence, HolderFacts};
-use crate::processes::origin::Origin;
-use crate::processes::origins::{cgroups_of, descriptors_of, home_of, mount_namespace, mounts_of};
+use crate::processes::provenance::Provenance;
+use crate::processes::provenance_index::{
+    cgroups_of, descriptors_of, home_of, mount_namespace, mounts_of,
+};
 use cgpu_host::events::Event;
 use cgpu_host::process::{ProcStatus, ProcessId, pidfd};
 use nvrm::{Release, about};
@@ -22,38 +24,38 @@ const SLACK_BYTES: u64 = 16 << 20;
 /// The container of the process `first`, as far as the kernel shows it.
 struct Container {
     first: ProcessId,
-    origin: Origin,
+    provenance: Provenance,
 }
 
 impl Container {
     /// `None` if the process has ended, or has no mounts of its own: the container's files can't be told from others.
     fn of(first: ProcessId) -> Option<Self> {
-        let mut origin = Origin::default();
+        let mut provenance = Provenance::default();
         let mut found = mounts_of(first.pid)?;
         let own = mounts_of(std::process::id().cast_signed())?;
         found.retain(|mount| !own.contains(mount));
-        origin.set_first_process_mounts(found);
+        provenance.set_first_process_mounts(found);
         // The engine's helper above it is no process of the container's.
         let parent = ProcStatus::read(first.pid).ok();
         let parent = parent.and_then(|status| status.field("PPid")?.parse().ok());
         let shared = parent.and_then(cgroups_of).unwrap_or_default();
         let (namespace, cgroup) = home_of(first.pid, &shared);
-        origin.add_process(namespace, cgroup.as_deref());
+        provenance.add_process(namespace, cgroup.as_deref());
         // Another process may have had the pid meanwhile.
-        (first.alive() && !origin.is_unknown()).then_some(Container { first, origin })
+        (first.alive() && !provenance.is_unknown()).then_some(Container { first, provenance })
     }
 
     /// Whether a process is the container's. One of which too little can be read counts as the container's.
     fn has(&self, pid: u32) -> bool {
         let Some((_, namespace)) = mount_namespace(pid.cast_signed()) else { return true };
         let cgroup = cgroups_of(pid.cast_signed()).unwrap_or_default();
-        pid == self.first.pid.cast_unsigned() || self.origin.has_process(namespace, &cgroup)
+        pid == self.first.pid.cast_unsigned() || self.provenance.has_process(namespace, &cgroup)
     }
 
     /// Whether an outside process has a file of the driver's that was opened in the container; and then, whether it
     /// has one of its own, too.
     fn has_given_to(&self, pid: u32, nodes: &[Node]) -> Option<bool> {
-        let has_file = |mount, filesystem| self.origin.has_file(mount, filesystem);
+        let has_file = |mount, filesystem| self.provenance.has_file(mount, filesystem);
         let found = descriptors_of(pid, nodes, has_file);
         found.of_container.then_some(found.of_own)
     }
@@ -64,7 +66,7 @@ impl Container {
             let Ok(pidfd) = pidfd(pid.cast_signed()) else { continue };
             // Others may be in its cgroups.
             let namespace = mount_namespace(pid.cast_signed());
-            let is_inside = namespace.is_some_and(|(_, of)| self.origin.has_process(of, ""));
+            let is_inside = namespace.is_some_and(|(_, of)| self.provenance.has_process(of, ""));
             if is_inside || ProcessId::of(pid.cast_signed()) == Some(self.first) {
                 let _ = pidfd_send_signal(pidfd, Signal::KILL);
             }

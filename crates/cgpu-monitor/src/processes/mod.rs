@@ -3,8 +3,8 @@
 mod container_processes;
 mod holder;
 mod lost_container;
-mod origin;
-mod origins;
+mod provenance;
+mod provenance_index;
 
 pub(crate) use container_processes::{
     all_pids, caller_pids, container_pids, is_container_or_monitor, is_of_host, kill_all_processes,
@@ -12,5 +12,7 @@ pub(crate) use container_processes::{
 };
 pub(crate) use holder::{Consequence, Evidence, HolderFacts};
 pub use lost_container::end_if_taken;
-pub(crate) use origin::Origin;
-pub(crate) use origins::{Origins, descriptors_of, home_of, mount_namespace, mounts_of};
+pub(crate) use provenance::Provenance;
+pub(crate) use provenance_index::{
+    ProvenanceIndex, descriptors_of, home_of, mount_namespace, mounts_of,
+};

@@ -13,7 +13,7 @@ use rustix::process::{Pid, test_kill_process};
 use crate::caller::threads_by_fd_table;
 use crate::gate::settings::{Node, Settings};
 use crate::node::{mount_at, place_at};
-use crate::processes::origin::{Origin, mounts};
+use crate::processes::provenance::{Provenance, mounts};
 use crate::sync::Lock;
 use cgpu_core::ledger::Process;
 use cgpu_host::process::{ProcessId, first_of, reported};
@@ -32,16 +32,16 @@ const MOST_MOUNTS: usize = 1024;
 
 /// What is known of the container's files and processes, whether or not any of the container's processes has called.
 #[derive(Debug, Default)]
-pub(crate) struct Origins {
-    known: Lock<KnownOrigins>,
+pub(crate) struct ProvenanceIndex {
+    known: Lock<KnownProvenances>,
     first_process: Lock<Option<FirstProcess>>,
     /// Pids of the container's processes that called, have ended, and are forgotten in the books.
     dead_pids: Lock<VecDeque<u32>>,
 }
 
 #[derive(Debug, Default)]
-struct KnownOrigins {
-    origin: Origin,
+struct KnownProvenances {
+    provenance: Provenance,
     /// Mounts that were judged, whether they were the container's or not.
     judged: BTreeSet<u64>,
 }
@@ -61,11 +61,11 @@ impl FirstProcess {
     }
 }
 
-impl Origins {
+impl ProvenanceIndex {
     /// Notes that a process of the container has a file open on that mount of that file system.
     pub(crate) fn note_mount(&self, mount: u64, filesystem: u64, settings: &Settings) {
-        let mut origins = self.known.lock();
-        if origins.judged.len() >= MOST_MOUNTS || !origins.judged.insert(mount) {
+        let mut provenances = self.known.lock();
+        if provenances.judged.len() >= MOST_MOUNTS || !provenances.judged.insert(mount) {
             return;
         }
         // Mounts that the host has, too, say nothing of the container.
@@ -74,7 +74,7 @@ impl Origins {
         }
         let mut of_host = settings.nodes.iter().filter_map(|node| place_at(&node.path));
         let private = !of_host.any(|place| place.0 == filesystem);
-        origins.origin.add_mount(mount, private.then_some(filesystem));
+        provenances.provenance.add_mount(mount, private.then_some(filesystem));
     }
 
     /// Reads the mounts of the container's first process, before any process has called: a descriptor can be sent away
@@ -96,7 +96,7 @@ impl Origins {
         if !first.alive() || found.is_empty() || found.len() > MOST_MOUNTS {
             return;
         }
-        self.known.lock().origin.set_first_process_mounts(found);
+        self.known.lock().provenance.set_first_process_mounts(found);
         let found = first_process.map_or(now, |first| first.found);
         *first_process = Some(FirstProcess { found, read: now });
         drop(first_process);
@@ -113,7 +113,7 @@ impl Origins {
     /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
     pub(crate) fn note_process(&self, pid: i32, settings: &Settings) {
         let (namespace, cgroup) = home_of(pid, &settings.started_in);
-        self.known.lock().origin.add_process(namespace, cgroup.as_deref());
+        self.known.lock().provenance.add_process(namespace, cgroup.as_deref());
         for tid in threads_by_fd_table(pid.cast_unsigned()) {
             for (mount, filesystem) in open_nodes(&settings.nodes, tid) {
                 self.note_mount(mount, filesystem, settings);
@@ -170,17 +170,17 @@ impl Origins {
 
     /// Whether nothing is known of the mounts on which the container's files are opened.
     pub(crate) fn is_unknown(&self) -> bool {
-        self.known.lock().origin.is_unknown()
+        self.known.lock().provenance.is_unknown()
     }
 
     /// Whether an open file is the container's, by its mount or its file system.
     pub(crate) fn has_file(&self, mount: u64, filesystem: u64) -> bool {
-        self.known.lock().origin.has_file(mount, filesystem)
+        self.known.lock().provenance.has_file(mount, filesystem)
     }
 
     /// Whether a process is the container's, by its mount namespace or its cgroup.
     pub(crate) fn has_process(&self, namespace: u64, cgroup: &str) -> bool {
-        self.known.lock().origin.has_process(namespace, cgroup)
+        self.known.lock().provenance.has_process(namespace, cgroup)
     }
 }
 

@@ -12,7 +12,7 @@ const MOST: usize = 256;
 
 /// What is known of a container: where its nodes are opened, and where its processes live.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Origin {
+pub(crate) struct Provenance {
     mounts: BTreeSet<u64>,
     /// All mounts of the container's first process that the host doesn't have, as they are now.
     first_mounts: BTreeSet<u64>,
@@ -21,7 +21,7 @@ pub(crate) struct Origin {
     cgroups: BTreeSet<String>,
 }
 
-impl Origin {
+impl Provenance {
     /// Adds the mount on which a node was opened, and the file system where it is the container's own.
     pub(crate) fn add_mount(&mut self, mount: u64, filesystem: Option<u64>) {
         remember(&mut self.mounts, mount);
@@ -102,30 +102,32 @@ mod tests {
 
     #[test]
     fn a_file_is_known_by_its_mount_or_its_file_system() {
-        let mut origin = Origin::default();
-        assert!(origin.is_unknown() && !origin.has_file(7, 5));
-        origin.add_mount(7, None);
-        assert!(origin.has_file(7, 5) && !origin.has_file(8, 5));
-        origin.add_mount(9, Some(5));
-        assert!(origin.has_file(8, 5) && !origin.has_file(8, 6) && !origin.is_unknown());
+        let mut provenance = Provenance::default();
+        assert!(provenance.is_unknown() && !provenance.has_file(7, 5));
+        provenance.add_mount(7, None);
+        assert!(provenance.has_file(7, 5) && !provenance.has_file(8, 5));
+        provenance.add_mount(9, Some(5));
+        assert!(
+            provenance.has_file(8, 5) && !provenance.has_file(8, 6) && !provenance.is_unknown()
+        );
     }
 
     #[test]
     fn processes_at_home_share_a_namespace_or_a_cgroup() {
-        let mut origin = Origin::default();
-        assert!(!origin.has_process(1, "0::/pod/app\n"));
-        origin.add_process(Some(1), Some("0::/pod/app\n"));
-        assert!(origin.has_process(1, "0::/\n"));
-        assert!(origin.has_process(2, "0::/pod/app\n"));
-        assert!(origin.has_process(2, "0::/pod/app/child\n"));
-        assert!(!origin.has_process(2, "0::/pod/apple\n"));
-        assert!(!origin.has_process(2, "0::/pod\n"));
+        let mut provenance = Provenance::default();
+        assert!(!provenance.has_process(1, "0::/pod/app\n"));
+        provenance.add_process(Some(1), Some("0::/pod/app\n"));
+        assert!(provenance.has_process(1, "0::/\n"));
+        assert!(provenance.has_process(2, "0::/pod/app\n"));
+        assert!(provenance.has_process(2, "0::/pod/app/child\n"));
+        assert!(!provenance.has_process(2, "0::/pod/apple\n"));
+        assert!(!provenance.has_process(2, "0::/pod\n"));
     }
 
     #[test]
     fn a_container_can_not_make_it_grow() {
-        let mut origin = Origin::default();
-        (0..10_000).for_each(|mount| origin.add_mount(mount, Some(mount)));
-        assert!(origin.has_file(0, u64::MAX) && !origin.has_file(9_999, u64::MAX));
+        let mut provenance = Provenance::default();
+        (0..10_000).for_each(|mount| provenance.add_mount(mount, Some(mount)));
+        assert!(provenance.has_file(0, u64::MAX) && !provenance.has_file(9_999, u64::MAX));
     }
 }
