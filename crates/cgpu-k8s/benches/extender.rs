@@ -98,8 +98,8 @@ fn main() {
     let binds = (0..ROUNDS).map(|round| {
         let seeker = Seeker::of(&pod(format!("new{round}"), 4, None), &AskRules::default());
         let begun = Instant::now();
-        let promise = fleet.promise(&seeker, &names[round]).expect("there is room");
-        assert_eq!(words(&promise.choice.memory, promise.gpu_units, false).len(), 5);
+        let reservation = fleet.reservation(&seeker, &names[round]).expect("there is room");
+        assert_eq!(words(&reservation.choice.memory, reservation.gpu_units, false).len(), 5);
         begun.elapsed()
     });
     let binds = median(binds.collect());

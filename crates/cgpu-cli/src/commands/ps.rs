@@ -93,14 +93,14 @@ fn notes(container: &ContainerFigures) -> Vec<String> {
 
 /// That a monitor enforces another quota than was promised: root has told it so, and not by `cgpu set`.
 fn changed(id: &str, share: &ShareFigures) -> Option<String> {
-    let promised = share.gpu.memory_limit_bytes?;
-    let enforced = share.memory_enforced_bytes.filter(|enforced| *enforced != promised)?;
+    let reserved = share.gpu.memory_limit_bytes?;
+    let enforced = share.memory_enforced_bytes.filter(|enforced| *enforced != reserved)?;
     Some(format!(
         "{id}: its monitor enforces {} MiB on GPU {}, and {} MiB were promised: it was told so past the \
          registry; see `cgpu events {id}`, and set it by `cgpu set`",
         bytes_to_mib(enforced),
         share.gpu.given_index(),
-        bytes_to_mib(promised),
+        bytes_to_mib(reserved),
     ))
 }
 

@@ -106,7 +106,7 @@ impl Found {
         let rules = self.rules.get(&gpu.uuid);
         let driver = self.driver.gpus.iter().find(|figures| figures.uuid == gpu.uuid);
         let in_containers = || known_sum(on_it().map(|(_, share)| share.memory_used_bytes));
-        let promised =
+        let reserved =
             on_it().filter(is_shared).filter_map(|(_, share)| share.gpu.memory_limit_bytes);
         let reported = |figure: fn(&DriverGpu) -> Option<u32>| driver.and_then(figure);
         GpuFigures {
@@ -117,7 +117,7 @@ impl Found {
             lost: gpu.state == GpuState::Lost,
             memory_total_bytes: gpu.memory_bytes,
             memory_reserved_bytes: gpu.reserved_bytes,
-            memory_promised_bytes: promised.fold(0, u64::saturating_add),
+            memory_promised_bytes: reserved.fold(0, u64::saturating_add),
             memory_used_bytes: driver.and_then(|gpu| gpu.memory_used_bytes).or_else(in_containers),
             utilization_percent: reported(|gpu| gpu.utilization_percent),
             temperature_celsius: reported(|gpu| gpu.temperature_celsius),

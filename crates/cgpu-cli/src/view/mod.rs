@@ -164,7 +164,7 @@ impl ShareFigures {
     /// The quota in bytes that holds: the monitor's, else what was promised. `None` where it has the whole GPU.
     #[must_use]
     pub fn limit_bytes(&self) -> Option<u64> {
-        self.gpu.memory_limit_bytes.map(|promised| self.memory_enforced_bytes.unwrap_or(promised))
+        self.gpu.memory_limit_bytes.map(|reserved| self.memory_enforced_bytes.unwrap_or(reserved))
     }
 
     /// The part of the computing time that is its own, as people read it: `33%`.

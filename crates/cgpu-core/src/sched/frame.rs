@@ -375,12 +375,12 @@ mod tests {
                 let wanted: u32 = tenants.iter().filter(|tenant| low(tenant)).map(weight).sum();
                 let slots = if policy == 0 || policy == 3 { wanted.max(max_inst) } else { wanted };
                 for (tenant, spans) in tenants.iter().zip(&frame.spans) {
-                    let promised = if low(tenant) {
+                    let reserved = if low(tenant) {
                         f64::from(weight(tenant)) / f64::from(slots)
                     } else {
                         1.0
                     };
-                    prop_assert!((part(frame.us, spans) - promised).abs() < 1e-9);
+                    prop_assert!((part(frame.us, spans) - reserved).abs() < 1e-9);
                 }
             }
         }

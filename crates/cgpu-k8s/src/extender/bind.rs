@@ -14,7 +14,7 @@ use serde_json::json;
 use thiserror::Error;
 use tokio::time::sleep;
 
-use super::fleet::{Fleet, Promise, Seeker};
+use super::fleet::{Fleet, Reservation, Seeker};
 use super::lead::Leadership;
 use super::protocol::BindArgs;
 use crate::cluster::{PATIENCE, Refused, annotate, in_time};
@@ -123,8 +123,8 @@ impl Binder {
             self.post_binding(args).await?;
             return Ok("none".to_owned());
         }
-        let promise = self.with_fleet(|fleet| fleet.promise(&seeker, &args.node))??;
-        if let Err(error) = self.write(&pod, &promise).await {
+        let reservation = self.with_fleet(|fleet| fleet.reservation(&seeker, &args.node))??;
+        if let Err(error) = self.write(&pod, &reservation).await {
             // Nothing was bound.
             self.with_fleet(|fleet| fleet.forget(&args.pod_uid))?;
             return Err(error);
@@ -138,19 +138,19 @@ impl Binder {
             }
             Err(error) => return Err(error),
         }
-        let gpus = sum(&promise.choice.memory);
+        let gpus = sum(&reservation.choice.memory);
         let listed: Vec<String> =
             gpus.iter().map(|(gpu, units)| format!("{gpu}:{units}")).collect();
         Ok(listed.join(","))
     }
 
     /// Writes on the pod what it is to have.
-    async fn write(&self, pod: &Pod, promise: &Promise) -> Result<()> {
-        let mut words: Words = words(&promise.choice.memory, promise.gpu_units, false);
+    async fn write(&self, pod: &Pod, reservation: &Reservation) -> Result<()> {
+        let mut words: Words = words(&reservation.choice.memory, reservation.gpu_units, false);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         words.insert(ASSUME_TIME.to_owned(), now.as_nanos().to_string());
-        if !promise.choice.percent.is_empty() {
-            let percent = json!(promise.choice.percent).to_string();
+        if !reservation.choice.percent.is_empty() {
+            let percent = json!(reservation.choice.percent).to_string();
             words.insert(CORE_ALLOCATION.to_owned(), percent);
         }
         annotate(&self.client, pod, &words).await

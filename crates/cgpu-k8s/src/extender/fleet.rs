@@ -58,7 +58,7 @@ pub struct Fleet {
     /// UIDs of pods on which something else may be written than their node says that they have.
     unwritten: BTreeSet<String>,
     /// How many promises there were.
-    promises: u64,
+    reservations: u64,
 }
 
 #[derive(Debug)]
@@ -99,7 +99,7 @@ struct Held {
     /// What is written on it of what it has, in short.
     written: u64,
     /// The number of the promise, where the API server hasn't told of the pod on its node yet.
-    promise: Option<u64>,
+    reservation: Option<u64>,
 }
 
 /// How much it weighs that a pod goes.
@@ -151,7 +151,7 @@ pub struct GpuView {
 
 /// Where a pod is to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Promise {
+pub struct Reservation {
     /// What it gets.
     pub choice: Choice,
     /// Units of the first of its GPUs.
@@ -168,7 +168,7 @@ impl Fleet {
             taken: HashMap::new(),
             pods: HashMap::new(),
             unwritten: BTreeSet::new(),
-            promises: 0,
+            reservations: 0,
         }
     }
 
@@ -244,7 +244,7 @@ impl Fleet {
             workload: workload(pod).map(Into::into),
             weight: Weight::of(pod),
             written: digest(annotations),
-            promise: None,
+            reservation: None,
         };
         self.hold(uid, held);
         self.unwritten.insert(uid.clone());
@@ -272,15 +272,16 @@ impl Fleet {
 
     /// How many promises there were: what [`Fleet::retain_pods`] is told of the beginning of a list.
     #[must_use]
-    pub fn promises(&self) -> u64 {
-        self.promises
+    pub fn reservations(&self) -> u64 {
+        self.reservations
     }
 
     /// Forgets all pods but these: what is left after all were listed. What was promised since the list began
     /// may be of a pod that the list doesn't have, and stays.
-    pub fn retain_pods(&mut self, uids: &HashSet<String>, promises_before: u64) {
+    pub fn retain_pods(&mut self, uids: &HashSet<String>, reservations_before: u64) {
         let is_gone = |(uid, held): &(&String, &Held)| {
-            !uids.contains(*uid) && held.promise.is_none_or(|promise| promise <= promises_before)
+            !uids.contains(*uid)
+                && held.reservation.is_none_or(|reservation| reservation <= reservations_before)
         };
         let gone: Vec<String> =
             self.pods.iter().filter(is_gone).map(|(uid, _)| uid.clone()).collect();
@@ -319,13 +320,13 @@ impl Fleet {
     /// # Errors
     ///
     /// Why there is none; then nothing has changed.
-    pub fn promise(&mut self, seeker: &Seeker, node: &str) -> Result<Promise, NoRoom> {
+    pub fn reservation(&mut self, seeker: &Seeker, node: &str) -> Result<Reservation, NoRoom> {
         let choice = self.choice(seeker, node, true)?;
         let memory = sum(&choice.memory);
         let of_node = self.nodes.get(node).map(|node| &node.gpus.gpus);
         let first = of_node.and_then(|gpus| memory.keys().find_map(|index| gpus.get(index)));
         let gpu_units = first.copied().unwrap_or_default();
-        self.promises += 1;
+        self.reservations += 1;
         let held = Held {
             node: node.into(),
             namespace: seeker.namespace.as_str().into(),
@@ -335,15 +336,15 @@ impl Fleet {
             workload: seeker.workload.as_deref().map(Into::into),
             weight: seeker.weight,
             written: 0,
-            promise: Some(self.promises),
+            reservation: Some(self.reservations),
         };
         self.hold(&seeker.uid, held);
-        Ok(Promise { choice, gpu_units })
+        Ok(Reservation { choice, gpu_units })
     }
 
     /// Takes a promise back that certainly came to nothing.
     pub fn forget(&mut self, uid: &str) {
-        if self.pods.get(uid).is_some_and(|held| held.promise.is_some()) {
+        if self.pods.get(uid).is_some_and(|held| held.reservation.is_some()) {
             self.remove_pod(uid);
         }
     }

@@ -211,7 +211,7 @@ fn is_its(here: &Pod, pod: &PodName) -> bool {
 #[derive(Debug, Default)]
 struct Listed {
     names: HashSet<String>,
-    promises_before: u64,
+    reservations_before: u64,
 }
 
 /// Returns whether a list has become whole.
@@ -237,14 +237,14 @@ fn update_pod(fleet: &mut Fleet, event: Event<Pod>, listed: &mut Listed) -> bool
     match event {
         Event::Init => {
             listed.names.clear();
-            listed.promises_before = fleet.promises();
+            listed.reservations_before = fleet.reservations();
         }
         Event::InitApply(pod) => {
             listed.names.extend(pod.metadata.uid.clone());
             fleet.set_pod(&pod);
         }
         Event::InitDone => {
-            fleet.retain_pods(&std::mem::take(&mut listed.names), listed.promises_before);
+            fleet.retain_pods(&std::mem::take(&mut listed.names), listed.reservations_before);
             return true;
         }
         Event::Apply(pod) => fleet.set_pod(&pod),

@@ -33,8 +33,8 @@ fn pod(uid: &str, units: u32, gpus: u32, owner: &Value) -> Pod {
 }
 
 /// The pod as the API server has it once it is bound with that promise.
-fn bound(mut pod: Pod, node: &str, promise: &Promise) -> Pod {
-    let mut words = words(&promise.choice.memory, promise.gpu_units, false);
+fn bound(mut pod: Pod, node: &str, reservation: &Reservation) -> Pod {
+    let mut words = words(&reservation.choice.memory, reservation.gpu_units, false);
     words.insert(ASSUME_TIME.to_owned(), "1".to_owned());
     pod.metadata.annotations = Some(words);
     pod.spec.as_mut().unwrap().node_name = Some(node.to_owned());
@@ -45,8 +45,8 @@ fn seeker(pod: &Pod) -> Seeker {
     Seeker::of(pod, &AskRules::default())
 }
 
-fn gpus(promise: &Promise) -> Vec<u32> {
-    sum(&promise.choice.memory).into_keys().collect()
+fn gpus(reservation: &Reservation) -> Vec<u32> {
+    sum(&reservation.choice.memory).into_keys().collect()
 }
 
 fn used(fleet: &Fleet, name: &str) -> Vec<u32> {
@@ -58,11 +58,11 @@ fn what_is_promised_is_taken_until_the_pod_is_gone_and_counted_once() {
     let mut fleet = fleet(Placement::Binpack);
     fleet.set_node(&node("n", &[16, 24]));
     let first = pod("a", 10, 1, &json!([]));
-    let promise = fleet.promise(&seeker(&first), "n").unwrap();
-    assert_eq!((gpus(&promise), promise.gpu_units), (vec![0], 16));
+    let reservation = fleet.reservation(&seeker(&first), "n").unwrap();
+    assert_eq!((gpus(&reservation), reservation.gpu_units), (vec![0], 16));
     assert_eq!(used(&fleet, "n"), [10, 0]);
     // Again, as after an answer that was lost: its own units aren't in its way.
-    let again = fleet.promise(&seeker(&first), "n").unwrap();
+    let again = fleet.reservation(&seeker(&first), "n").unwrap();
     assert_eq!((gpus(&again), used(&fleet, "n")), (vec![0], vec![10, 0]));
     fleet.set_pod(&first);
     assert_eq!(used(&fleet, "n"), [10, 0], "what is on no node yet keeps its promise");
@@ -71,7 +71,7 @@ fn what_is_promised_is_taken_until_the_pod_is_gone_and_counted_once() {
     fleet.forget("a");
     assert_eq!(used(&fleet, "n"), [10, 0], "what the API server has is no promise");
     let two = pod("b", 12, 2, &json!([]));
-    assert_eq!(gpus(&fleet.promise(&seeker(&two), "n").unwrap()), [0, 1]);
+    assert_eq!(gpus(&fleet.reservation(&seeker(&two), "n").unwrap()), [0, 1]);
     assert_eq!(used(&fleet, "n"), [16, 6]);
     let why = fleet.can_have(&seeker(&pod("c", 19, 1, &json!([]))), "n").unwrap_err();
     assert_eq!(why.to_string(), "no GPU has 19 GiB free");
@@ -142,7 +142,7 @@ fn a_pod_whose_gpu_nobody_wrote_down_may_be_on_any() {
     let words = [("ALIYUN_COM_GPU_MEM_IDX".to_owned(), "1".to_owned())];
     elsewhere.metadata.annotations = Some(words.into());
     fleet.set_pod(&elsewhere);
-    assert_eq!(gpus(&fleet.promise(&of(11), "n").unwrap()), [0]);
+    assert_eq!(gpus(&fleet.reservation(&of(11), "n").unwrap()), [0]);
 }
 
 #[test]
@@ -180,8 +180,8 @@ fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
     let mut reported = node("n", &[16]);
     fleet.set_node(&reported);
     let held = pod("a", 10, 1, &json!([]));
-    let promise = fleet.promise(&seeker(&held), "n").unwrap();
-    fleet.set_pod(&bound(held, "n", &promise));
+    let reservation = fleet.reservation(&seeker(&held), "n").unwrap();
+    fleet.set_pod(&bound(held, "n", &reservation));
     let next = seeker(&pod("b", 12, 1, &json!([])));
     fleet.can_have(&next, "n").unwrap_err();
     assert!(fleet.lost().is_empty());
@@ -193,7 +193,7 @@ fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
     let lost: Vec<_> = fleet.lost().into_iter().map(|pod| pod.uid).collect();
     assert_eq!(lost, ["a", "unknown"], "one that has a GPU as a whole too");
     assert_eq!(used(&fleet, "n"), [0]);
-    fleet.promise(&next, "n").unwrap();
+    fleet.reservation(&next, "n").unwrap();
     assert_eq!(used(&fleet, "n"), [12]);
     fleet.remove_pod("a");
     assert_eq!(used(&fleet, "n"), [12]);
@@ -207,13 +207,13 @@ fn labels_of_a_node_and_its_closed_gpus_are_followed() {
         json!([{"uid": "set", "controller": true, "apiVersion": "v1", "kind": "X", "name": "x"}]);
     let of = |uid: &str| seeker(&pod(uid, 4, 1, &owner));
     fleet.set_node(&reported);
-    assert_eq!(gpus(&fleet.promise(&of("a"), "n").unwrap()), [0]);
+    assert_eq!(gpus(&fleet.reservation(&of("a"), "n").unwrap()), [0]);
     let labels = [("ack.node.gpu.placement", "spread"), ("ack.node.gpu.max-pod", "1")];
     let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned()));
     reported.metadata.labels = Some(labels.into());
     fleet.set_node(&reported);
-    assert_eq!(gpus(&fleet.promise(&of("b"), "n").unwrap()), [2], "the emptiest");
-    assert_eq!(gpus(&fleet.promise(&of("c"), "n").unwrap()), [1], "without a sibling");
+    assert_eq!(gpus(&fleet.reservation(&of("b"), "n").unwrap()), [2], "the emptiest");
+    assert_eq!(gpus(&fleet.reservation(&of("c"), "n").unwrap()), [1], "without a sibling");
     let why = fleet.can_have(&of("d"), "n").unwrap_err();
     assert_eq!(why.to_string(), "no GPU has 4 GiB free, with fewer than 1 pods");
     fleet.remove_pod("a");
@@ -315,7 +315,7 @@ impl Server {
 
     fn list(&mut self, fleet: &mut Fleet) {
         NODES.iter().for_each(|(name, gpus)| fleet.set_node(&node(name, gpus)));
-        let before = fleet.promises();
+        let before = fleet.reservations();
         self.untold.clear();
         self.pods.values().for_each(|pod| fleet.set_pod(pod));
         fleet.retain_pods(&self.pods.keys().cloned().collect(), before);
@@ -358,13 +358,16 @@ fn play(steps: Vec<Step>, placement: Placement) -> Result<(), TestCaseError> {
                 let Some(pod) = pick(free, which) else { continue };
                 let (name, seeker) = (NODES[node].0, seeker(&pod));
                 let could = fleet.can_have(&seeker, name);
-                let promised = fleet.promise(&seeker, name);
-                prop_assert_eq!(could.is_ok(), promised.is_ok(), "filter and bind differ");
-                let Ok(promise) = promised else { continue };
-                prop_assert_eq!(gpus(&promise).len(), seeker.ask.gpus.clone().unwrap() as usize);
+                let reserved = fleet.reservation(&seeker, name);
+                prop_assert_eq!(could.is_ok(), reserved.is_ok(), "filter and bind differ");
+                let Ok(reservation) = reserved else { continue };
+                prop_assert_eq!(
+                    gpus(&reservation).len(),
+                    seeker.ask.gpus.clone().unwrap() as usize
+                );
                 match outcome {
                     Outcome::Bound | Outcome::BoundInSilence => {
-                        server.set(bound(pod, name, &promise));
+                        server.set(bound(pod, name, &reservation));
                     }
                     Outcome::Refused => fleet.forget(&seeker.uid),
                     Outcome::LostInSilence => {}
