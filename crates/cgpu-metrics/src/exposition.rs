@@ -7,7 +7,7 @@
 use core::time::Duration;
 use std::fmt;
 
-use cgpu_cli::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
+use cgpu_cli::view::{ContainerView, GpuView, ShareView, Snapshot};
 use cgpu_core::calls::{Calls, DURATIONS_US};
 use cgpu_core::plan::PlannedMig;
 use prometheus_client::collector::Collector;
@@ -161,7 +161,7 @@ impl Found {
         [host].into_iter().chain(node).collect()
     }
 
-    fn gpu_labels(&self, gpu: &GpuFigures) -> Vec<Label> {
+    fn gpu_labels(&self, gpu: &GpuView) -> Vec<Label> {
         let mut labels = vec![
             ("gpu", gpu.index.to_string()),
             ("UUID", written(&gpu.uuid)),
@@ -217,16 +217,16 @@ fn family<'a, T: 'a>(
 /// Whether containers' quotas hold, by whose doing, and how containers stand.
 fn states(
     encoder: &mut DescriptorEncoder<'_>,
-    containers: &[(Vec<Label>, &ContainerFigures)],
+    containers: &[(Vec<Label>, &ContainerView)],
 ) -> fmt::Result {
-    let labelled = |name: &'static str, value: fn(&ContainerFigures) -> String| {
+    let labelled = |name: &'static str, value: fn(&ContainerView) -> String| {
         let all = containers.iter().map(|(labels, container)| {
             let own = (name, value(container));
             (labels.iter().cloned().chain([own]).collect::<Vec<_>>(), *container)
         });
         all.collect::<Vec<_>>()
     };
-    let enforced = Metric::<ContainerFigures> {
+    let enforced = Metric::<ContainerView> {
         name: "cgpu_container_enforced",
         help: "1 while somebody who answers holds the container to its quota",
         unit: None,
@@ -235,7 +235,7 @@ fn states(
     };
     let by_backend = labelled("backend", |container| container.backend.to_string());
     family(encoder, &enforced, by_backend.iter())?;
-    let state = Metric::<ContainerFigures> {
+    let state = Metric::<ContainerView> {
         name: "cgpu_container_state",
         help: "1; its labels are how the container has its GPUs, and how it stands",
         unit: None,
@@ -252,7 +252,7 @@ fn states(
 /// The driver calls of containers, by what became of them.
 fn calls(
     encoder: &mut DescriptorEncoder<'_>,
-    containers: &[(Vec<Label>, &ContainerFigures)],
+    containers: &[(Vec<Label>, &ContainerView)],
 ) -> fmt::Result {
     type Count = fn(&Calls) -> u64;
     let verdicts: [(&str, Count); 4] = [
@@ -286,7 +286,7 @@ fn calls(
 /// How long the driver calls of containers took.
 fn durations(
     encoder: &mut DescriptorEncoder<'_>,
-    containers: &[(Vec<Label>, &ContainerFigures)],
+    containers: &[(Vec<Label>, &ContainerView)],
 ) -> fmt::Result {
     // The counts are the monitor's word. Where their sum is no number, as no count can be, they say nothing.
     let timed = containers.iter().filter_map(|(labels, of)| {
@@ -316,7 +316,7 @@ fn durations(
 }
 
 /// What names a container, wherever it is.
-fn own_labels(container: &ContainerFigures) -> Vec<Label> {
+fn own_labels(container: &ContainerView) -> Vec<Label> {
     let name = container.name.as_deref().unwrap_or(&container.short_id);
     let parts: Vec<&str> = name.split('/').collect();
     let (namespace, pod, name) = match parts.as_slice() {
@@ -384,7 +384,7 @@ macro_rules! metrics {
     };
 }
 
-fn gpu_metrics() -> Vec<Metric<GpuFigures>> {
+fn gpu_metrics() -> Vec<Metric<GpuView>> {
     metrics! {
         "cgpu_gpu_memory_total" "Memory of the GPU", GAUGE, Some(Unit::Bytes),
             |gpu| number(gpu.memory_total_bytes);
@@ -413,7 +413,7 @@ fn gpu_metrics() -> Vec<Metric<GpuFigures>> {
     }
 }
 
-fn container_metrics() -> Vec<Metric<ContainerFigures>> {
+fn container_metrics() -> Vec<Metric<ContainerView>> {
     metrics! {
         "cgpu_container_age" "Time since the container's first process began", GAUGE,
             Some(Unit::Seconds), |container| number(container.age_s?);
@@ -432,7 +432,7 @@ fn container_metrics() -> Vec<Metric<ContainerFigures>> {
     }
 }
 
-fn part_metrics() -> Vec<Metric<ShareFigures>> {
+fn part_metrics() -> Vec<Metric<ShareView>> {
     metrics! {
         "cgpu_container_memory_quota" "The most memory that the container may use on the GPU", GAUGE,
             Some(Unit::Bytes), |share| number(share.gpu.memory_limit_bytes?);
@@ -460,7 +460,7 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn snapshot() -> Snapshot {
-        let gpu = GpuFigures {
+        let gpu = GpuView {
             index: 0,
             uuid: "GPU-a".into(),
             bus_id: "0000:af:00.0".into(),
@@ -481,7 +481,7 @@ pub(crate) mod tests {
             other_containers: 0,
             free_weight: Some(19),
         };
-        let share = ShareFigures {
+        let share = ShareView {
             gpu: PlannedGpu {
                 index: 0,
                 uuid: "GPU-a".into(),
@@ -497,7 +497,7 @@ pub(crate) mod tests {
             compute_share: Some(0.25),
             compute_held: Some(0.5),
         };
-        let container = ContainerFigures {
+        let container = ContainerView {
             id: "3f2a".into(),
             short_id: "3f2a________".into(),
             name: Some("default/web-0/main".into()),

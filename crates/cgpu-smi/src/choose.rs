@@ -1,6 +1,6 @@
 //! Which GPUs are shown: [`chosen`]. Pure.
 
-use cgpu_cli::view::{GpuFigures, Snapshot};
+use cgpu_cli::view::{GpuView, Snapshot};
 use thiserror::Error;
 
 /// Why GPUs can't be chosen.
@@ -41,7 +41,7 @@ pub(crate) fn chosen(mut snapshot: Snapshot, words: &[String]) -> Result<Snapsho
     Ok(snapshot)
 }
 
-fn is_named(gpu: &GpuFigures, word: &str) -> bool {
+fn is_named(gpu: &GpuView, word: &str) -> bool {
     // `nvidia-smi` writes the domain with eight digits.
     let bus_id = word.strip_prefix("0000").filter(|rest| rest.starts_with("0000:")).unwrap_or(word);
     word.parse() == Ok(gpu.index) || word == gpu.uuid || bus_id.eq_ignore_ascii_case(&gpu.bus_id)

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use cgpu_cli::commands::table::printable;
-use cgpu_cli::view::{ContainerFigures, GpuFigures, ShareFigures, Snapshot};
+use cgpu_cli::view::{ContainerView, GpuView, ShareView, Snapshot};
 use cgpu_core::units::bytes_to_mib;
 use thiserror::Error;
 
@@ -46,11 +46,11 @@ pub(crate) struct Field<T> {
 
 /// A GPU, with the host that it is in.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct GpuOf<'a>(&'a Snapshot, &'a GpuFigures);
+pub(crate) struct GpuOf<'a>(&'a Snapshot, &'a GpuView);
 
 /// A container's part of a GPU; no part of one that has no GPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct PartOf<'a>(&'a ContainerFigures, Option<&'a ShareFigures>);
+pub(crate) struct PartOf<'a>(&'a ContainerView, Option<&'a ShareView>);
 
 fn mib(bytes: Option<u64>) -> Option<String> {
     bytes.map(|bytes| bytes_to_mib(bytes).to_string())
@@ -174,7 +174,7 @@ pub(crate) fn containers(
     values(&container_fields(), "--query-container", names, rows, style)
 }
 
-fn parts(container: &ContainerFigures) -> Vec<PartOf<'_>> {
+fn parts(container: &ContainerView) -> Vec<PartOf<'_>> {
     if container.shares.is_empty() {
         return vec![PartOf(container, None)];
     }

@@ -99,7 +99,7 @@ fn show(snapshot: &Snapshot, args: &Args, out: &mut dyn Write) -> Result<()> {
 
 /// The GPUs as `nvidia-smi -L` lists them.
 fn list(snapshot: &Snapshot) -> String {
-    let line = |gpu: &cgpu_cli::view::GpuFigures| {
+    let line = |gpu: &cgpu_cli::view::GpuView| {
         let name = if gpu.name.is_empty() { "unknown" } else { &gpu.name };
         let text = format!("GPU {}: {name} (UUID: {})", gpu.index, gpu.uuid);
         cgpu_cli::commands::table::printable(&text) + "\n"

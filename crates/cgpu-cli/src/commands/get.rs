@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::view::{ContainerFigures, GpuFigures, Processes, collect, collect_records};
+use crate::view::{ContainerView, GpuView, Processes, collect, collect_records};
 use cgpu::admission::Admission;
 use cgpu::host::Host;
 use cgpu::names;
@@ -37,7 +37,7 @@ pub enum Thing {
 }
 
 /// A figure's name, and its value where it is known.
-type Figure = (String, Option<String>);
+type NamedValue = (String, Option<String>);
 
 /// Prints a line for each figure, or the value of one.
 ///
@@ -48,7 +48,7 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
     let word =
         || get.word.as_deref().context("say which: `cgpu get gpu 0`, `cgpu get container NAME`");
     let mut key = get.key.as_ref();
-    let figures = match get.kind {
+    let values = match get.kind {
         Thing::Host => {
             key = get.word.as_ref();
             let mib = host.default_memory_mib()?;
@@ -69,18 +69,18 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
                 .map(of_gpu)
         }
     };
-    let figures = figures.unwrap_or_default();
+    let values = values.unwrap_or_default();
     let known = |value: &Option<String>| value.clone().unwrap_or_else(|| "unknown".to_owned());
     match key {
         None => {
-            for (name, value) in &figures {
+            for (name, value) in &values {
                 writeln!(out, "{name}={}", known(value))?;
             }
         }
-        Some(key) => match figures.iter().find(|(name, _)| name == key) {
+        Some(key) => match values.iter().find(|(name, _)| name == key) {
             Some((_, value)) => writeln!(out, "{}", known(value))?,
             None => {
-                let names: Vec<_> = figures.iter().map(|(name, _)| name.as_str()).collect();
+                let names: Vec<_> = values.iter().map(|(name, _)| name.as_str()).collect();
                 bail!("there is no figure {}; there are {}", printable(key), names.join(", "));
             }
         },
@@ -92,7 +92,7 @@ fn mib(bytes: Option<u64>) -> Option<String> {
     bytes.map(|bytes| format!("{}MiB", bytes_to_mib(bytes)))
 }
 
-fn of_gpu(gpu: &GpuFigures) -> Vec<Figure> {
+fn of_gpu(gpu: &GpuView) -> Vec<NamedValue> {
     let number = |number: Option<u32>| number.map(|number| number.to_string());
     [
         ("policy", number(gpu.policy)),
@@ -110,22 +110,22 @@ fn of_gpu(gpu: &GpuFigures) -> Vec<Figure> {
 }
 
 /// Figures of a GPU have `@` and its index after their name where the container has several.
-fn of_container(container: &ContainerFigures) -> Vec<Figure> {
+fn of_container(container: &ContainerView) -> Vec<NamedValue> {
     let is_one = container.shares.len() == 1;
-    let mut figures: Vec<Figure> = Vec::new();
+    let mut values: Vec<NamedValue> = Vec::new();
     for share in &container.shares {
         let name = |name: &str| match is_one {
             true => name.to_owned(),
             false => format!("{name}@{}", share.gpu.given_index()),
         };
         let quota = mib(share.gpu.memory_limit_bytes);
-        figures.push((name("memory"), Some(quota.unwrap_or_else(|| "whole".to_owned()))));
-        figures.push((name("memory_used"), mib(share.memory_used_bytes)));
+        values.push((name("memory"), Some(quota.unwrap_or_else(|| "whole".to_owned()))));
+        values.push((name("memory_used"), mib(share.memory_used_bytes)));
     }
     let high = u8::from(container.high_priority).to_string();
-    figures.push(("weight".to_owned(), Some(container.weight.to_string())));
-    figures.push(("high-priority".to_owned(), Some(high)));
-    figures.push(("state".to_owned(), Some(container.state.name().to_owned())));
-    figures.push(("enforced".to_owned(), Some(u8::from(container.enforced).to_string())));
-    figures
+    values.push(("weight".to_owned(), Some(container.weight.to_string())));
+    values.push(("high-priority".to_owned(), Some(high)));
+    values.push(("state".to_owned(), Some(container.state.name().to_owned())));
+    values.push(("enforced".to_owned(), Some(u8::from(container.enforced).to_string())));
+    values
 }

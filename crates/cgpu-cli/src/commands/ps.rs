@@ -7,9 +7,7 @@ use serde::Serialize;
 
 use super::Format;
 use super::table::{aligned, or_dash, printable};
-use crate::view::{
-    ContainerFigures, Mode, Processes, Program, ShareFigures, State, collect_records,
-};
+use crate::view::{ContainerView, Mode, Processes, Program, ShareView, State, collect_records};
 use cgpu::admission::{UNSTARTED_S, deletion};
 use cgpu::host::Host;
 use cgpu::names;
@@ -74,7 +72,7 @@ pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write)
 }
 
 /// What is to be known of a container, and what is to be done about it.
-fn notes(container: &ContainerFigures) -> Vec<String> {
+fn notes(container: &ContainerView) -> Vec<String> {
     let id = printable(&container.id);
     let Caveats { unenforced_by, reaches_past, .. } = &container.caveats;
     let unenforced = unenforced_by.as_ref().map(|setting| match container.mode {
@@ -92,7 +90,7 @@ fn notes(container: &ContainerFigures) -> Vec<String> {
 }
 
 /// That a monitor enforces another quota than was promised: root has told it so, and not by `cgpu set`.
-fn changed(id: &str, share: &ShareFigures) -> Option<String> {
+fn changed(id: &str, share: &ShareView) -> Option<String> {
     let reserved = share.gpu.memory_limit_bytes?;
     let enforced = share.memory_enforced_bytes.filter(|enforced| *enforced != reserved)?;
     Some(format!(
@@ -105,7 +103,7 @@ fn changed(id: &str, share: &ShareFigures) -> Option<String> {
 }
 
 /// What is to be done about a container in its state.
-fn note(container: &ContainerFigures) -> Option<String> {
+fn note(container: &ContainerView) -> Option<String> {
     let id = printable(&container.id);
     match container.state {
         State::Created => {
@@ -140,8 +138,8 @@ fn note(container: &ContainerFigures) -> Option<String> {
     }
 }
 
-fn container(figures: &ContainerFigures) -> Container<'_> {
-    fn used(share: &ShareFigures) -> UsedGpu<'_> {
+fn container(usage: &ContainerView) -> Container<'_> {
+    fn used(share: &ShareView) -> UsedGpu<'_> {
         UsedGpu {
             gpu: &share.gpu,
             memory_used_bytes: share.memory_used_bytes,
@@ -151,16 +149,16 @@ fn container(figures: &ContainerFigures) -> Container<'_> {
         }
     }
     Container {
-        id: &figures.id,
-        name: figures.name.as_deref(),
-        root: &figures.root,
-        backend: figures.backend,
-        mode: figures.mode,
-        state: figures.state,
-        pid: figures.pid,
-        gpus: figures.shares.iter().map(used).collect(),
-        leaked_to: &figures.leaked_to,
-        caveats: &figures.caveats,
+        id: &usage.id,
+        name: usage.name.as_deref(),
+        root: &usage.root,
+        backend: usage.backend,
+        mode: usage.mode,
+        state: usage.state,
+        pid: usage.pid,
+        gpus: usage.shares.iter().map(used).collect(),
+        leaked_to: &usage.leaked_to,
+        caveats: &usage.caveats,
     }
 }
 
@@ -192,7 +190,7 @@ fn shown(name: &str) -> String {
     }
 }
 
-fn table(containers: &[ContainerFigures]) -> String {
+fn table(containers: &[ContainerView]) -> String {
     let mib = |bytes: Option<u64>, unknown: &str| match bytes {
         Some(bytes) => bytes_to_mib(bytes).to_string(),
         None => unknown.to_owned(),
@@ -208,8 +206,8 @@ fn table(containers: &[ContainerFigures]) -> String {
                 or_dash(share.map(|share| share.gpu.given_index()).unwrap_or_default()),
                 mib(share.and_then(|share| share.memory_used_bytes), "-"),
                 or_dash(limit.unwrap_or_default()),
-                or_dash(share.and_then(ShareFigures::compute_per_cent).unwrap_or_default()),
-                or_dash(share.and_then(ShareFigures::held_per_cent).unwrap_or_default()),
+                or_dash(share.and_then(ShareView::compute_per_cent).unwrap_or_default()),
+                or_dash(share.and_then(ShareView::held_per_cent).unwrap_or_default()),
                 container.mode.name().to_owned(),
                 container.state.name().to_owned(),
                 or_dash(container.pid.map(|pid| pid.to_string()).unwrap_or_default()),
@@ -234,8 +232,8 @@ mod tests {
         assert!(long.starts_with("…xxx") && long.ends_with("x/main"), "{long}");
     }
 
-    fn figures(state: State, age_s: u64) -> ContainerFigures {
-        ContainerFigures {
+    fn usage(state: State, age_s: u64) -> ContainerView {
+        ContainerView {
             id: "3f2a".into(),
             short_id: "3f2a________".into(),
             name: None,
@@ -261,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_note_says_what_to_do_about_a_container_and_others_have_none() {
-        let of = |state, age_s| note(&figures(state, age_s));
+        let of = |state, age_s| note(&usage(state, age_s));
         let created = of(State::Created, 759).unwrap();
         assert_eq!(
             created,

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    ContainerFigures, DriverFigures, DriverGpu, GpuFigures, Mode, ProcessFigures, Program,
-    ShareFigures, Snapshot, State,
+    ContainerView, DriverGpu, DriverUsage, GpuView, Mode, ProcessView, Program, ShareView,
+    Snapshot, State,
 };
 use cgpu::admission::Condition;
 use cgpu::backend::Observed;
@@ -22,7 +22,7 @@ pub(super) struct Found {
     pub(super) gpus: Vec<Gpu>,
     pub(super) containers: Vec<FoundContainer>,
     /// What the driver itself says.
-    pub(super) driver: DriverFigures,
+    pub(super) driver: DriverUsage,
     /// Processes that the driver tells of and no backend, each with its container's short id.
     pub(super) owners: HashMap<i32, String>,
     /// What processes are called.
@@ -48,9 +48,9 @@ pub(super) struct FoundContainer {
 impl Found {
     /// As people look at it.
     pub(super) fn assemble(self) -> Snapshot {
-        let containers: Vec<ContainerFigures> =
+        let containers: Vec<ContainerView> =
             self.containers.iter().map(|container| self.container(container)).collect();
-        let mut gpus: Vec<GpuFigures> =
+        let mut gpus: Vec<GpuView> =
             self.known_gpus().values().map(|gpu| self.gpu(gpu, &containers)).collect();
         gpus.sort_by_key(|gpu| gpu.index);
         Snapshot {
@@ -87,29 +87,29 @@ impl Found {
         known
     }
 
-    fn gpu(&self, gpu: &Gpu, containers: &[ContainerFigures]) -> GpuFigures {
+    fn gpu(&self, gpu: &Gpu, containers: &[ContainerView]) -> GpuView {
         let on_it = || {
             containers.iter().filter_map(|container| {
                 let share = container.shares.iter().find(|share| share.gpu.uuid == gpu.uuid)?;
                 Some((container, share))
             })
         };
-        let is_shared = |(container, share): &(&ContainerFigures, &ShareFigures)| {
+        let is_shared = |(container, share): &(&ContainerView, &ShareView)| {
             container.mode == Mode::Shared && share.gpu.memory_limit_bytes.is_some()
         };
         let shared = on_it().filter(is_shared).count();
-        let lives = |(container, _): &(&ContainerFigures, _)| container.state != State::Leaked;
+        let lives = |(container, _): &(&ContainerView, _)| container.state != State::Leaked;
         let weights =
             on_it().filter(is_shared).filter(lives).map(|(container, _)| container.weight);
         // Sums are of others' figures, and stop at the largest number.
         let weights = weights.fold(0, u32::saturating_add);
         let rules = self.rules.get(&gpu.uuid);
-        let driver = self.driver.gpus.iter().find(|figures| figures.uuid == gpu.uuid);
+        let driver = self.driver.gpus.iter().find(|usage| usage.uuid == gpu.uuid);
         let in_containers = || known_sum(on_it().map(|(_, share)| share.memory_used_bytes));
         let reserved =
             on_it().filter(is_shared).filter_map(|(_, share)| share.gpu.memory_limit_bytes);
         let reported = |figure: fn(&DriverGpu) -> Option<u32>| driver.and_then(figure);
-        GpuFigures {
+        GpuView {
             index: gpu.index,
             uuid: gpu.uuid.clone(),
             bus_id: gpu.bus_id.clone(),
@@ -132,7 +132,7 @@ impl Found {
         }
     }
 
-    fn container(&self, found: &FoundContainer) -> ContainerFigures {
+    fn container(&self, found: &FoundContainer) -> ContainerView {
         let FoundContainer { record, condition, name, age_s, observed } = found;
         let plan = &record.plan;
         let mode = mode(plan);
@@ -147,7 +147,7 @@ impl Found {
             Condition::Leaked => State::Leaked,
         };
         let (processes, counted) = self.processes(found);
-        ContainerFigures {
+        ContainerView {
             id: record.key.id.clone(),
             short_id: record.short_id.clone(),
             name: name.clone(),
@@ -180,11 +180,11 @@ impl Found {
         &self,
         gpu: &PlannedGpu,
         found: &FoundContainer,
-        processes: &[ProcessFigures],
-    ) -> ShareFigures {
+        processes: &[ProcessView],
+    ) -> ShareView {
         let instances = found.observed.iter().filter_map(|observed| observed.instances.as_ref());
         let instance = instances.flatten().find(|instance| instance.gpu_index == gpu.index);
-        let driver = self.driver.gpus.iter().find(|figures| figures.uuid == gpu.uuid);
+        let driver = self.driver.gpus.iter().find(|usage| usage.uuid == gpu.uuid);
         let is_its = |pid: i32| processes.iter().any(|process| process.pid == pid);
         let ours = || driver.into_iter().flat_map(|gpu| &gpu.processes).filter(|p| is_its(p.pid));
         let by_driver = || {
@@ -194,7 +194,7 @@ impl Found {
         };
         let utilization = ours().filter_map(|process| process.utilization_percent);
         let is_reported = driver.is_some_and(|gpu| gpu.reports_process_utilization);
-        ShareFigures {
+        ShareView {
             gpu: gpu.clone(),
             memory_used_bytes: match instance {
                 Some(instance) => instance.memory_used_bytes,
@@ -213,7 +213,7 @@ impl Found {
     }
 
     /// The processes of a container, and how many there are; those with most memory first.
-    fn processes(&self, found: &FoundContainer) -> (Vec<ProcessFigures>, Option<usize>) {
+    fn processes(&self, found: &FoundContainer) -> (Vec<ProcessView>, Option<usize>) {
         let mut memory: BTreeMap<i32, Vec<(u32, u64)>> = BTreeMap::new();
         let observed = found.observed.as_ref();
         let instances = observed.and_then(|observed| observed.instances.as_ref());
@@ -233,15 +233,15 @@ impl Found {
             }
             counted = Some(memory.len());
         }
-        let mut processes: Vec<ProcessFigures> = memory
+        let mut processes: Vec<ProcessView> = memory
             .into_iter()
-            .map(|(pid, memory)| ProcessFigures {
+            .map(|(pid, memory)| ProcessView {
                 pid,
                 name: self.process_names.get(&pid).cloned(),
                 memory,
             })
             .collect();
-        let bytes = |process: &ProcessFigures| {
+        let bytes = |process: &ProcessView| {
             process.memory.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add)
         };
         processes.sort_by_key(|process| std::cmp::Reverse(bytes(process)));
@@ -264,8 +264,8 @@ fn program((pid, name): &(i32, String)) -> Program {
 }
 
 /// The sum of figures; unknown where one is.
-fn known_sum(mut figures: impl Iterator<Item = Option<u64>>) -> Option<u64> {
-    figures.try_fold(0, |sum: u64, figure| Some(sum.saturating_add(figure?)))
+fn known_sum(mut usage: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    usage.try_fold(0, |sum: u64, figure| Some(sum.saturating_add(figure?)))
 }
 
 fn count(number: usize) -> u32 {
@@ -347,7 +347,7 @@ mod tests {
             driver_version: None,
             gpus: Vec::new(),
             containers,
-            driver: DriverFigures::default(),
+            driver: DriverUsage::default(),
             owners: HashMap::new(),
             process_names: [(11, "python".to_owned())].into(),
             rules: [("GPU-0".to_owned(), rules)].into(),

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::assemble::{Found, FoundContainer};
-use super::{Driver, DriverFigures, Snapshot};
+use super::{Driver, DriverUsage, Snapshot};
 use cgpu::admission::Admission;
 use cgpu::backend::gate::note_held;
 use cgpu::backend::{BackendError, Observed};
@@ -87,8 +87,8 @@ pub fn collect_records(
         })
         .collect();
     let driver = match driver {
-        Some(driver) => driver.figures(DRIVER_PATIENCE),
-        None => DriverFigures::default(),
+        Some(driver) => driver.usage(DRIVER_PATIENCE),
+        None => DriverUsage::default(),
     };
     gaps.extend(driver.gap.clone());
     let gpus = known_gpus(host, &mut gaps);
@@ -209,7 +209,7 @@ fn read_line(path: &str) -> Option<String> {
 
 /// Whose the processes are that the driver tells of: each one's container, by short id. A process
 /// belongs to the container whose first process's cgroup it is in.
-fn owners(containers: &[FoundContainer], driver: &DriverFigures) -> HashMap<i32, String> {
+fn owners(containers: &[FoundContainer], driver: &DriverUsage) -> HashMap<i32, String> {
     let processes = driver.gpus.iter().flat_map(|gpu| &gpu.processes);
     let cgroups: Vec<(i32, String)> =
         processes.filter_map(|process| Some((process.pid, cgroups(process.pid)?))).collect();

@@ -31,7 +31,7 @@ pub struct Driver {
 
 /// What the driver says, as far as it does.
 #[derive(Debug, Default, PartialEq)]
-pub struct DriverFigures {
+pub struct DriverUsage {
     /// Its GPUs; none where it doesn't answer.
     pub gpus: Vec<DriverGpu>,
     /// Why that is all, in a sentence.
@@ -84,7 +84,7 @@ impl Driver {
             for () in questions {
                 let reported = match session.take().map_or_else(|| Session::open(&root), Ok) {
                     Ok(open) => {
-                        let gpus = figures(&open);
+                        let gpus = usage(&open);
                         session = Some(open);
                         gpus
                     }
@@ -99,38 +99,38 @@ impl Driver {
     }
 
     /// What the driver says now, if it does within `patience`.
-    pub fn figures(&mut self, patience: Duration) -> DriverFigures {
+    pub fn usage(&mut self, patience: Duration) -> DriverUsage {
         // The answer to an earlier question is of then.
         if self.owes && self.answers.try_recv().is_ok() {
             self.owes = false;
         }
         if !self.owes && self.ask.send(()).is_err() {
-            return DriverFigures::without("the thread that asks NVIDIA's driver has ended");
+            return DriverUsage::without("the thread that asks NVIDIA's driver has ended");
         }
         self.owes = true;
         let Ok(reported) = self.answers.recv_timeout(patience) else {
-            return DriverFigures::without(
+            return DriverUsage::without(
                 "NVIDIA's driver does not answer: utilisation, temperature and power are unknown; \
                  see whether `nvidia-smi` works",
             );
         };
         self.owes = false;
         match reported {
-            Ok(gpus) => DriverFigures { gpus, gap: None },
-            Err(error) => DriverFigures::without(&format!(
+            Ok(gpus) => DriverUsage { gpus, gap: None },
+            Err(error) => DriverUsage::without(&format!(
                 "{error}: utilisation, temperature and power are unknown"
             )),
         }
     }
 }
 
-impl DriverFigures {
+impl DriverUsage {
     fn without(gap: &str) -> Self {
-        DriverFigures { gpus: Vec::new(), gap: Some(gap.to_owned()) }
+        DriverUsage { gpus: Vec::new(), gap: Some(gap.to_owned()) }
     }
 }
 
-fn figures(session: &Session) -> Result<Vec<DriverGpu>, ProbeError> {
+fn usage(session: &Session) -> Result<Vec<DriverGpu>, ProbeError> {
     let nvml = session.nvml();
     let count = nvml.device_count().map_err(|source| ProbeError::Count { source })?;
     // One that has no handle, or no UUID, is lost: the inventory says so.

@@ -11,7 +11,7 @@ mod driver;
 use serde::{Deserialize, Serialize};
 
 pub use collect::{Processes, collect, collect_records, observe};
-pub use driver::{Driver, DriverFigures, DriverGpu, DriverProcess};
+pub use driver::{Driver, DriverGpu, DriverProcess, DriverUsage};
 
 use cgpu_core::calls::{Calls, Durations};
 use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
@@ -26,16 +26,16 @@ pub struct Snapshot {
     /// The version of NVIDIA's driver; `None` where no driver is loaded.
     pub driver_version: Option<String>,
     /// The GPUs, in the driver's order.
-    pub gpus: Vec<GpuFigures>,
+    pub gpus: Vec<GpuView>,
     /// The registered containers that are not gone, in the order of their runtime's root and id.
-    pub containers: Vec<ContainerFigures>,
+    pub containers: Vec<ContainerView>,
     /// What could not be looked at, a sentence each; the rest is here all the same.
     pub gaps: Vec<String>,
 }
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct GpuFigures {
+pub struct GpuView {
     /// The driver's index.
     pub index: u32,
     /// `GPU-` and a UUID.
@@ -80,7 +80,7 @@ pub struct GpuFigures {
 
 /// A container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ContainerFigures {
+pub struct ContainerView {
     /// Its id, as its engine has it.
     pub id: String,
     /// 12 ASCII characters, unique among the registered containers.
@@ -107,9 +107,9 @@ pub struct ContainerFigures {
     /// Whether it has high priority.
     pub high_priority: bool,
     /// Its part of each of its GPUs, in its own order.
-    pub shares: Vec<ShareFigures>,
+    pub shares: Vec<ShareView>,
     /// Its processes that use the driver, those with most memory first, as far as they are known.
-    pub processes: Vec<ProcessFigures>,
+    pub processes: Vec<ProcessView>,
     /// How many these are.
     pub process_count: Option<usize>,
     /// Its calls of the driver, by what became of them.
@@ -137,7 +137,7 @@ pub struct Program {
 
 /// A container's part of a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ShareFigures {
+pub struct ShareView {
     /// Which GPU, and how much it was promised.
     #[serde(flatten)]
     pub gpu: PlannedGpu,
@@ -160,7 +160,7 @@ pub struct ShareFigures {
     pub compute_held: Option<f64>,
 }
 
-impl ShareFigures {
+impl ShareView {
     /// The quota in bytes that holds: the monitor's, else what was promised. `None` where it has the whole GPU.
     #[must_use]
     pub fn limit_bytes(&self) -> Option<u64> {
@@ -189,7 +189,7 @@ fn per_cent(part: f64) -> String {
 
 /// A process of a container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ProcessFigures {
+pub struct ProcessView {
     /// Its number, as the host has it.
     pub pid: i32,
     /// What it is called. Chosen by itself: it can have any characters.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::audit::clients::free_left_clients;
-use crate::driver::figures_of;
+use crate::driver::driver_usage_of;
 use crate::gate::wire::Holder;
 use crate::log::described;
 use crate::processes::{
@@ -79,11 +79,11 @@ pub(crate) fn end_escapes(monitor: &Monitor) {
     }
     if monitor.escapes.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
         monitor.escapes.lock().looked = Some(now);
-        look_at_figures(monitor, &callers);
+        check_driver_usage(monitor, &callers);
     }
     let (suspicious, lingering, searched) = {
         let found = monitor.escapes.lock();
-        let is_shown = |pid| found.figures.contains_key(&pid);
+        let is_shown = |pid| found.usage.contains_key(&pid);
         let lingering = provenances.has_unused_dead_pid(is_shown);
         (found.suspicion.is_some_and(|until| now < until), lingering, found.searched)
     };
@@ -93,10 +93,10 @@ pub(crate) fn end_escapes(monitor: &Monitor) {
     }
 }
 
-fn look_at_figures(monitor: &Monitor, callers: &BTreeSet<u32>) {
+fn check_driver_usage(monitor: &Monitor, callers: &BTreeSet<u32>) {
     let provenances = &monitor.provenances;
     let own: Vec<u32> = callers.iter().copied().collect();
-    let Some((_, other_bytes)) = figures_of(monitor, &own) else { return };
+    let Some((_, other_bytes)) = driver_usage_of(monitor, &own) else { return };
     let (last, suspicion) = {
         let found = monitor.escapes.lock();
         (found.other_bytes, found.suspicion)
@@ -114,13 +114,13 @@ fn look_at_figures(monitor: &Monitor, callers: &BTreeSet<u32>) {
     let dead_pids = provenances.dead_pids();
     let all = all_pids().chain(dead_pids.iter().copied()).chain(callers.iter().copied());
     let all: Vec<u32> = all.collect::<BTreeSet<u32>>().into_iter().collect();
-    let Some((_, before)) = figures_of(monitor, &[]) else { return };
-    let Some((mut figures, unexplained)) = figures_of(monitor, &all) else { return };
-    let Some((_, after)) = figures_of(monitor, &[]) else { return };
-    figures.retain(|pid, _| !callers.contains(pid));
-    let known = std::mem::replace(&mut monitor.escapes.lock().figures, figures.clone());
+    let Some((_, before)) = driver_usage_of(monitor, &[]) else { return };
+    let Some((mut usage, unexplained)) = driver_usage_of(monitor, &all) else { return };
+    let Some((_, after)) = driver_usage_of(monitor, &[]) else { return };
+    usage.retain(|pid, _| !callers.contains(pid));
+    let known = std::mem::replace(&mut monitor.escapes.lock().usage, usage.clone());
     let grown =
-        figures.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
+        usage.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
     for (pid, _) in grown {
         // Another process may have the number by now.
         if dead_pids.contains(pid) && ProcessId::is_nobodys(pid.cast_signed()) {
@@ -249,5 +249,5 @@ fn meet(
 
 /// Whether the driver shows memory of the container's GPUs under `pid`.
 fn has_memory(monitor: &Monitor, pid: u32) -> bool {
-    figures_of(monitor, &[pid]).is_some_and(|(figures, _)| !figures.is_empty())
+    driver_usage_of(monitor, &[pid]).is_some_and(|(usage, _)| !usage.is_empty())
 }

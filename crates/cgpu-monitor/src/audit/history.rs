@@ -145,7 +145,7 @@ impl Doubts {
 #[derive(Debug, Default)]
 pub(crate) struct EscapeFindings {
     /// Bytes of outside processes and of the container's dead ones, at the last look.
-    pub(crate) figures: BTreeMap<u32, u64>,
+    pub(crate) usage: BTreeMap<u32, u64>,
     /// Bytes in use less those of all processes, up to a constant: the least since the last search that their growth
     /// caused. Smaller growth is not stored, so that it adds up.
     pub(crate) unexplained: Option<i128>,

@@ -120,7 +120,7 @@ fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<Seen>
     let mut all = Vec::new();
     for gpu in 0..monitor.uuids.len() {
         let found = ask(monitor, &own, gpu, &dead_pids)?;
-        let learnt = act_on_figures(monitor, rm_lock, gpu, &found);
+        let learnt = act_on_driver_usage(monitor, rm_lock, gpu, &found);
         if let (Some(driver_bytes), Some(rm_lock)) = (learnt, rm_lock) {
             remove_gone_objects(monitor, rm_lock, &own, gpu, driver_bytes);
         }
@@ -167,7 +167,7 @@ fn act_on(monitor: &Monitor, seen: Option<Seen>, occasion: Occasion) {
 
 /// Acts on the driver's figures of a GPU. Returns how many bytes the driver has, where these are fewer than the
 /// books have: the caller is to look which of the books' objects are gone.
-fn act_on_figures(
+fn act_on_driver_usage(
     monitor: &Monitor,
     rm_lock: Option<&UnderRmLock<'_>>,
     gpu: usize,

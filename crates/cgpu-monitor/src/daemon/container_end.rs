@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::audit::{clear_exports, has_left_clients, search_after_end, since_search};
 use crate::caller::Listeners;
 use crate::daemon::status::StatusWriter;
-use crate::driver::figures_of;
+use crate::driver::driver_usage_of;
 use crate::gate::wire::{End, Holder};
 use crate::log::When;
 use crate::processes::{Evidence, caller_pids};
@@ -170,7 +170,7 @@ impl ContainerEnd {
         let mut pids = self.monitor.provenances.unused_dead_pids();
         pids.extend(caller_pids(&self.monitor));
         let pids: Vec<u32> = pids.into_iter().collect();
-        let used = figures_of(&self.monitor, &pids).is_none_or(|(figures, _)| !figures.is_empty());
+        let used = driver_usage_of(&self.monitor, &pids).is_none_or(|(usage, _)| !usage.is_empty());
         let has_killed = self.search_where_due(used);
         let is_leaked = self.is_leaked();
         let mut ending = self.ending.lock();

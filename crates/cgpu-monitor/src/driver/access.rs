@@ -73,9 +73,12 @@ pub(crate) fn resume_client(monitor: &Monitor, client: MonitorClient) -> io::Res
 
 /// The bytes of all the container's GPUs that each process has, without processes that have none; and the bytes in
 /// use that these processes have not made, less a constant. `None` where the driver does not answer.
-pub(crate) fn figures_of(monitor: &Monitor, pids: &[u32]) -> Option<(BTreeMap<u32, u64>, i128)> {
+pub(crate) fn driver_usage_of(
+    monitor: &Monitor,
+    pids: &[u32],
+) -> Option<(BTreeMap<u32, u64>, i128)> {
     let own = own_client(monitor)?;
-    let mut figures = BTreeMap::new();
+    let mut usage = BTreeMap::new();
     let mut unexplained = 0;
     for gpu in 0..monitor.uuids.len() {
         let free = own.free_bytes(gpu);
@@ -85,11 +88,11 @@ pub(crate) fn figures_of(monitor: &Monitor, pids: &[u32]) -> Option<(BTreeMap<u3
             let bytes = held.bytes();
             unexplained -= i128::from(held.made_bytes);
             if bytes > 0 {
-                *figures.entry(held.pid).or_insert(0) += bytes;
+                *usage.entry(held.pid).or_insert(0) += bytes;
             }
         }
     }
-    Some((figures, unexplained))
+    Some((usage, unexplained))
 }
 
 /// The driver's answer about a GPU. Where the driver gave none, the log says so, and the result is `None`.

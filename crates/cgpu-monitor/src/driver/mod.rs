@@ -8,7 +8,7 @@ mod probe;
 mod unanswered;
 
 pub(crate) use access::{
-    answered, client_if_open, close_client_if_unused, figures_of, own_client, presence,
+    answered, client_if_open, close_client_if_unused, driver_usage_of, own_client, presence,
     resume_client,
 };
 pub(crate) use export_files::{Denied, Exported, Exports};

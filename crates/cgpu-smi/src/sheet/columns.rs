@@ -5,7 +5,7 @@ use ratatui::text::Span;
 
 use super::{Row, fill, percent, quota};
 use crate::cells::{self, Keep, Signs, cut, known, mib, padded};
-use cgpu_cli::view::{Mode, ShareFigures, State};
+use cgpu_cli::view::{Mode, ShareView, State};
 
 /// Blanks between columns.
 const BETWEEN: usize = 2;
@@ -122,11 +122,11 @@ impl Column {
             Column::Used => mib(row.share.and_then(|share| share.memory_used_bytes)).into_owned(),
             Column::Quota => quota(row),
             Column::Share => {
-                let share = row.share.and_then(ShareFigures::compute_per_cent);
+                let share = row.share.and_then(ShareView::compute_per_cent);
                 share.unwrap_or_else(|| cells::UNKNOWN.to_owned())
             }
             Column::Held => {
-                let held = row.share.and_then(ShareFigures::held_per_cent);
+                let held = row.share.and_then(ShareView::held_per_cent);
                 held.unwrap_or_else(|| cells::UNKNOWN.to_owned())
             }
             Column::Utilization => percent(row.share.and_then(|share| share.utilization_percent)),

@@ -1,8 +1,6 @@
 //! Hosts for tests.
 
-use cgpu_cli::view::{
-    ContainerFigures, GpuFigures, Mode, ProcessFigures, ShareFigures, Snapshot, State,
-};
+use cgpu_cli::view::{ContainerView, GpuView, Mode, ProcessView, ShareView, Snapshot, State};
 use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
 use cgpu_core::units::MIB;
 
@@ -19,8 +17,8 @@ pub(crate) fn host(gpus: u32, containers: u32) -> Snapshot {
     }
 }
 
-fn gpu(index: u32, containers: u32) -> GpuFigures {
-    GpuFigures {
+fn gpu(index: u32, containers: u32) -> GpuView {
+    GpuView {
         index,
         uuid: format!("GPU-{index}"),
         bus_id: format!("0000:{:02x}:00.0", 7 + index),
@@ -43,8 +41,8 @@ fn gpu(index: u32, containers: u32) -> GpuFigures {
     }
 }
 
-fn container(gpu: u32, number: u32) -> ContainerFigures {
-    let share = ShareFigures {
+fn container(gpu: u32, number: u32) -> ContainerView {
+    let share = ShareView {
         gpu: PlannedGpu {
             index: gpu,
             uuid: format!("GPU-{gpu}"),
@@ -61,7 +59,7 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         compute_held: Some(0.31),
     };
     let pid = i32::try_from(4000 + 100 * gpu + number).expect("it is small");
-    ContainerFigures {
+    ContainerView {
         id: format!("c{gpu:x}{number:02x}{}", "0".repeat(60)),
         short_id: format!("c{gpu:x}{number:02x}00000000"),
         name: Some(format!("default/pod-{gpu}-{number}/main")),
@@ -75,7 +73,7 @@ fn container(gpu: u32, number: u32) -> ContainerFigures {
         weight: 1,
         high_priority: false,
         shares: vec![share],
-        processes: vec![ProcessFigures {
+        processes: vec![ProcessView {
             pid: pid + 1,
             name: Some("python".into()),
             memory: vec![(gpu, 1000 * MIB)],

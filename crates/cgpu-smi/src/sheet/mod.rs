@@ -8,7 +8,7 @@ mod columns;
 pub(crate) mod fixture;
 mod flow;
 
-use cgpu_cli::view::{ContainerFigures, GpuFigures, Mode, ShareFigures, Snapshot, State};
+use cgpu_cli::view::{ContainerView, GpuView, Mode, ShareView, Snapshot, State};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 
@@ -61,8 +61,8 @@ pub(crate) struct Sheet {
 /// A container's part of a GPU, as a row shows it; no part of one that has no GPU.
 #[derive(Debug, Clone, Copy)]
 struct Row<'a> {
-    container: &'a ContainerFigures,
-    share: Option<&'a ShareFigures>,
+    container: &'a ContainerView,
+    share: Option<&'a ShareView>,
 }
 
 impl Row<'_> {
@@ -103,7 +103,7 @@ pub(crate) fn sheet(snapshot: &Snapshot, look: &Look<'_>) -> Sheet {
     page.sheet
 }
 
-fn rows(container: &ContainerFigures) -> Vec<Row<'_>> {
+fn rows(container: &ContainerView) -> Vec<Row<'_>> {
     if container.shares.is_empty() {
         return vec![Row { container, share: None }];
     }
@@ -194,7 +194,7 @@ impl Page<'_> {
         self.sheet.lines.push(Line::from(line));
     }
 
-    fn gpu(&mut self, gpu: &GpuFigures, table: &Table, rows: &[Row<'_>]) {
+    fn gpu(&mut self, gpu: &GpuView, table: &Table, rows: &[Row<'_>]) {
         let dot = if self.look.signs == Signs::Unicode { " · " } else { ", " };
         let mut title = vec![format!("GPU {}", gpu.index).bold()];
         for part in [&gpu.name, &gpu.bus_id].into_iter().filter(|part| !part.is_empty()) {
@@ -206,7 +206,7 @@ impl Page<'_> {
         }
         self.open(title);
         self.memory(gpu);
-        for line in flow::flow(figures(gpu), self.inner(), self.look.signs) {
+        for line in flow::flow(usage(gpu), self.inner(), self.look.signs) {
             self.line(line.spans);
         }
         self.lately(gpu);
@@ -215,13 +215,13 @@ impl Page<'_> {
     }
 
     /// The GPU's memory: a bar as long as there is room for, and its figures.
-    fn memory(&mut self, gpu: &GpuFigures) {
-        let figures = format!(
+    fn memory(&mut self, gpu: &GpuView) {
+        let usage = format!(
             "{} of {} MiB in use",
             mib(gpu.memory_used_bytes),
             mib(Some(gpu.memory_total_bytes))
         );
-        let width = self.inner().saturating_sub(cells::columns(&figures) + 2).min(40);
+        let width = self.inner().saturating_sub(cells::columns(&usage) + 2).min(40);
         let signs = self.look.signs;
         let style = fill(gpu.memory_used_bytes, gpu.memory_total_bytes);
         let mut line = Vec::new();
@@ -230,12 +230,12 @@ impl Page<'_> {
             line.push(Span::styled(bar, style));
             line.push(Span::raw("  "));
         }
-        line.push(Span::raw(cut(&figures, self.inner(), Keep::Start, signs)));
+        line.push(Span::raw(cut(&usage, self.inner(), Keep::Start, signs)));
         self.line(line);
     }
 
     /// How much of the GPU was in use in the moments before.
-    fn lately(&mut self, gpu: &GpuFigures) {
+    fn lately(&mut self, gpu: &GpuView) {
         let moments = self.look.history.of(&gpu.uuid);
         if moments.is_empty() || self.inner() < 30 {
             return;
@@ -281,15 +281,15 @@ impl Page<'_> {
         let container = row.container;
         for process in &container.processes {
             let name = process.name.as_deref().unwrap_or(cells::UNKNOWN);
-            let on_it = |share: &ShareFigures| {
+            let on_it = |share: &ShareView| {
                 let found = process.memory.iter().find(|(index, _)| *index == share.gpu.index);
                 found.map(|(_, bytes)| *bytes)
             };
             let bytes = row.share.and_then(on_it);
-            let figures = format!("{} MiB", padded(&mib(bytes), 7, true));
-            let room = self.inner().saturating_sub(2 + 9 + figures.len() + 1);
+            let usage = format!("{} MiB", padded(&mib(bytes), 7, true));
+            let room = self.inner().saturating_sub(2 + 9 + usage.len() + 1);
             let name = cut(name, room, Keep::Start, self.look.signs);
-            let text = format!("  {} {figures} {name}", padded(&process.pid.to_string(), 8, true));
+            let text = format!("  {} {usage} {name}", padded(&process.pid.to_string(), 8, true));
             let text = cut(&text, self.inner(), Keep::Start, self.look.signs);
             self.line(vec![Span::raw(text).dim()]);
         }
@@ -353,11 +353,11 @@ fn policy(number: u32) -> &'static str {
 }
 
 /// A GPU's figures besides its memory in use.
-fn figures(gpu: &GpuFigures) -> Vec<Vec<Span<'static>>> {
+fn usage(gpu: &GpuView) -> Vec<Vec<Span<'static>>> {
     let figure =
         |name: &'static str, value: String| vec![name.dim(), Span::raw(" "), Span::raw(value)];
     let watts = |watts: Option<f64>| known(watts.map(|watts| format!("{watts:.0}")));
-    let mut figures = vec![
+    let mut usage = vec![
         figure("promised", format!("{} MiB", mib(Some(gpu.memory_promised_bytes)))),
         figure("util", percent(gpu.utilization_percent)),
         figure("temp", format!("{} C", known(gpu.temperature_celsius))),
@@ -370,9 +370,9 @@ fn figures(gpu: &GpuFigures) -> Vec<Vec<Span<'static>>> {
         figure("free weight", known(gpu.free_weight).into()),
     ];
     if gpu.other_containers > 0 {
-        figures.push(figure("without quota", gpu.other_containers.to_string()));
+        usage.push(figure("without quota", gpu.other_containers.to_string()));
     }
-    figures
+    usage
 }
 
 fn percent(percent: Option<u32>) -> String {

@@ -1,6 +1,6 @@
 //! What is shown full screen, and what keys do to it: [`State`]. Pure.
 
-use cgpu_cli::view::{ContainerFigures, Snapshot};
+use cgpu_cli::view::{ContainerView, Snapshot};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use crate::history::History;
@@ -137,19 +137,19 @@ impl State {
     pub(super) fn shown(&self) -> Snapshot {
         let mut shown = self.snapshot.clone();
         let wanted = self.filter.to_lowercase();
-        let is_wanted = |container: &ContainerFigures| {
+        let is_wanted = |container: &ContainerView| {
             let name = container.name.as_deref().unwrap_or_default();
             [&container.id, name].iter().any(|text| text.to_lowercase().contains(&wanted))
         };
         shown.containers.retain(is_wanted);
-        let used = |container: &ContainerFigures| -> u64 {
+        let used = |container: &ContainerView| -> u64 {
             container.shares.iter().filter_map(|share| share.memory_used_bytes).sum()
         };
-        let quota = |container: &ContainerFigures| -> u64 {
+        let quota = |container: &ContainerView| -> u64 {
             let quotas = container.shares.iter().map(|share| share.gpu.memory_limit_bytes);
             quotas.map(|bytes| bytes.unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
         };
-        let busy = |container: &ContainerFigures| -> u32 {
+        let busy = |container: &ContainerView| -> u32 {
             container.shares.iter().filter_map(|share| share.utilization_percent).sum()
         };
         let all = &mut shown.containers;
