@@ -50,7 +50,7 @@ fn is_served(release: &Release, kind: &str, number: u32) -> bool {
             let is_made = |call| !matches!(judge(release, &call), Verdict::Refuse(_));
             is_made(Call::Alloc(alloc)) || is_made(memory)
         }
-        "control" => !matches!(check(release, number, 0), Err(_) | Ok(Known::Pretended(_))),
+        "control" => !matches!(check(release, number, 0), Err(_) | Ok(Known::FakedSuccess(_))),
         "frontend" => {
             let is_read = !release.layouts(Key::Escape(number)).is_empty();
             is_read || UNTRAPPED.iter().any(|(untrapped, _)| *untrapped == number)

@@ -343,7 +343,7 @@ pub(crate) fn continue_other_call(case: &mut Case<'_>) -> Reply {
 }
 
 /// Answers a call as if the driver had made it.
-pub(crate) fn pretended(case: &mut Case<'_>) -> EarlyReply {
+pub(crate) fn faked_success(case: &mut Case<'_>) -> EarlyReply {
     let answered = case.answer(Answer::Status(nvrm::number::NV_OK));
     case.effects.counted = Count::Executed;
     answered

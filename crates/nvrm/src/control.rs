@@ -66,7 +66,7 @@ pub enum Known {
     /// It puts memory into a file, or takes it out: [`export`](super::export).
     Exports(export::Does),
     /// It isn't made, and the caller told that it was, for this reason.
-    Pretended(&'static str),
+    FakedSuccess(&'static str),
     /// It isn't made, for this reason.
     Refused(&'static str),
 }
@@ -77,8 +77,10 @@ pub fn known(command: u32) -> Option<Known> {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == command) {
         return Some(Known::Refused(why));
     }
-    if let Some((_, why)) = PRETENDED.iter().find(|(pretended, _)| *pretended == command) {
-        return Some(Known::Pretended(why));
+    if let Some((_, why)) =
+        FAKED_SUCCESS.iter().find(|(faked_success, _)| *faked_success == command)
+    {
+        return Some(Known::FakedSuccess(why));
     }
     match command {
         NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_FB_GET_INFO_V2 => return Some(Known::Memory),
@@ -139,7 +141,7 @@ const SWITCHES: &str = "shows what others' processes do on the GPU";
 
 /// Controls that are answered as made, and why: CUDA makes them for memory of its own where the GPU
 /// could have peers, whether anybody wants that or not.
-pub static PRETENDED: &[(u32, &str)] =
+pub static FAKED_SUCCESS: &[(u32, &str)] =
     &[(NV503C_CTRL_CMD_REGISTER_VIDMEM, OF_PEERS), (NV503C_CTRL_CMD_UNREGISTER_VIDMEM, OF_PEERS)];
 
 /// Controls that are refused though their parameters could be handled, and why. That the
@@ -445,8 +447,8 @@ mod tests {
             assert!(nested.arrays.len() <= MAX_PIECES);
             assert!(nested.arrays.iter().all(|array| array.offset + 8 <= nested.size));
         }
-        for (command, why) in PRETENDED {
-            assert_eq!(known(*command), Some(Known::Pretended(why)));
+        for (command, why) in FAKED_SUCCESS {
+            assert_eq!(known(*command), Some(Known::FakedSuccess(why)));
         }
         for (at, (command, why)) in REFUSED.iter().enumerate() {
             assert_eq!(known(*command), Some(Known::Refused(why)));

@@ -16,7 +16,7 @@ use crate::calls::charge::{find_gpu, gpu_of_group};
 use crate::calls::copied_control::{begin_control, make_control, write_params_back};
 use crate::calls::exports::export_or_import;
 use crate::calls::groups::{enter_unseen_channel, enter_unseen_group, room_outside_groups};
-use crate::case::{Case, EarlyReply, pretended};
+use crate::case::{Case, EarlyReply, faked_success};
 use crate::compute::{note_slice_tried, round_of_groups, set_slice};
 use crate::decide::{Denial, shown_memory};
 use crate::snapshot::Reach;
@@ -46,8 +46,8 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
         return Err(Errno::EINVAL.into());
     };
     let known = case.or_deny(check(&case.monitor.release, control, flags))?;
-    if let Known::Pretended(_) = known {
-        return Err(pretended(case));
+    if let Known::FakedSuccess(_) = known {
+        return Err(faked_success(case));
     }
     if known == Known::Memory {
         let params = (params, params_size);
@@ -72,13 +72,13 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
             Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
         // These kinds are answered above.
-        Known::Memory | Known::Pretended(_) | Known::Refused(_) => {
+        Known::Memory | Known::FakedSuccess(_) | Known::Refused(_) => {
             Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
         Known::Flat | Known::Opaque => {
             begin_control(case)?;
             if before_control(case, (client, object), control)? {
-                return Err(pretended(case));
+                return Err(faked_success(case));
             }
             let done = make_control(case, params)?;
             after_control(case, (client, object), control, done);
