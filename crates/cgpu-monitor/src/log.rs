@@ -59,7 +59,7 @@ struct Refusals {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     /// From time to time: the bucket may have a token again.
-    Due,
+    Schedule,
     /// For the last time, when the container ends.
     End,
 }
@@ -118,7 +118,7 @@ impl ContainerLog {
         }
         let now_us = self.now_us();
         let mut refusals = self.refusals.lock();
-        if when == When::Due && !refusals.bucket.take(now_us) {
+        if when == When::Schedule && !refusals.bucket.take(now_us) {
             return;
         }
         let last = refusals.last.take();

@@ -17,7 +17,7 @@ use crate::log::ContainerLog;
 use crate::own_ranges::own_ranges;
 use crate::processes::ProvenanceIndex;
 use crate::snapshot::{Count, CounterValues, Counters, Record};
-use crate::state::{ContainerState, Idleness, Pace, RmLock};
+use crate::state::{AuditInterval, ContainerState, Idleness, RmLock};
 use crate::sync::{ChangeFlag, Lock, Work};
 use crate::uvm::{AddressSpaces, UvmFiles};
 use cgpu_core::ledger::Process;
@@ -268,8 +268,8 @@ impl Monitor {
     }
 
     /// How often the container is audited; `has_called`: whether any of its processes has ever called.
-    pub(crate) fn pace(&self, has_called: bool, now: Instant) -> Pace {
-        self.idleness(now).pace(has_called, now)
+    pub(crate) fn audit_interval(&self, has_called: bool, now: Instant) -> AuditInterval {
+        self.idleness(now).audit_interval(has_called, now)
     }
 
     fn idleness(&self, now: Instant) -> MutexGuard<'_, Idleness> {

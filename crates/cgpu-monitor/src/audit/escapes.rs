@@ -104,7 +104,7 @@ fn check_driver_usage(monitor: &Monitor, callers: &BTreeSet<u32>) {
     let now = Instant::now();
     // All processes are asked for only with reason: there are many processes, and many monitors that ask.
     let has_called = !callers.is_empty() || provenances.has_dead_caller();
-    let often = monitor.pace(has_called, now).scan_interval;
+    let often = monitor.audit_interval(has_called, now).scan_interval;
     if last.is_some_and(|(bytes, at)| bytes == other_bytes && now - at < often)
         && suspicion.is_none_or(|until| until <= now)
     {

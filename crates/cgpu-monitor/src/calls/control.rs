@@ -20,7 +20,7 @@ use crate::case::{Case, EarlyReply, faked_success};
 use crate::compute::{note_slice_tried, round_of_groups, set_slice};
 use crate::decide::{Denial, shown_memory};
 use crate::snapshot::Reach;
-use crate::state::{ChannelName, DueSlice};
+use crate::state::{ChannelName, ScheduledSlice};
 use cgpu_core::sched::slice_us;
 use nvrm::call::Object;
 use nvrm::control::{
@@ -233,7 +233,7 @@ fn set_slice_before_schedule(
     let Some(round) = round_of_groups(case.monitor, gpu) else { return Ok(()) };
     if !case.state().groups.contains(client, handle) {
         let reach = Reach { process: case.target()?.process, descriptor: 0, engine: 0 };
-        let due = DueSlice { client, handle, reach, us: slice_us(round, 1) };
+        let due = ScheduledSlice { client, handle, reach, us: slice_us(round, 1) };
         // An object that takes no slice is no group, and the driver will not schedule it.
         if set_slice(case.rm()?, &due).is_err() {
             return Ok(());
@@ -243,7 +243,7 @@ fn set_slice_before_schedule(
     let due = {
         let state = case.state();
         let resting = case.monitor.shares.resting(gpu);
-        let due = state.groups.due_slices(gpu, Some(round), &state.processes, &resting);
+        let due = state.groups.scheduled_slices(gpu, Some(round), &state.processes, &resting);
         due.into_iter().find(|due| (due.client, due.handle) == (client, handle))
     };
     if let Some(due) = due {

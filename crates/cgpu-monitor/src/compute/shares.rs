@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::node::{Failure, Rm};
-use crate::state::DueSlice;
+use crate::state::ScheduledSlice;
 use crate::sync::{Lock, Notifier};
 use cgpu_core::ledger::Process;
 use cgpu_core::sched::{Round, Span};
@@ -107,7 +107,7 @@ impl Shares {
 
     /// Of the groups that were out of reach, keeps those whose slices are in `due`, which are to be set: the others
     /// have the slices that they are to have.
-    pub(crate) fn keep_out_of_reach(&self, gpu: usize, due: &[DueSlice]) {
+    pub(crate) fn keep_out_of_reach(&self, gpu: usize, due: &[ScheduledSlice]) {
         let is_due = |group: &(u32, u32)| due.iter().any(|due| (due.client, due.handle) == *group);
         self.on(gpu, |on| on.out_of_reach.retain(|group, _| is_due(group)));
     }
@@ -176,7 +176,7 @@ pub(crate) fn was_seen(samples: &[Sample], process: Process) -> bool {
 }
 
 /// Sets a slice: `NVA06C_CTRL_TIMESLICE_PARAMS.timesliceUs`.
-pub(crate) fn set_slice(rm: Rm<'_>, due: &DueSlice) -> Result<(), Failure> {
+pub(crate) fn set_slice(rm: Rm<'_>, due: &ScheduledSlice) -> Result<(), Failure> {
     let command = NVA06C_CTRL_CMD_SET_TIMESLICE;
     rm.control(due.client, due.handle, command, &mut due.us.to_le_bytes())
 }

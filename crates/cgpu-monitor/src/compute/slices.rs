@@ -19,7 +19,7 @@ use crate::gate::settings::{Node, NodeKind};
 use crate::node::{Device, Failure, Rm, kind_at};
 use crate::shared::Monitor;
 use crate::snapshot::Record;
-use crate::state::DueSlice;
+use crate::state::ScheduledSlice;
 use cgpu_core::sched::Round;
 use cgpu_host::registry::notice::Notice;
 use cgpu_host::registry::share;
@@ -142,7 +142,12 @@ pub(crate) fn set_slices(monitor: &Monitor) -> bool {
         let round = round_of_groups(monitor, gpu);
         let due = {
             let state = monitor.state();
-            state.groups.due_slices(gpu, round, &state.processes, &monitor.shares.resting(gpu))
+            state.groups.scheduled_slices(
+                gpu,
+                round,
+                &state.processes,
+                &monitor.shares.resting(gpu),
+            )
         };
         monitor.shares.keep_out_of_reach(gpu, &due);
         for due in due {
@@ -218,7 +223,7 @@ pub(crate) fn forget_gone_groups(monitor: &Monitor, gpu: usize) {
 }
 
 /// Forgets a group that the driver doesn't have any more. `true` where that is so.
-fn forget_if_gone(monitor: &Monitor, due: &DueSlice) -> bool {
+fn forget_if_gone(monitor: &Monitor, due: &ScheduledSlice) -> bool {
     let Some(own) = own_client(monitor) else { return false };
     let presence = own.presence(due.client, due.handle);
     let is_gone = presence != Presence::There && own.can_report();
@@ -236,7 +241,11 @@ fn is_no_such_object(failure: Failure) -> bool {
 
 /// Sets a slice through the descriptor that its group was made by or, where `all` is set, through another one of
 /// the same process. `None` where no descriptor leads to the group's client.
-fn set_via_program(monitor: &Monitor, due: &DueSlice, all: bool) -> Option<Result<(), Failure>> {
+fn set_via_program(
+    monitor: &Monitor,
+    due: &ScheduledSlice,
+    all: bool,
+) -> Option<Result<(), Failure>> {
     let pid = due.reach.process.pid().cast_signed();
     let through = |tid: i32, descriptor: i32| {
         let (target, file) = monitor.targets.duplicate(tid, descriptor, None).ok()?;

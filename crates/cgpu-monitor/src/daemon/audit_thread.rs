@@ -14,7 +14,7 @@ use crate::daemon::resident::{give_back_heap, give_back_startup_code};
 use crate::driver::{close_client_if_unused, free_pins_soon};
 use crate::log::When;
 use crate::shared::Monitor;
-use crate::state::{Due, Occasion};
+use crate::state::{Occasion, Schedule};
 use crate::sync::spawn;
 use crate::uvm::scan_files;
 use cgpu_host::process::ProcessId;
@@ -66,14 +66,14 @@ impl AuditThread {
                     end_escapes(monitor);
                 }
             }
-            monitor.log.report_left_out(When::Due);
+            monitor.log.report_left_out(When::Schedule);
             self.container_end.end_what_is_left();
             scan_exports(monitor);
             scan_files(monitor, occasion);
             free_pins_soon(monitor);
             close_client_if_unused(monitor, monitor.provenances.is_watched());
             if self.awaits_first_process() {
-                let scan_interval = monitor.pace(false, now).scan_interval;
+                let scan_interval = monitor.audit_interval(false, now).scan_interval;
                 monitor.provenances.find_first_process(&monitor.settings, scan_interval);
             }
             let calls = monitor.counters.calls().received();
@@ -124,9 +124,9 @@ impl AuditThread {
         let monitor = &*self.monitor;
         let awaits_first = self.awaits_first_process();
         let has_files = !monitor.uvm_files.all().is_empty();
-        let mut interval = monitor.pace(!awaits_first, now).interval;
+        let mut interval = monitor.audit_interval(!awaits_first, now).interval;
         if awaits_first {
-            let scan_interval = monitor.pace(false, now).scan_interval;
+            let scan_interval = monitor.audit_interval(false, now).scan_interval;
             interval = interval.min(monitor.provenances.finding_interval(scan_interval));
         }
         if monitor.exports.has_any() {
@@ -142,7 +142,7 @@ impl AuditThread {
             || has_files;
         if !watched && last_wait.is_none() && !has_unclaimed(monitor) {
             // Otherwise the next process would find something scheduled already, and wake no thread.
-            state.due = Due::default();
+            state.due = Schedule::default();
             return None;
         }
         let wait = state

@@ -10,7 +10,7 @@ use crate::snapshot::Record;
 use crate::state::channels::Channels;
 use crate::state::creators::Creators;
 use crate::state::groups::Groups;
-use crate::state::pace::Due;
+use crate::state::schedule::Schedule;
 use crate::state::space_ranges::{Space, SpaceRanges};
 use cgpu_core::ledger::{Bounds, Client, Entry, Handle, Hold, Ledger, Process, Span, Tree};
 
@@ -52,7 +52,7 @@ pub(crate) struct ContainerState {
     pub(crate) channels: Channels,
     pub(crate) devices: Devices,
     /// When the driver is to be asked next, although no call waits for the answer.
-    pub(crate) due: Due,
+    pub(crate) due: Schedule,
 }
 
 impl ContainerState {
@@ -68,7 +68,7 @@ impl ContainerState {
             groups: Groups::default(),
             channels: Channels::default(),
             devices: Devices::default(),
-            due: Due::default(),
+            due: Schedule::default(),
         };
         for node in nodes.iter().filter(|node| node.kind == NodeKind::Uvm) {
             if let Identity::File { device, inode } = node.identity {

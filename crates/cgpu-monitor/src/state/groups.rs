@@ -40,7 +40,7 @@ pub(crate) struct Group {
 
 /// A slice that is to be set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DueSlice {
+pub(crate) struct ScheduledSlice {
     pub(crate) client: u32,
     pub(crate) handle: u32,
     pub(crate) reach: Reach,
@@ -168,13 +168,13 @@ impl Groups {
 
     /// The groups on a GPU whose slice has to be set anew. Groups of processes that rest don't count for the slices of
     /// others. Their own slices count all groups: so a process that wakes has the slice that each has while all work.
-    pub(crate) fn due_slices(
+    pub(crate) fn scheduled_slices(
         &self,
         gpu: usize,
         round: Option<Round>,
         living: &BTreeSet<Process>,
         resting: &BTreeSet<Process>,
-    ) -> Vec<DueSlice> {
+    ) -> Vec<ScheduledSlice> {
         let all = self.computing(gpu, |process| living.contains(&process));
         let busy =
             self.computing(gpu, |process| living.contains(&process) && !resting.contains(&process));
@@ -186,7 +186,7 @@ impl Groups {
             let computing = if resting.contains(&reach.process) { all } else { busy };
             let us = Self::wanted_us(group, reach, round, computing);
             let is_due = is_ours && group.slice_us != Some(us);
-            is_due.then_some(DueSlice { client: *client, handle: *handle, reach, us })
+            is_due.then_some(ScheduledSlice { client: *client, handle: *handle, reach, us })
         });
         due.collect()
     }
@@ -203,7 +203,7 @@ impl Groups {
     }
 
     /// Notes that a slice was set, or can't be set.
-    pub(crate) fn note_slice(&mut self, due: &DueSlice) {
+    pub(crate) fn note_slice(&mut self, due: &ScheduledSlice) {
         if let Some(group) = self.all.get_mut(&(due.client, due.handle)) {
             group.slice_us = Some(due.us);
         }

@@ -8,7 +8,7 @@ const IDLE_AFTER: Duration = Duration::from_secs(5);
 
 /// How often a container is audited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Pace {
+pub(crate) struct AuditInterval {
     /// How often the driver is asked what the container's processes have, and what is in use.
     pub(crate) interval: Duration,
     /// How often all processes of the host are checked although no figure has changed: one process may have taken what
@@ -17,18 +17,18 @@ pub(crate) struct Pace {
 }
 
 /// The pace while the container calls.
-const BUSY: Pace = pace_ms(250, 600);
+const BUSY: AuditInterval = audit_interval_ms(250, 600);
 
 /// The pace while the container is idle: a call would be noticed, so only processes that the monitor doesn't know could
 /// have taken memory.
-const IDLE: Pace = pace_ms(2_000, 60_000);
+const IDLE: AuditInterval = audit_interval_ms(2_000, 60_000);
 
 /// The pace while no process of the container has ever called: a process outside could have a descriptor that was never
 /// used.
-const UNCALLED: Pace = pace_ms(30_000, 300_000);
+const UNCALLED: AuditInterval = audit_interval_ms(30_000, 300_000);
 
-const fn pace_ms(interval: u64, scan_interval: u64) -> Pace {
-    Pace {
+const fn audit_interval_ms(interval: u64, scan_interval: u64) -> AuditInterval {
+    AuditInterval {
         interval: Duration::from_millis(interval),
         scan_interval: Duration::from_millis(scan_interval),
     }
@@ -60,7 +60,7 @@ impl Idleness {
     }
 
     /// How often the container is audited; `has_called`: whether any of its processes has ever called.
-    pub(crate) fn pace(&self, has_called: bool, now: Instant) -> Pace {
+    pub(crate) fn audit_interval(&self, has_called: bool, now: Instant) -> AuditInterval {
         match has_called {
             false => UNCALLED,
             true if self.is_idle(now) => IDLE,
@@ -71,9 +71,9 @@ impl Idleness {
 
 /// The next two times: one soon, and one later.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Due([Option<Instant>; 2]);
+pub(crate) struct Schedule([Option<Instant>; 2]);
 
-impl Due {
+impl Schedule {
     /// The earlier of the two times.
     pub(crate) fn next(self) -> Option<Instant> {
         self.0.into_iter().flatten().min()
@@ -139,14 +139,15 @@ mod tests {
     fn an_idle_container_is_audited_less_often() {
         let start = Instant::now();
         let idleness = Idleness::new(0, start);
-        let after = |after: Duration| [true, false].map(|has| idleness.pace(has, start + after));
+        let after =
+            |after: Duration| [true, false].map(|has| idleness.audit_interval(has, start + after));
         assert_eq!(after(Duration::ZERO), [BUSY, UNCALLED]);
         assert_eq!(after(IDLE_AFTER), [IDLE, UNCALLED]);
     }
 
     #[test]
     fn what_is_due_is_due_once_and_once_more_later() {
-        let (mut due, now) = (Due::default(), Instant::now());
+        let (mut due, now) = (Schedule::default(), Instant::now());
         assert!(due.next().is_none() && !due.take(now));
         assert!(due.schedule(now) && !due.schedule(now), "the first one tells it");
         let soon = due.next().unwrap();
