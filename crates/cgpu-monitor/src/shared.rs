@@ -163,7 +163,7 @@ impl Monitor {
         let settings = Arc::new(settings);
         let targets = Targets::new(settings.spares_host)?;
         let interrupted = settings.interruptible.then(Interrupted::default);
-        let uvm_files = UvmFiles::new(state.creators.underway().is_some());
+        let uvm_files = UvmFiles::new(state.creators.in_progress().is_some());
         let shares = Shares::new(uuids.len());
         let orphans = uuids.iter().map(|_| Orphans::default()).collect();
         Ok(Monitor {

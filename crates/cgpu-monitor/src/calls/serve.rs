@@ -41,7 +41,7 @@ use nvrm::number::{NV_ERR_INSERT_DUPLICATE_NAME, NV_ERR_STATE_IN_USE, NV_OK};
 use nvrm::{Answer, Call, Command, Decoded, Refusal, refuse};
 
 pub(crate) fn serve(case: &mut Case<'_>) {
-    if case.monitor.uvm_files.may_be_underway.load(Ordering::SeqCst) {
+    if case.monitor.uvm_files.may_be_in_progress.load(Ordering::SeqCst) {
         end_earlier_initialization(case);
     }
     let data = case.notice.data;

@@ -48,7 +48,7 @@ pub(crate) struct ContainerEnd {
 #[derive(Debug, Default)]
 struct Ending {
     /// Whether the last listener has ended, and it isn't known yet that nothing is left.
-    is_underway: bool,
+    is_in_progress: bool,
     /// Whether a search found nobody while the driver still had a client of the container's.
     is_in_flight: bool,
     /// Since when a search finds nothing that a container has whose listeners have all ended.
@@ -68,14 +68,14 @@ impl ContainerEnd {
     }
 
     /// Whether the last listener has ended, and it isn't known yet that nothing is left of the container.
-    pub(crate) fn is_underway(&self) -> bool {
-        self.ending.lock().is_underway
+    pub(crate) fn is_in_progress(&self) -> bool {
+        self.ending.lock().is_in_progress
     }
 
     /// How long the audit's thread may wait at most while the container ends; `None` where it doesn't.
     pub(crate) fn most_wait(&self) -> Option<Duration> {
         let wait = if self.is_leaked() { SEARCH_WHILE_LEAKED } else { LAST_LOOK };
-        self.is_underway().then_some(wait)
+        self.is_in_progress().then_some(wait)
     }
 
     /// Whether a program of the host has a way to the container's memory.
@@ -103,7 +103,7 @@ impl ContainerEnd {
             monitor.set_end(End::Searching);
             ending.is_in_flight = false;
             ending.limit = Some(Instant::now() + MOST_WAIT);
-            ending.is_underway = true;
+            ending.is_in_progress = true;
         }
         drop(ending);
         monitor.log.report_left_out(When::End);
@@ -136,7 +136,7 @@ impl ContainerEnd {
             }
             std::thread::sleep(left);
         }
-        if self.is_underway() {
+        if self.is_in_progress() {
             tracing::error!(
                 container = self.monitor.settings.short_id,
                 limit_s = MOST_WAIT.as_secs(),
@@ -148,21 +148,21 @@ impl ContainerEnd {
 
     fn finish(&self) {
         let mut ending = self.ending.lock();
-        (ending.limit, ending.is_underway) = (None, false);
+        (ending.limit, ending.is_in_progress) = (None, false);
         drop(ending);
         self.wake.set();
     }
 
     /// Ends what is left of a container that has ended, and notes when nothing is left.
     pub(crate) fn end_what_is_left(&self) {
-        if !self.is_underway() {
+        if !self.is_in_progress() {
             return;
         }
         let mut ending = self.ending.lock();
         if !self.listeners.is_empty() {
             // A new listener came after all.
             self.monitor.set_end(End::NotYet);
-            (ending.limit, ending.is_underway) = (None, false);
+            (ending.limit, ending.is_in_progress) = (None, false);
             return;
         }
         drop(ending);

@@ -333,7 +333,7 @@ impl Daemon {
 
     /// Whether the container has processes behind a listener, or isn't known to have left nothing.
     fn has_processes(&self) -> bool {
-        let is_ending = self.service.as_ref().is_some_and(|of| of.container_end.is_underway());
+        let is_ending = self.service.as_ref().is_some_and(|of| of.container_end.is_in_progress());
         is_ending || !self.listeners.is_empty()
     }
 
@@ -463,7 +463,7 @@ impl Daemon {
     fn update(&self, asker: &UnixStream) {
         let Some(service) = &self.service else { return };
         let work = &service.monitor.work;
-        let refused = if self.end_requested.is_some() || service.container_end.is_underway() {
+        let refused = if self.end_requested.is_some() || service.container_end.is_in_progress() {
             io::Error::other("the container is ending")
         } else if !work.pause(update::PAUSE, || self.listeners.wake()) {
             io::Error::other("a driver call of the container, or about it, hangs; try again later")

@@ -35,19 +35,19 @@ struct MadeFile {
 #[derive(Debug, Default)]
 pub(crate) struct Creators {
     made: BTreeMap<u32, MadeFile>,
-    underway: Option<Initialization>,
+    in_progress: Option<Initialization>,
 }
 
 impl Creators {
     /// The call that is underway.
-    pub(crate) fn underway(&self) -> Option<Initialization> {
-        self.underway
+    pub(crate) fn in_progress(&self) -> Option<Initialization> {
+        self.in_progress
     }
 
     /// Sets the id of the notification of the call that is underway.
     pub(crate) fn set_notification(&mut self, id: u64) {
-        if let Some(underway) = &mut self.underway {
-            underway.id = id;
+        if let Some(in_progress) = &mut self.in_progress {
+            in_progress.id = id;
         }
     }
 
@@ -71,11 +71,11 @@ impl Creators {
     pub(crate) fn replay(&mut self, record: Record) {
         match record {
             Record::Initialize { file, tid, creator } => {
-                self.underway = Some(Initialization { file, tid, creator, id: 0 });
+                self.in_progress = Some(Initialization { file, tid, creator, id: 0 });
             }
             Record::Initialized { done } => {
                 if let Some(Initialization { file, creator, .. }) =
-                    self.underway.take().filter(|_| done)
+                    self.in_progress.take().filter(|_| done)
                 {
                     self.made.insert(file, MadeFile { creator, is_bound: false });
                 }
@@ -101,10 +101,10 @@ impl Creators {
             let done = Record::Initialized { done: true };
             [Record::Initialize { file, tid: 0, creator }, done].into_iter().chain(bound)
         });
-        let underway = self.underway.map(|Initialization { file, tid, creator, .. }| {
+        let in_progress = self.in_progress.map(|Initialization { file, tid, creator, .. }| {
             Record::Initialize { file, tid, creator }
         });
-        made.chain(underway)
+        made.chain(in_progress)
     }
 }
 
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(after(&[asked]).of(7), None);
         assert_eq!(after(&[asked, Record::Initialized { done: false }]).of(7), None);
         let made = after(&[asked, Record::Initialized { done: true }]);
-        assert_eq!((made.of(7), made.underway()), (Some(A), None));
+        assert_eq!((made.of(7), made.in_progress()), (Some(A), None));
     }
 
     #[test]
@@ -143,7 +143,10 @@ mod tests {
         let again = after(&creators.records().collect::<Vec<_>>());
         assert_eq!((again.of(7), again.of(8), again.of(9)), (Some(A), Some(B), None));
         assert_eq!((again.is_bound(7), again.is_bound(8)), (true, false));
-        assert_eq!(again.underway(), Some(Initialization { file: 9, tid: 5, creator: B, id: 0 }));
+        assert_eq!(
+            again.in_progress(),
+            Some(Initialization { file: 9, tid: 5, creator: B, id: 0 })
+        );
         creators.close(7);
         assert_eq!((creators.of(7), creators.is_bound(7)), (None, false));
     }

@@ -22,31 +22,31 @@ use nvrm::low_word;
 use nvrm::number::UVM_INITIALIZE;
 
 /// The initialization that is underway. Opens the books only where there may be one: every call asks this.
-pub(crate) fn underway(monitor: &Monitor) -> Option<Initialization> {
-    let may_be = monitor.uvm_files.may_be_underway.load(Ordering::SeqCst);
-    may_be.then(|| monitor.state().creators.underway()).flatten()
+pub(crate) fn in_progress(monitor: &Monitor) -> Option<Initialization> {
+    let may_be = monitor.uvm_files.may_be_in_progress.load(Ordering::SeqCst);
+    may_be.then(|| monitor.state().creators.in_progress()).flatten()
 }
 
 /// Enters that a call which may initialize a file is about to continue.
-pub(crate) fn begin_initialization(monitor: &Monitor, underway: Initialization) {
+pub(crate) fn begin_initialization(monitor: &Monitor, in_progress: Initialization) {
     let mut state = monitor.state();
-    monitor.uvm_files.may_be_underway.store(true, Ordering::SeqCst);
-    let Initialization { file, tid, creator, id } = underway;
+    monitor.uvm_files.may_be_in_progress.store(true, Ordering::SeqCst);
+    let Initialization { file, tid, creator, id } = in_progress;
     state.write(Record::Initialize { file, tid, creator });
     state.creators.set_notification(id);
 }
 
-/// Ends the initialization `underway` where it has made its file or its call is over: the caller knows that
+/// Ends the initialization `in_progress` where it has made its file or its call is over: the caller knows that
 /// (`is_over`), or it is looked for. `true` where the initialization is not underway any more.
 pub(crate) fn try_end_initialization(
     monitor: &Monitor,
-    underway: Initialization,
+    in_progress: Initialization,
     is_over: bool,
 ) -> bool {
     // This is looked at first: where the call is over now, it has initialized the file already or never will.
-    let is_over = is_over || self::is_over(&underway);
+    let is_over = is_over || self::is_over(&in_progress);
     let files = monitor.uvm_files.all();
-    let file = files.iter().find(|file| file.number == underway.file);
+    let file = files.iter().find(|file| file.number == in_progress.file);
     let is_done = match file.map(|file| was_initialized(&monitor.release, &file.device)) {
         Some(Some(done)) => done,
         // The file is not kept any more: no process has it open, and it gets no GPU.
@@ -54,26 +54,26 @@ pub(crate) fn try_end_initialization(
         Some(None) => return false,
     };
     if is_done || is_over {
-        end_initialization(monitor, underway, is_done);
+        end_initialization(monitor, in_progress, is_done);
     }
     is_done || is_over
 }
 
-/// Enters that the initialization `underway` is over, and whether it made the file (`done`).
-pub(crate) fn end_initialization(monitor: &Monitor, underway: Initialization, done: bool) {
+/// Enters that the initialization `in_progress` is over, and whether it made the file (`done`).
+pub(crate) fn end_initialization(monitor: &Monitor, in_progress: Initialization, done: bool) {
     let mut state = monitor.state();
     // Another thread may have entered this already.
-    if state.creators.underway() == Some(underway) {
+    if state.creators.in_progress() == Some(in_progress) {
         state.write(Record::Initialized { done });
-        monitor.uvm_files.may_be_underway.store(false, Ordering::SeqCst);
+        monitor.uvm_files.may_be_in_progress.store(false, Ordering::SeqCst);
     }
 }
 
 /// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
 pub(crate) fn bind_to_creator(monitor: &Monitor, file: &UvmFile) -> bool {
-    let underway = underway(monitor);
-    if let Some(underway) = underway.filter(|underway| underway.file == file.number) {
-        try_end_initialization(monitor, underway, false);
+    let in_progress = in_progress(monitor);
+    if let Some(in_progress) = in_progress.filter(|in_progress| in_progress.file == file.number) {
+        try_end_initialization(monitor, in_progress, false);
     }
     let is_bound = monitor.state().creators.is_bound(file.number);
     if !is_bound {
@@ -105,8 +105,8 @@ pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
 ///
 /// `/proc` shows in which system call a thread waits, with its arguments (`fs/proc/base.c`, `proc_pid_syscall`). A
 /// thread that runs may be anywhere.
-fn is_over(underway: &Initialization) -> bool {
-    let Initialization { tid, creator: Creator { process, .. }, .. } = underway;
+fn is_over(in_progress: &Initialization) -> bool {
+    let Initialization { tid, creator: Creator { process, .. }, .. } = in_progress;
     let process = ProcessId::from(*process);
     let path = format!("/proc/{}/task/{tid}/syscall", process.pid);
     match std::fs::read_to_string(path) {

@@ -23,7 +23,7 @@ pub(crate) struct UvmFiles {
     /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
     pub(crate) init_turn: Lock<()>,
     /// Whether the books may have an initialization that is underway.
-    pub(crate) may_be_underway: AtomicBool,
+    pub(crate) may_be_in_progress: AtomicBool,
 }
 
 /// When the container's processes are searched for files.
@@ -87,9 +87,9 @@ impl UvmFile {
 }
 
 impl UvmFiles {
-    /// No files. `is_underway`: whether the books have an initialization that is underway.
-    pub(crate) fn new(is_underway: bool) -> Self {
-        UvmFiles { may_be_underway: AtomicBool::new(is_underway), ..UvmFiles::default() }
+    /// No files. `is_in_progress`: whether the books have an initialization that is underway.
+    pub(crate) fn new(is_in_progress: bool) -> Self {
+        UvmFiles { may_be_in_progress: AtomicBool::new(is_in_progress), ..UvmFiles::default() }
     }
 
     /// The kept file that `device` is; `None` where it isn't kept, or that can't be told.

@@ -11,7 +11,7 @@ use crate::state::Initialization;
 use crate::uvm::address_spaces::{image_hash, is_randomized};
 use crate::uvm::callers_file::{call_uvm, keep_file};
 use crate::uvm::file_creators::{
-    begin_initialization, end_initialization, try_end_initialization, underway,
+    begin_initialization, end_initialization, in_progress, try_end_initialization,
 };
 use crate::uvm::queries::was_initialized;
 use nvrm::number::NV_ERR_BUSY_RETRY;
@@ -55,8 +55,8 @@ pub(crate) fn initialize(
     case.still_waits()?;
     let creator = Creator { process, image };
     let (tid, id) = (case.target()?.tid, case.notice.id);
-    let underway = Initialization { file: file.number, tid: tid.cast_unsigned(), creator, id };
-    begin_initialization(case.monitor, underway);
+    let in_progress = Initialization { file: file.number, tid: tid.cast_unsigned(), creator, id };
+    begin_initialization(case.monitor, in_progress);
     drop(turn);
     case.effects.initializes = true;
     Ok(case.continued(Continued::UvmBind))
@@ -84,16 +84,18 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
         // The turn is taken before the books are looked at: a call enters its initialization before it gives the turn
         // back. In the other order, that entry could be missed.
         let turn = monitor.uvm_files.init_turn.try_lock();
-        let underway = underway(case.monitor);
-        if let (Some(turn), None) = (turn, underway) {
+        let in_progress = in_progress(case.monitor);
+        if let (Some(turn), None) = (turn, in_progress) {
             return Ok(turn);
         }
-        if underway.is_some_and(|underway| try_end_initialization(monitor, underway, false)) {
+        if in_progress
+            .is_some_and(|in_progress| try_end_initialization(monitor, in_progress, false))
+        {
             continue;
         }
         case.still_waits()?;
-        if since.0 != underway {
-            since = (underway, Instant::now());
+        if since.0 != in_progress {
+            since = (in_progress, Instant::now());
         }
         if since.1.elapsed() >= PATIENCE {
             return Err(case.deny(&Denial::UvmBusy));
@@ -104,20 +106,20 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
 
 /// Ends the initialization for which the calling thread's earlier call was continued: that call is over.
 pub(crate) fn end_earlier_initialization(case: &Case<'_>) {
-    let underway = underway(case.monitor);
+    let in_progress = in_progress(case.monitor);
     let is_of_thread = |of: &Initialization| of.tid.cast_signed() == case.tid();
     // While this call is valid, its thread waits in it, so the earlier call is over. Otherwise nothing is known.
-    if let Some(underway) = underway.filter(is_of_thread).filter(|_| case.is_valid()) {
-        try_end_initialization(case.monitor, underway, true);
+    if let Some(in_progress) = in_progress.filter(is_of_thread).filter(|_| case.is_valid()) {
+        try_end_initialization(case.monitor, in_progress, true);
     }
 }
 
 /// Enters that this call's initialization is over and made nothing: the caller did not take the reply, so the call did
 /// not continue.
 pub(crate) fn cancel_initialization(case: &Case<'_>) {
-    let underway = underway(case.monitor);
+    let in_progress = in_progress(case.monitor);
     let is_this = |of: &Initialization| of.id == case.notice.id;
-    if let Some(underway) = underway.filter(is_this).filter(|_| case.effects.initializes) {
-        end_initialization(case.monitor, underway, false);
+    if let Some(in_progress) = in_progress.filter(is_this).filter(|_| case.effects.initializes) {
+        end_initialization(case.monitor, in_progress, false);
     }
 }
