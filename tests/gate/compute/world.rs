@@ -6,7 +6,9 @@
 //! end. The tests of the monitor show that it asks for these.
 
 use cgpu_core::plan::GpuRules;
-use cgpu_core::sched::{Frame, Idle, Span, Tenant, cohort_turns, cohorts, frame, rounds, slice_us};
+use cgpu_core::sched::{
+    Frame, Idle, Span, Tenant, batch_windows, batches, frame, periods, slice_us,
+};
 use cgpu_sim::runlist::{Name, Rules, Runlist};
 
 /// What CUDA asks for where nobody else sets slices, in microseconds.
@@ -158,7 +160,7 @@ pub(crate) fn share(gpu: Gpu, containers: &[Container], all_ms: u64, piece_ms: u
     let tenants: Vec<Tenant> = containers.iter().map(tenant).collect();
     let rules = GpuRules { policy: gpu.policy, max_inst: gpu.max_inst, prio_ratio: gpu.prio_ratio };
     let frame = frame(rules, gpu.idle, &tenants, &Frame::default(), &[]);
-    let rounds = rounds(rules, frame.is_some(), &tenants);
+    let rounds = periods(rules, frame.is_some(), &tenants);
     let slices_us = containers.iter().enumerate().map(|(at, container)| {
         rounds.as_ref().map_or(CUDA_US, |rounds| slice_us(rounds[at], busy(container)))
     });
@@ -172,14 +174,14 @@ pub(crate) fn share(gpu: Gpu, containers: &[Container], all_ms: u64, piece_ms: u
             (Some(frame), _) => {
                 vec![windows(frame.us, &frame.spans[at], end_us, &mut chance); programs]
             }
-            (None, Some(rounds)) if cohorts(rounds[at], busy(container)) > 1 => {
-                let cohorts = cohorts(rounds[at], busy(container));
-                let each = busy(container).div_ceil(cohorts);
-                let mut of_cohort = |cohort| {
-                    let (frame_us, span) = cohort_turns(cohort, cohorts);
+            (None, Some(rounds)) if batches(rounds[at], busy(container)) > 1 => {
+                let batches = batches(rounds[at], busy(container));
+                let each = busy(container).div_ceil(batches);
+                let mut of_batch = |cohort| {
+                    let (frame_us, span) = batch_windows(cohort, batches);
                     windows(frame_us, &[span], end_us, &mut chance)
                 };
-                let of_cohorts: Vec<_> = (0..cohorts).map(&mut of_cohort).collect();
+                let of_cohorts: Vec<_> = (0..batches).map(&mut of_batch).collect();
                 (0..programs).map(|program| of_cohorts[program / each].clone()).collect()
             }
             (None, _) => vec![always.clone(); programs],

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use cgpu_core::sched::Round;
+use cgpu_core::sched::Period;
 use cgpu_host::registry::share::Share;
 
 use crate::monitor::host::{Monitor, Said, end, program, until, wait};
@@ -185,7 +185,7 @@ fn what_continuing_and_refusing_costs() {
 fn how_soon_a_share_is_in_force() {
     let monitor = Monitor::sharing();
     let share = |us| {
-        let own = ("test00000000".to_owned(), Round { us, each: true });
+        let own = ("test00000000".to_owned(), Period { us, each: true });
         Share { policy: 4, rounds: [own].into(), turns: None }
     };
     monitor.share(Some(&share(4096)));

@@ -5,7 +5,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cgpu_core::sched::{Round, Span};
+use cgpu_core::sched::{Period, Span};
 use cgpu_host::registry::share::{Share, Turns};
 
 use crate::monitor::host::{Monitor, end, program, script, spawn_with_us, until};
@@ -27,8 +27,8 @@ fn alike() -> Monitor {
 }
 
 fn share(own_us: u64) -> Share {
-    let own = ("test00000000".to_owned(), Round { us: own_us, each: false });
-    let other = ("another00000".to_owned(), Round { us: 4096, each: false });
+    let own = ("test00000000".to_owned(), Period { us: own_us, each: false });
+    let other = ("another00000".to_owned(), Period { us: 4096, each: false });
     Share { policy: 1, rounds: [own, other].into(), turns: None }
 }
 

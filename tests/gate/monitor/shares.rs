@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use cgpu_core::sched::{Round, Span};
+use cgpu_core::sched::{Period, Span};
 use cgpu_host::registry::share::{Share, Turns};
 
 use nix::sys::signal::Signal;
@@ -11,8 +11,8 @@ use crate::monitor::host::{Monitor, script, until};
 
 /// What the container has that the monitor of these tests is of, and one beside it.
 fn share(us: u64, each: bool) -> Share {
-    let other = ("another00000".to_owned(), Round { us: 4096, each });
-    let own = ("test00000000".to_owned(), Round { us, each });
+    let other = ("another00000".to_owned(), Period { us: 4096, each });
+    let own = ("test00000000".to_owned(), Period { us, each });
     Share { policy: 2, rounds: [own, other].into(), turns: None }
 }
 

@@ -27,7 +27,7 @@ const MANY: u64 = 25;
 const LEAST_OF_MANY_US: u64 = 2000;
 
 /// How long a cohort of a container's programs runs until its next has its turn, in microseconds.
-const COHORT_US: u64 = 100_000;
+const BATCH_US: u64 = 100_000;
 
 /// What becomes of the time of a container that rests, under policies 1 and 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -99,10 +99,10 @@ pub fn part(frame_us: u64, spans: &[Span]) -> f64 {
 
 /// When one of so many cohorts of a container may run: the frame's length in microseconds, and its span.
 #[must_use]
-pub fn cohort_turns(cohort: usize, cohorts: usize) -> (u64, Span) {
-    let (cohort, cohorts) = (cohort as u64, cohorts.max(1) as u64);
-    let span = Span { from_us: cohort * COHORT_US, to_us: (cohort + 1) * COHORT_US };
-    (cohorts * COHORT_US, span)
+pub fn batch_windows(batch: usize, batches: usize) -> (u64, Span) {
+    let (batch, batches) = (batch as u64, batches.max(1) as u64);
+    let span = Span { from_us: batch * BATCH_US, to_us: (batch + 1) * BATCH_US };
+    (batches * BATCH_US, span)
 }
 
 /// The frame of a GPU with these containers, where its policy divides time so; `None` where all may
@@ -330,8 +330,8 @@ mod tests {
 
     #[test]
     fn cohorts_follow_each_other() {
-        assert_eq!(cohort_turns(1, 3), (300_000, Span { from_us: 100_000, to_us: 200_000 }));
-        assert_eq!(cohort_turns(0, 0), (100_000, Span { from_us: 0, to_us: 100_000 }));
+        assert_eq!(batch_windows(1, 3), (300_000, Span { from_us: 100_000, to_us: 200_000 }));
+        assert_eq!(batch_windows(0, 0), (100_000, Span { from_us: 0, to_us: 100_000 }));
     }
 
     fn any_tenants() -> impl Strategy<Value = Vec<Tenant>> {

@@ -35,7 +35,7 @@ const LEAST_US: u64 = 256;
 pub const MOST_US: u64 = 65_536;
 
 /// The least that a container without high priority keeps where others have it, in microseconds.
-const LEAST_ROUND_US: u64 = 512;
+const LEAST_PERIOD_US: u64 = 512;
 
 /// A container on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,21 +48,21 @@ pub struct Tenant {
 
 /// What a container has of a GPU while all that are on it have had their turn once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Round {
+pub struct Period {
     /// Microseconds.
     pub us: u64,
     /// Whether each of its groups has so much, and not all of them together.
     pub each: bool,
 }
 
-impl Round {
+impl Period {
     /// What a container's groups have of its round together, where so many of its channels are outside groups.
     /// No slice can be set for these.
     #[must_use]
     pub fn beside_channels(self, channels: usize) -> Self {
         let channels_us = (DEFAULT_SLICE_US + VISIT_US) * u64::try_from(channels).unwrap_or(0);
         let us = if self.each { self.us } else { self.us.saturating_sub(channels_us) };
-        Round { us, each: self.each }
+        Period { us, each: self.each }
     }
 }
 
@@ -70,7 +70,7 @@ impl Round {
 /// to the driver. `framed` where all but those of high priority run one after another, in a
 /// [`Frame`](super::Frame): then a round is against whoever's turn it is.
 #[must_use]
-pub fn rounds(rules: GpuRules, framed: bool, tenants: &[Tenant]) -> Option<Vec<Round>> {
+pub fn periods(rules: GpuRules, framed: bool, tenants: &[Tenant]) -> Option<Vec<Period>> {
     let is_weighted = match rules.policy {
         0 | 1 | 3 | 4 => false,
         2 => !framed,
@@ -107,8 +107,8 @@ pub fn rounds(rules: GpuRules, framed: bool, tenants: &[Tenant]) -> Option<Vec<R
     }
     let round = |tenant: &Tenant| {
         let unit_us = if tenant.high_priority { high_us } else { low_us };
-        let us = (unit_us * weight(tenant)).clamp(LEAST_ROUND_US, MOST_US);
-        Round { us, each: rules.policy == 4 }
+        let us = (unit_us * weight(tenant)).clamp(LEAST_PERIOD_US, MOST_US);
+        Period { us, each: rules.policy == 4 }
     };
     Some(tenants.iter().map(round).collect())
 }
@@ -117,7 +117,7 @@ pub fn rounds(rules: GpuRules, framed: bool, tenants: &[Tenant]) -> Option<Vec<R
 /// groups of one cohort alone run at a time: with more at once, slices would be shorter than the least, and
 /// together they would take longer than one group would.
 #[must_use]
-pub fn cohorts(round: Round, groups: usize) -> usize {
+pub fn batches(round: Period, groups: usize) -> usize {
     if round.each {
         return 1;
     }
@@ -126,10 +126,10 @@ pub fn cohorts(round: Round, groups: usize) -> usize {
 }
 
 /// The slice of each of a container's groups, of which so many have work on one engine. All of a
-/// [cohort](cohorts) together take as long as one would, with what it costs to go from one to the next.
+/// [batch](batches) together take as long as one would, with what it costs to go from one to the next.
 #[must_use]
-pub fn slice_us(round: Round, groups: usize) -> u64 {
-    let groups = if round.each { 1 } else { groups.div_ceil(cohorts(round, groups)).max(1) };
+pub fn slice_us(round: Period, groups: usize) -> u64 {
+    let groups = if round.each { 1 } else { groups.div_ceil(batches(round, groups)).max(1) };
     let share_us = (round.us + VISIT_US) / u64::try_from(groups).unwrap_or(u64::MAX);
     share_us.saturating_sub(VISIT_US).clamp(LEAST_US, MOST_US)
 }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     fn us(rules: GpuRules, tenants: &[Tenant]) -> Vec<u64> {
-        rounds(rules, false, tenants).unwrap().iter().map(|round| round.us).collect()
+        periods(rules, false, tenants).unwrap().iter().map(|round| round.us).collect()
     }
 
     #[test]
@@ -157,10 +157,10 @@ mod tests {
         let tenants = [tenant(1, false), tenant(2, false), tenant(6, false)];
         assert_eq!(us(rules(2, 80), &tenants), [3200, 6400, 19200]);
         assert_eq!(us(rules(1, 80), &tenants), [4096, 4096, 4096]);
-        let each: Vec<_> = rounds(rules(4, 80), false, &tenants).unwrap();
-        assert!(each.iter().all(|round| *round == Round { us: 4096, each: true }));
+        let each: Vec<_> = periods(rules(4, 80), false, &tenants).unwrap();
+        assert!(each.iter().all(|round| *round == Period { us: 4096, each: true }));
         for policy in [5, 9] {
-            assert_eq!(rounds(rules(policy, 80), false, &tenants), None, "{policy}");
+            assert_eq!(periods(rules(policy, 80), false, &tenants), None, "{policy}");
         }
     }
 
@@ -192,13 +192,13 @@ mod tests {
     fn where_one_runs_at_a_time_high_priority_has_its_ratio_against_that_one() {
         let tenants = [tenant(1, true), tenant(9, false), tenant(3, false), tenant(1, false)];
         for policy in [0, 3, 1, 2] {
-            let all = rounds(rules(policy, 80), true, &tenants).unwrap();
+            let all = periods(rules(policy, 80), true, &tenants).unwrap();
             assert_eq!(
                 all.iter().map(|round| round.us).collect::<Vec<_>>(),
                 [16384, 4096, 4096, 4096]
             );
         }
-        let low = rounds(rules(3, 80), true, &[tenant(1, false); 25]).unwrap();
+        let low = periods(rules(3, 80), true, &[tenant(1, false); 25]).unwrap();
         assert!(low.iter().all(|round| round.us == 4096));
     }
 
@@ -206,24 +206,24 @@ mod tests {
     /// (`tests/gpu/results/2026-11-26…/compute.md`).
     #[test]
     fn several_groups_have_one_round_together() {
-        let round = Round { us: 4096, each: false };
+        let round = Period { us: 4096, each: false };
         assert_eq!([0, 1, 2, 4].map(|groups| slice_us(round, groups)), [4096, 4096, 1923, 836]);
-        assert_eq!([1, 8, 9, 16, 17, 64].map(|groups| cohorts(round, groups)), [1, 1, 2, 2, 3, 8]);
+        assert_eq!([1, 8, 9, 16, 17, 64].map(|groups| batches(round, groups)), [1, 1, 2, 2, 3, 8]);
         assert_eq!([8, 16, 64].map(|groups| slice_us(round, groups)), [293; 3]);
-        assert_eq!(cohorts(Round { us: 4096, each: true }, 64), 1);
-        assert_eq!(cohorts(Round { us: 512, each: false }, 3), 3);
-        assert_eq!(slice_us(Round { us: 4096, each: true }, 4), 4096);
-        assert_eq!(slice_us(Round { us: u64::MAX / 2, each: false }, 1), MOST_US);
+        assert_eq!(batches(Period { us: 4096, each: true }, 64), 1);
+        assert_eq!(batches(Period { us: 512, each: false }, 3), 3);
+        assert_eq!(slice_us(Period { us: 4096, each: true }, 4), 4096);
+        assert_eq!(slice_us(Period { us: u64::MAX / 2, each: false }, 1), MOST_US);
     }
 
     #[test]
     fn channels_outside_groups_take_from_those_of_the_same_container() {
-        let round = Round { us: 4096, each: false };
+        let round = Period { us: 4096, each: false };
         let left = |channels| round.beside_channels(channels).us;
         assert_eq!([0, 1, 3, 4, 64].map(left), [4096, 2822, 274, 0, 0]);
         assert_eq!(slice_us(round.beside_channels(4), 1), LEAST_US);
-        assert_eq!(cohorts(round.beside_channels(4), 3), 3);
-        let each = Round { us: 4096, each: true };
+        assert_eq!(batches(round.beside_channels(4), 3), 3);
+        let each = Period { us: 4096, each: true };
         assert_eq!(each.beside_channels(4), each);
     }
 
@@ -239,10 +239,10 @@ mod tests {
             policy in prop_oneof![Just(1_u32), Just(2), Just(4)],
             prio_ratio in 20_u32..=99,
         ) {
-            let all = rounds(rules(policy, prio_ratio), false, &tenants).unwrap();
+            let all = periods(rules(policy, prio_ratio), false, &tenants).unwrap();
             prop_assert_eq!(all.len(), tenants.len());
             for (one, has) in tenants.iter().zip(&all) {
-                prop_assert!((LEAST_ROUND_US..=MOST_US).contains(&has.us));
+                prop_assert!((LEAST_PERIOD_US..=MOST_US).contains(&has.us));
                 for (other, theirs) in tenants.iter().zip(&all) {
                     let alike = one.high_priority == other.high_priority;
                     if alike && one.weight <= other.weight {
@@ -253,12 +253,12 @@ mod tests {
         }
 
         #[test]
-        fn whoever_forks_has_no_more(us in LEAST_ROUND_US..=MOST_US, groups in 1_usize..64) {
-            let round = Round { us, each: false };
+        fn whoever_forks_has_no_more(us in LEAST_PERIOD_US..=MOST_US, groups in 1_usize..64) {
+            let round = Period { us, each: false };
             let slice = slice_us(round, groups);
             prop_assert!(slice >= LEAST_US && slice <= slice_us(round, 1));
-            let cohort = groups.div_ceil(cohorts(round, groups));
-            let all = (slice + VISIT_US) * u64::try_from(cohort).unwrap();
+            let batch = groups.div_ceil(batches(round, groups));
+            let all = (slice + VISIT_US) * u64::try_from(batch).unwrap();
             prop_assert!(all <= us + VISIT_US);
         }
     }

@@ -14,7 +14,7 @@ use super::notice::Notice;
 use super::{Locked, RegistryError};
 use crate::replace::replace;
 use cgpu_core::plan::GpuRules;
-use cgpu_core::sched::{Frame, Idle, Round, Span, Tenant, Turn, frame, part, rounds};
+use cgpu_core::sched::{Frame, Idle, Period, Span, Tenant, Turn, frame, part, periods};
 
 /// The directory's name in the state directory.
 pub const DIR: &str = "shares";
@@ -25,7 +25,7 @@ pub struct Share {
     /// The policy that is held, 0 to 5.
     pub policy: u32,
     /// By short id.
-    pub rounds: BTreeMap<String, Round>,
+    pub rounds: BTreeMap<String, Period>,
     /// When each may run, where not all may always.
     #[serde(default)]
     pub turns: Option<Turns>,
@@ -43,7 +43,7 @@ pub struct Turns {
 impl Share {
     /// What the container with that short id has.
     #[must_use]
-    pub fn round(&self, short_id: &str) -> Option<Round> {
+    pub fn round(&self, short_id: &str) -> Option<Period> {
         self.rounds.get(short_id).copied()
     }
 
@@ -69,7 +69,7 @@ impl Share {
         };
         // Who is never off shares with whoever's turn it is.
         let is_always = |short_id: &str| self.turns(short_id).is_none();
-        let of = |(short_id, round): (&String, &Round)| is_always(short_id).then_some(round.us);
+        let of = |(short_id, round): (&String, &Period)| is_always(short_id).then_some(round.us);
         let always = self.rounds.iter().filter_map(of).fold(0, u64::saturating_add);
         if is_always(short_id) {
             let others = self.rounds.keys().find(|short_id| !is_always(short_id));
@@ -194,7 +194,7 @@ fn share_of(
         .collect();
     let frame = frame(rules, idle, tenants, &before, &elsewhere);
     let named = || names.iter().map(|name| (*name).to_owned());
-    let rounds = rounds(rules, frame.is_some(), tenants).unwrap_or_default();
+    let rounds = periods(rules, frame.is_some(), tenants).unwrap_or_default();
     Share {
         policy: rules.policy,
         rounds: named().zip(rounds).collect(),
@@ -212,7 +212,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         fs::create_dir(dir(state.path())).unwrap();
         assert_eq!(read(state.path(), "GPU-a").unwrap(), None);
-        let round = |us| Round { us, each: false };
+        let round = |us| Period { us, each: false };
         let rounds = [("a".to_owned(), round(4096)), ("b".to_owned(), round(12288))];
         let share = Share { policy: 2, rounds: rounds.into(), turns: None };
         write(state.path(), "GPU-a", Some(&share)).unwrap();
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn odd_figures_of_a_file_are_a_part_all_the_same() {
-        let round = Round { us: u64::MAX, each: false };
+        let round = Period { us: u64::MAX, each: false };
         let rounds = ["a", "b"].map(|id| (id.to_owned(), round)).into();
         let mut share = Share { policy: 2, rounds, turns: None };
         assert_eq!(share.part("a"), Some(1.0));

@@ -17,7 +17,7 @@ use crate::calls::copied_control::{begin_control, make_control, write_params_bac
 use crate::calls::exports::export_or_import;
 use crate::calls::groups::{enter_unseen_channel, enter_unseen_group, room_outside_groups};
 use crate::case::{Case, EarlyReply, faked_success};
-use crate::compute::{note_slice_tried, round_of_groups, set_slice};
+use crate::compute::{note_slice_tried, period_of_groups, set_slice};
 use crate::decide::{Denial, shown_memory};
 use crate::snapshot::Reach;
 use crate::state::{ChannelName, ScheduledSlice};
@@ -230,7 +230,7 @@ fn set_slice_before_schedule(
     handle: u32,
 ) -> Result<(), EarlyReply> {
     let Some(gpu) = gpu_of_group(case, client, handle) else { return Ok(()) };
-    let Some(round) = round_of_groups(case.monitor, gpu) else { return Ok(()) };
+    let Some(round) = period_of_groups(case.monitor, gpu) else { return Ok(()) };
     if !case.state().groups.contains(client, handle) {
         let reach = Reach { process: case.target()?.process, descriptor: 0, engine: 0 };
         let due = ScheduledSlice { client, handle, reach, us: slice_us(round, 1) };

@@ -12,8 +12,8 @@ mod turns_thread;
 pub(crate) use orphans::Orphans;
 pub(crate) use shares::{Shares, set_slice};
 pub(crate) use slices::{
-    follow_shares_forever, forget_freed_groups, forget_gone_groups, note_slice_tried, read_shares,
-    round_of_groups,
+    follow_shares_forever, forget_freed_groups, forget_gone_groups, note_slice_tried,
+    period_of_groups, read_shares,
 };
 pub(crate) use turns::{end_turns, set_slices_forever};
 pub(crate) use turns_thread::TurnsThread;

@@ -8,7 +8,7 @@ use crate::node::{Failure, Rm};
 use crate::state::ScheduledSlice;
 use crate::sync::{Lock, Notifier};
 use cgpu_core::ledger::Process;
-use cgpu_core::sched::{Round, Span};
+use cgpu_core::sched::{Period, Span};
 use cgpu_host::registry::share::Turns;
 use nvrm::number::NVA06C_CTRL_CMD_SET_TIMESLICE;
 use nvrm::usage::Sample;
@@ -31,7 +31,7 @@ pub(crate) struct Shares {
 #[derive(Debug, Default)]
 pub(crate) struct OnGpu {
     /// The container's round; `None` where the monitor sets no slices.
-    pub(crate) round: Option<Round>,
+    pub(crate) round: Option<Period>,
     /// When the container may run: a frame's length in microseconds, and spans of it; `None` where it may always run.
     pub(crate) turns: Option<(u64, Vec<Span>)>,
     /// When each container on the GPU may run; `None` where all may always run.
@@ -59,7 +59,7 @@ impl Shares {
     }
 
     /// The container's round on a GPU; `None` where the monitor sets no slices.
-    pub(crate) fn round(&self, gpu: usize) -> Option<Round> {
+    pub(crate) fn round(&self, gpu: usize) -> Option<Period> {
         self.on(gpu, |on| on.round)
     }
 

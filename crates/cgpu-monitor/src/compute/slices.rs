@@ -20,7 +20,7 @@ use crate::node::{Device, Failure, Rm, kind_at};
 use crate::shared::Monitor;
 use crate::snapshot::Record;
 use crate::state::ScheduledSlice;
-use cgpu_core::sched::Round;
+use cgpu_core::sched::Period;
 use cgpu_host::registry::notice::Notice;
 use cgpu_host::registry::share;
 use nvrm::number::{NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND};
@@ -107,7 +107,7 @@ pub(crate) fn find_resting_processes(monitor: &Monitor) -> Option<u16> {
 }
 
 /// What the container's groups have of its round on a GPU; `None` where the monitor sets no slices.
-pub(crate) fn round_of_groups(monitor: &Monitor, gpu: usize) -> Option<Round> {
+pub(crate) fn period_of_groups(monitor: &Monitor, gpu: usize) -> Option<Period> {
     let round = monitor.shares.round(gpu)?;
     Some(round.beside_channels(monitor.state().outside_groups(gpu).len()))
 }
@@ -139,7 +139,7 @@ pub(crate) fn set_slices(monitor: &Monitor) -> bool {
     // A process without a descriptor for one group isn't searched again for the next group.
     let mut out_of_reach = BTreeSet::new();
     for gpu in 0..monitor.uuids.len() {
-        let round = round_of_groups(monitor, gpu);
+        let round = period_of_groups(monitor, gpu);
         let due = {
             let state = monitor.state();
             state.groups.scheduled_slices(

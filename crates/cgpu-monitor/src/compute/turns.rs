@@ -18,14 +18,14 @@ use nix::sys::time::TimeSpec;
 use crate::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us};
 use crate::compute::orphan_turns::{end_orphan_turns, report_channels, take_turns_of_orphans};
 use crate::compute::slices::{
-    find_resting_processes, note_share_tried, read_shares, round_of_groups, set_slices,
+    find_resting_processes, note_share_tried, period_of_groups, read_shares, set_slices,
 };
 use crate::compute::switch::switch_channels;
 use crate::shared::Monitor;
 use crate::snapshot::Record;
 use crate::state::ChannelName;
 use crate::sync::spawn;
-use cgpu_core::sched::{Span, cohort_turns, cohorts};
+use cgpu_core::sched::{Span, batch_windows, batches};
 
 /// How often a monitor that ends tries to end turns, and how long it waits in between.
 const ENDING_TRIES: u32 = 20;
@@ -68,18 +68,18 @@ impl Timetable {
 fn in_cohorts(
     channels: &BTreeMap<ChannelName, ChannelName>,
     busy: &[ChannelName],
-    cohorts: usize,
+    batches: usize,
 ) -> Vec<(u64, Vec<Span>, Vec<ChannelName>)> {
-    if cohorts < 2 {
+    if batches < 2 {
         return Vec::new();
     }
-    let cohort = |(number, groups): (usize, &[ChannelName])| {
-        let (frame_us, span) = cohort_turns(number, cohorts);
+    let batch = |(number, groups): (usize, &[ChannelName])| {
+        let (frame_us, span) = batch_windows(number, batches);
         let is_in = |(_, group): &(&ChannelName, &ChannelName)| groups.contains(group);
         let channels = channels.iter().filter(is_in).map(|(channel, _)| *channel);
         (frame_us, vec![span], channels.collect())
     };
-    busy.chunks(busy.len().div_ceil(cohorts).max(1)).enumerate().map(cohort).collect()
+    busy.chunks(busy.len().div_ceil(batches).max(1)).enumerate().map(batch).collect()
 }
 
 /// Sets slices when shares, groups or processes change.
@@ -210,7 +210,7 @@ fn wait_for_next_turn(
 /// The channels of a GPU that run at times only, and all its channels. The container's channels run in its turns;
 /// where it may always run and has more groups than can run at once, each cohort of groups runs in its own turns.
 fn timetable(monitor: &Monitor, gpu: usize) -> (Timetable, Numbered) {
-    let (turns, round) = (monitor.shares.turns(gpu), round_of_groups(monitor, gpu));
+    let (turns, round) = (monitor.shares.turns(gpu), period_of_groups(monitor, gpu));
     let resting = monitor.shares.resting(gpu);
     let (channels, all, busy) = {
         let state = monitor.state();
@@ -222,7 +222,7 @@ fn timetable(monitor: &Monitor, gpu: usize) -> (Timetable, Numbered) {
     let mut parts = match (turns, round) {
         _ if all.is_empty() => Vec::new(),
         (Some((frame_us, spans)), _) => vec![(frame_us, spans, all.keys().copied().collect())],
-        (None, Some(round)) => in_cohorts(&channels, &busy, cohorts(round, busy.len())),
+        (None, Some(round)) => in_cohorts(&channels, &busy, batches(round, busy.len())),
         (None, None) => Vec::new(),
     };
     // A group whose share can't be set never runs.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use cgpu_core::calls::{Calls, Durations};
-use cgpu_core::sched::Round;
+use cgpu_core::sched::Period;
 use nvrm::usage::ALL_OF_IT;
 
 /// What a program asks over the control socket.
@@ -157,7 +157,7 @@ pub struct GpuStatus {
     /// The container's time on the GPU in one round of all containers; `None` where nobody sets slices. For a
     /// container that has called nothing, the round is as of the last time that somebody asked.
     #[serde(default)]
-    pub round: Option<Round>,
+    pub round: Option<Period>,
     /// Why the last slice could not be set; `None` where it was set.
     #[serde(default)]
     pub share_refused: Option<String>,

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::snapshot::{Reach, Record};
 use cgpu_core::ledger::Process;
-use cgpu_core::sched::{DEFAULT_SLICE_US, Round, slice_us};
+use cgpu_core::sched::{DEFAULT_SLICE_US, Period, slice_us};
 use nvrm::channel::ENGINE_GRAPHICS;
 
 /// The most groups of a container, on all its GPUs together.
@@ -157,7 +157,7 @@ impl Groups {
 
     /// The slice in microseconds that a group is to have. Without a round the monitor sets no slices: then it is the
     /// slice that the program asked for, or the one that the group had at first.
-    fn wanted_us(group: &Group, reach: Reach, round: Option<Round>, computing: usize) -> u64 {
+    fn wanted_us(group: &Group, reach: Reach, round: Option<Period>, computing: usize) -> u64 {
         match round {
             Some(round) if computes(reach.engine) => slice_us(round, computing),
             Some(round) => slice_us(round, 1),
@@ -171,7 +171,7 @@ impl Groups {
     pub(crate) fn scheduled_slices(
         &self,
         gpu: usize,
-        round: Option<Round>,
+        round: Option<Period>,
         living: &BTreeSet<Process>,
         resting: &BTreeSet<Process>,
     ) -> Vec<ScheduledSlice> {
