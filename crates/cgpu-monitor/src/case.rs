@@ -20,7 +20,7 @@ use nix::libc::seccomp_notif;
 use crate::caller::{Copy, Listener, Registers, Reply, Scratch, Target, WriteBack};
 use crate::case::retry::Retry;
 use crate::compute::forget_freed_groups;
-use crate::decide::{Continued, Denial};
+use crate::decide::{Continued, RefusalReason};
 use crate::log::{RefusedAllocation, Refuser};
 use crate::node::{Device, Failure, Rm};
 use crate::shared::{Monitor, OpenState};
@@ -220,23 +220,23 @@ impl<'a> Case<'a> {
     /// What was decided; refuses the call where it was denied.
     pub(crate) fn or_deny<T>(
         &mut self,
-        decision: Result<T, impl Into<Denial>>,
+        decision: Result<T, impl Into<RefusalReason>>,
     ) -> Result<T, EarlyReply> {
-        decision.map_err(|denial| self.deny(&denial.into()))
+        decision.map_err(|refusal_reason| self.deny(&refusal_reason.into()))
     }
 
     /// Refuses a call, and tells why: by an event where the quota has no room, otherwise by a line of the log.
-    pub(crate) fn deny(&mut self, denial: &Denial) -> EarlyReply {
-        if let Denial::OverQuota { gpu, asked_bytes, usage } = *denial {
+    pub(crate) fn deny(&mut self, refusal_reason: &RefusalReason) -> EarlyReply {
+        if let RefusalReason::OverQuota { gpu, asked_bytes, usage } = *refusal_reason {
             report_refused(self, Refuser::Quota, gpu, asked_bytes, usage);
-            let reply = self.answer(denial.answer());
+            let reply = self.answer(refusal_reason.answer());
             self.effects.counted = Count::OverQuota;
             return reply;
         }
-        if denial.is_news() {
-            self.log(&denial.to_string());
+        if refusal_reason.is_news() {
+            self.log(&refusal_reason.to_string());
         }
-        self.answer(denial.answer())
+        self.answer(refusal_reason.answer())
     }
 
     pub(crate) fn executed(&mut self, made: impl IntoIterator<Item = Object>) -> Reply {
@@ -401,7 +401,7 @@ pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
         // The calling thread may be gone, and its tid may belong to another process by now.
         case.still_waits()?;
         if !case.state().note_process(target.process) {
-            return Err(case.deny(&Denial::ProcessesFull));
+            return Err(case.deny(&RefusalReason::ProcessesFull));
         }
         // The audit's thread is to wait for the process's death, whatever the process calls.
         case.monitor.audit_wait.wake();

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use crate::audit::reconcile;
 use crate::case::{Case, EarlyReply, note_user, report_refused, unmake_object};
-use crate::decide::{self, Denial, nth_handle};
+use crate::decide::{self, RefusalReason, nth_handle};
 use crate::driver::{Presence, presence};
 use crate::gate::settings::NodeKind;
 use crate::log::Refuser;
@@ -56,16 +56,16 @@ fn reserve(
         Some(decided) => decided,
         None => match find_gpu_under_rm_lock(case, rm_lock, client, parent) {
             Some(gpu) => reserve(&mut case.state(), gpu),
-            None => return Err(case.deny(&Denial::NoGpu { client, parent })),
+            None => return Err(case.deny(&RefusalReason::NoGpu { client, parent })),
         },
     };
-    if let Err(Denial::OverQuota { usage, .. }) = decision
+    if let Err(RefusalReason::OverQuota { usage, .. }) = decision
         && bytes <= usage.limit_bytes
     {
         reconcile(case.monitor, rm_lock, case.came);
         // Other calls may have been on the lane meanwhile.
         if find_gpu_under_rm_lock(case, rm_lock, client, parent) != Some(gpu) {
-            return Err(case.deny(&Denial::ParentGone));
+            return Err(case.deny(&RefusalReason::ParentGone));
         }
         (_, decision) = reserve(&mut case.state(), gpu);
     }
@@ -126,7 +126,7 @@ pub(crate) fn make_charged(
         }
         let usage = case.state().ledger.usage(gpu);
         let usage = usage.unwrap_or(Usage { limit_bytes: 0, used_bytes: 0 });
-        return Err(case.deny(&Denial::OverQuota { gpu, asked_bytes: given_bytes, usage }));
+        return Err(case.deny(&RefusalReason::OverQuota { gpu, asked_bytes: given_bytes, usage }));
     }
     Ok(Some(Object { client: object.client, parent: object.parent, handle }))
 }

@@ -18,7 +18,7 @@ use crate::calls::exports::export_or_import;
 use crate::calls::groups::{enter_unseen_channel, enter_unseen_group, room_outside_groups};
 use crate::case::{Case, EarlyReply, faked_success};
 use crate::compute::{note_slice_tried, period_of_groups, set_slice};
-use crate::decide::{Denial, shown_memory};
+use crate::decide::{RefusalReason, shown_memory};
 use crate::snapshot::Reach;
 use crate::state::{ChannelName, ScheduledSlice};
 use cgpu_core::sched::slice_us;
@@ -62,7 +62,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
         case.read_params(params, size)?;
     }
     if !clients::are_all(client, control, &case.scratch.params) {
-        return Err(case.deny(&Denial::ForeignClient { control }));
+        return Err(case.deny(&RefusalReason::ForeignClient { control }));
     }
     match known {
         Known::Nested => nested(case, control, params),

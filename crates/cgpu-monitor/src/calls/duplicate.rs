@@ -6,7 +6,7 @@ use crate::caller::Reply;
 use crate::calls::charge::{NewObject, make, shown_below, unmake};
 use crate::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
 use crate::case::{Case, EarlyReply, begin_under_rm_lock, note_user};
-use crate::decide::{Denial, room_for_name};
+use crate::decide::{RefusalReason, room_for_name};
 use crate::driver::{pin_behind, pin_handle};
 use crate::state::UnderRmLock;
 use cgpu_core::ledger::{Client, Entry, Handle};
@@ -59,7 +59,7 @@ fn make_name(
         pin_handle(case.monitor, (client.0, made), pin);
     } else if case.rm()?.is_gpu_memory(object.client, made) {
         unmake(case, rm_lock, object.client, object.parent, made);
-        return Err(case.deny(&Denial::PastMonitor("duplicated")));
+        return Err(case.deny(&RefusalReason::PastMonitor("duplicated")));
     }
     Ok(Some(Object { client: object.client, parent: object.parent, handle: made }))
 }

@@ -19,7 +19,7 @@ use crate::calls::charge::{next_handles, shown_below};
 use crate::calls::copied_control::{begin_control, make_control, write_params_back};
 use crate::case::{Case, EarlyReply, begin_under_rm_lock, note_user};
 use crate::decide::{
-    Denial, Imported, export_entries, imported, may_export, plan_import, unknown_objects,
+    Imported, RefusalReason, export_entries, imported, may_export, plan_import, unknown_objects,
 };
 use crate::driver::{Denied, Exported, free_pins, pin_behind_export, pin_export, pin_handle};
 use crate::gate::settings::NodeKind;
@@ -131,7 +131,7 @@ fn export_to(
         return done;
     }
     clear_export(monitor, exported, |place| places.has(place));
-    Err(case.deny(&Denial::PastMonitor("exported")))
+    Err(case.deny(&RefusalReason::PastMonitor("exported")))
 }
 
 /// The objects that aren't known to be memory of a GPU: all of them are memory of the host. Fails where one of them
@@ -153,7 +153,7 @@ fn find_host_objects(
     };
     let Some(foreign) = unknown.iter().find(is_foreign) else { return Ok(unknown) };
     let handle = foreign.0;
-    Err(case.deny(&Denial::UnknownExport { handle }))
+    Err(case.deny(&RefusalReason::UnknownExport { handle }))
 }
 
 /// Whether no object that was exported has more memory than is charged for it.
@@ -191,8 +191,8 @@ pub(crate) struct FileControl {
 
 fn refuse_file(case: &mut Case<'_>, why: Denied) -> EarlyReply {
     case.deny(&match why {
-        Denied::Unknown => Denial::ForeignImport,
-        Denied::Full => Denial::Full("exports"),
+        Denied::Unknown => RefusalReason::ForeignImport,
+        Denied::Full => RefusalReason::Full("exports"),
     })
 }
 

@@ -5,7 +5,7 @@ use crate::calls::charge::{
 };
 use crate::case::{Case, EarlyReply};
 use crate::compute::forget_gone_groups;
-use crate::decide::{self, Denial};
+use crate::decide::{self, RefusalReason};
 use crate::shared::OpenState;
 use crate::snapshot::{Reach, Record};
 use crate::state::{UnderRmLock, computes};
@@ -26,7 +26,9 @@ pub(crate) fn make_room_for_group(
         .or_else(|| find_gpu_under_rm_lock(case, rm_lock, group.client, group.parent))
     {
         Some(gpu) => room_on(case, gpu),
-        None => Err(case.deny(&Denial::NoGpu { client: group.client, parent: group.parent })),
+        None => {
+            Err(case.deny(&RefusalReason::NoGpu { client: group.client, parent: group.parent }))
+        }
     }
 }
 
@@ -176,7 +178,7 @@ fn with_room_on(
 fn decide_twice(
     case: &mut Case<'_>,
     gpu: usize,
-    decide: impl Fn(&mut OpenState<'_>) -> Result<(), Denial>,
+    decide: impl Fn(&mut OpenState<'_>) -> Result<(), RefusalReason>,
 ) -> Result<(), EarlyReply> {
     let mut decision = decide(&mut case.state());
     if decision.is_err() {

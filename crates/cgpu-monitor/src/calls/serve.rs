@@ -30,7 +30,7 @@ use crate::case::{
     Case, EarlyReply, caller_error, continue_other_call, identify, keep_if_unclaimed, note_caller,
     remember_answer, spare_runtime, write_log,
 };
-use crate::decide::{self, Continued, Denial, Verdict};
+use crate::decide::{self, Continued, RefusalReason, Verdict};
 use crate::gate::settings::NodeKind;
 use crate::gate::syscall::{self, Syscall};
 use crate::gate::traps;
@@ -229,7 +229,7 @@ fn answer_escape(
 ) -> Result<Reply, EarlyReply> {
     let escape = escape.map_err(|unread| match unread {
         Unread::Memory(over) => over,
-        Unread::Refused(refusal) => case.deny(&Denial::Tables(refusal)),
+        Unread::Refused(refusal) => case.deny(&RefusalReason::Tables(refusal)),
     })?;
     let ReadEscape { command, address, decoded, verdict, wrapped } = escape;
     case.write_back(0, address, Copy::Struct);

@@ -1,6 +1,6 @@
 //! Decides whether there is room for one more channel group, or for one more channel.
 
-use crate::decide::denial::Denial;
+use crate::decide::refusal_reason::RefusalReason;
 use crate::state::{Channels, Groups, MOST_GROUPS};
 
 /// The most channels of a container on a GPU that compute outside groups: each has the driver's slice.
@@ -8,27 +8,27 @@ const MOST_OUTSIDE_GROUPS: usize = 4;
 
 /// Decides on a group, or a name of one, on a GPU that may have `most` groups: it is refused where the GPU or the
 /// container has no room.
-pub(crate) fn room_for_group(groups: &Groups, gpu: usize, most: u32) -> Result<(), Denial> {
+pub(crate) fn room_for_group(groups: &Groups, gpu: usize, most: u32) -> Result<(), RefusalReason> {
     if !groups.has_room() {
-        return Err(Denial::GroupsFull { most: MOST_GROUPS });
+        return Err(RefusalReason::GroupsFull { most: MOST_GROUPS });
     }
     match groups.count(gpu) < usize::try_from(most).unwrap_or(usize::MAX) {
         true => Ok(()),
-        false => Err(Denial::GroupsOfGpuFull { most }),
+        false => Err(RefusalReason::GroupsOfGpuFull { most }),
     }
 }
 
 /// Decides on a channel that computes: it is refused where no more channels can be known.
-pub(crate) fn room_for_channel(channels: &Channels) -> Result<(), Denial> {
-    if channels.has_room() { Ok(()) } else { Err(Denial::ChannelsFull) }
+pub(crate) fn room_for_channel(channels: &Channels) -> Result<(), RefusalReason> {
+    if channels.has_room() { Ok(()) } else { Err(RefusalReason::ChannelsFull) }
 }
 
 /// Decides on a channel that computes outside groups, where the container has `count` of these on a GPU with slices: it
 /// is refused from [`MOST_OUTSIDE_GROUPS`] on.
-pub(crate) fn room_outside_groups(count: usize) -> Result<(), Denial> {
+pub(crate) fn room_outside_groups(count: usize) -> Result<(), RefusalReason> {
     match count < MOST_OUTSIDE_GROUPS {
         true => Ok(()),
-        false => Err(Denial::OutsideGroupsFull { most: MOST_OUTSIDE_GROUPS }),
+        false => Err(RefusalReason::OutsideGroupsFull { most: MOST_OUTSIDE_GROUPS }),
     }
 }
 
@@ -50,17 +50,20 @@ mod tests {
         let mut groups = Groups::default();
         (0..3).for_each(|handle| enter(&mut groups, 0, handle));
         assert_eq!(room_for_group(&groups, 0, 4), Ok(()));
-        assert_eq!(room_for_group(&groups, 0, 3), Err(Denial::GroupsOfGpuFull { most: 3 }));
+        assert_eq!(room_for_group(&groups, 0, 3), Err(RefusalReason::GroupsOfGpuFull { most: 3 }));
         assert_eq!(room_for_group(&groups, 1, 3), Ok(()));
         let all = u32::try_from(MOST_GROUPS).unwrap();
         (0..all).for_each(|handle| enter(&mut groups, 0, handle));
-        assert_eq!(room_for_group(&groups, 1, 3), Err(Denial::GroupsFull { most: MOST_GROUPS }));
+        assert_eq!(
+            room_for_group(&groups, 1, 3),
+            Err(RefusalReason::GroupsFull { most: MOST_GROUPS })
+        );
     }
 
     #[test]
     fn four_channels_compute_outside_groups() {
         assert_eq!(room_outside_groups(3), Ok(()));
-        assert_eq!(room_outside_groups(4), Err(Denial::OutsideGroupsFull { most: 4 }));
+        assert_eq!(room_outside_groups(4), Err(RefusalReason::OutsideGroupsFull { most: 4 }));
     }
 
     #[test]
@@ -71,6 +74,6 @@ mod tests {
             assert_eq!(room_for_channel(&channels), Ok(()), "{handle}");
             channels.replay(Record::Channel { gpu, client, parent, handle, process });
         }
-        assert_eq!(room_for_channel(&channels), Err(Denial::ChannelsFull));
+        assert_eq!(room_for_channel(&channels), Err(RefusalReason::ChannelsFull));
     }
 }

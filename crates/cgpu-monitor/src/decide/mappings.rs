@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::decide::denial::Denial;
+use crate::decide::refusal_reason::RefusalReason;
 use crate::snapshot::Record;
 use crate::state::{BOUNDS, Space, SpaceRanges};
 use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, Ledger, Span, Tree};
@@ -29,14 +29,14 @@ pub(crate) fn plan_map(
     trees: &BTreeSet<Tree>,
     span: Span,
     charge: Option<ChargeId>,
-) -> Result<MapPlan, Denial> {
+) -> Result<MapPlan, RefusalReason> {
     let Some(charge) = charge else {
         let had = trees.iter().copied().filter(|tree| ledger.has_ranges_in(*tree, span));
         let mapped = had.map(|tree| Entry::Unmap { tree, span }).collect();
         return Ok(MapPlan { before: vec![], mapped, not_mapped: vec![] });
     };
     if ledger.size().holds + trees.len() > BOUNDS.holds {
-        return Err(Denial::Full("mappings"));
+        return Err(RefusalReason::Full("mappings"));
     }
     let all = || trees.iter().copied();
     let new = all().filter(|tree| !ledger.is_mapped(*tree, span.first, charge));
@@ -55,14 +55,14 @@ pub(crate) fn chargeable_mapping(
     charge: Option<ChargeId>,
     is_larger: impl FnOnce(u64) -> bool,
     is_of_gpu: impl FnOnce() -> bool,
-) -> Result<Option<ChargeId>, Denial> {
+) -> Result<Option<ChargeId>, RefusalReason> {
     let charged_bytes = bytes.filter(|bytes| *bytes > 0).zip(charge);
     let is_past_monitor = match charged_bytes {
         Some((bytes, _)) => is_larger(bytes),
         None => is_of_gpu(),
     };
     match is_past_monitor {
-        true => Err(Denial::PastMonitor("mapped")),
+        true => Err(RefusalReason::PastMonitor("mapped")),
         false => Ok(charged_bytes.map(|(_, charge)| charge)),
     }
 }
@@ -77,8 +77,8 @@ pub(crate) fn managed_records(
     ranges: &SpaceRanges,
     (space, base, bytes): (Space, u64, u64),
     gpus: usize,
-) -> Result<Vec<Record>, Denial> {
-    let full = Denial::Full("managed memory");
+) -> Result<Vec<Record>, RefusalReason> {
+    let full = RefusalReason::Full("managed memory");
     let size = ledger.size();
     if size.holds + gpus > BOUNDS.holds || size.objects >= BOUNDS.objects {
         return Err(full);
@@ -87,7 +87,7 @@ pub(crate) fn managed_records(
         match ledger.usage(gpu) {
             None => return Err(full),
             Some(usage) if bytes > usage.free_bytes() => {
-                return Err(Denial::OverQuota { gpu, asked_bytes: bytes, usage });
+                return Err(RefusalReason::OverQuota { gpu, asked_bytes: bytes, usage });
             }
             Some(_) => {}
         }
@@ -158,11 +158,11 @@ fn ended_from(
 /// Decides on a file that is to get a GPU, and that wasn't initialized for one process. `is_shared`: whether its flags
 /// are those for several processes without HMM; `false` where the driver didn't tell. No list shows managed memory of
 /// such a process once it has ended. So the file gets a GPU only where managed memory is refused.
-pub(crate) fn uvm_flags(is_shared: bool, refuses_managed: bool) -> Result<(), Denial> {
+pub(crate) fn uvm_flags(is_shared: bool, refuses_managed: bool) -> Result<(), RefusalReason> {
     match (is_shared, refuses_managed) {
         (true, true) => Ok(()),
-        (true, false) => Err(Denial::UvmShared),
-        (false, _) => Err(Denial::UvmWithHmm),
+        (true, false) => Err(RefusalReason::UvmShared),
+        (false, _) => Err(RefusalReason::UvmWithHmm),
     }
 }
 
@@ -229,7 +229,7 @@ mod tests {
         let decide = |bytes, charge, is_larger, is_of_gpu| {
             chargeable_mapping(bytes, charge, |_| is_larger, || is_of_gpu)
         };
-        let past = Err(Denial::PastMonitor("mapped"));
+        let past = Err(RefusalReason::PastMonitor("mapped"));
         assert_eq!(decide(Some(4), charge, false, true), Ok(charge));
         assert_eq!(decide(Some(4), charge, true, true), past);
         for (bytes, charge) in [(None, None), (Some(0), charge), (Some(4), None)] {
@@ -244,7 +244,7 @@ mod tests {
         let ranges = SpaceRanges::default();
         let space = Space::Managed(Process(8));
         let over = managed_records(&ledger, &ranges, (space, 0x1000, 8192), 2);
-        assert!(matches!(over, Err(Denial::OverQuota { gpu: 1, asked_bytes: 8192, .. })));
+        assert!(matches!(over, Err(RefusalReason::OverQuota { gpu: 1, asked_bytes: 8192, .. })));
         let records = managed_records(&ledger, &ranges, (space, 0x1000, 4096), 2).unwrap();
         let (range, entries) = records.split_first().unwrap();
         let length = 4096;
@@ -263,7 +263,8 @@ mod tests {
     fn nothing_is_mapped_that_the_books_have_no_room_for() {
         let (mut ledger, charge) = ledger();
         let mut ranges = SpaceRanges::default();
-        let (space, full) = (Space::Managed(Process(8)), Err(Denial::Full("managed memory")));
+        let (space, full) =
+            (Space::Managed(Process(8)), Err(RefusalReason::Full("managed memory")));
         let ask = |ledger: &Ledger, ranges: &SpaceRanges, gpus| {
             managed_records(ledger, ranges, (space, 0x1000, 1), gpus).map(|records| records.len())
         };
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!(ask(&ledger, &ranges, 1), Ok(4));
         assert_eq!(ask(&ledger, &ranges, 2), full, "no room for two holds");
         let plan = plan_map(&ledger, &trees(), SPAN, Some(charge));
-        assert_eq!(plan, Err(Denial::Full("mappings")));
+        assert_eq!(plan, Err(RefusalReason::Full("mappings")));
         for handle in 0..u32::try_from(BOUNDS.objects).unwrap() {
             ledger.note(OF, Handle(2), Handle(100 + handle));
         }
@@ -312,9 +313,9 @@ mod tests {
     #[test]
     fn a_file_with_hmm_gets_no_gpu_and_one_for_several_processes_without_managed_memory_alone() {
         for refuses_managed in [true, false] {
-            assert_eq!(uvm_flags(false, refuses_managed), Err(Denial::UvmWithHmm));
+            assert_eq!(uvm_flags(false, refuses_managed), Err(RefusalReason::UvmWithHmm));
         }
         assert_eq!(uvm_flags(true, true), Ok(()));
-        assert_eq!(uvm_flags(true, false), Err(Denial::UvmShared));
+        assert_eq!(uvm_flags(true, false), Err(RefusalReason::UvmShared));
     }
 }

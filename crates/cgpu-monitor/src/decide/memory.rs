@@ -1,6 +1,6 @@
 //! Decides on memory: how much is asked for, on which GPU it is charged, and whether the quota has room.
 
-use crate::decide::denial::Denial;
+use crate::decide::refusal_reason::RefusalReason;
 use cgpu_core::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use nvrm::class::Use;
 use nvrm::fbinfo::Shown;
@@ -18,9 +18,9 @@ pub(crate) fn memory_asked(
     release: &Release,
     (class, does): (u32, Use),
     params: Option<&[u8]>,
-) -> Result<Option<Memory>, Denial> {
+) -> Result<Option<Memory>, RefusalReason> {
     match (does, params) {
-        (Use::Takes, None) => Err(Denial::AsDriver(NV_ERR_INVALID_ARGUMENT)),
+        (Use::Takes, None) => Err(RefusalReason::AsDriver(NV_ERR_INVALID_ARGUMENT)),
         (Use::Takes, Some(params)) => Ok(Some(memory::decode(release, class, params)?)),
         _ => Ok(None),
     }
@@ -37,12 +37,12 @@ pub(crate) fn reserve_within_quota(
     ledger: &mut Ledger,
     gpu: usize,
     bytes: u64,
-) -> Result<Reservation, Denial> {
+) -> Result<Reservation, RefusalReason> {
     ledger.reserve(gpu, bytes).map_err(|error| match error {
         LedgerError::OverQuota { asked_bytes, usage } => {
-            Denial::OverQuota { gpu, asked_bytes, usage }
+            RefusalReason::OverQuota { gpu, asked_bytes, usage }
         }
-        error => Denial::Ledger(error),
+        error => RefusalReason::Ledger(error),
     })
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn semaphore_surface(
     ledger: &Ledger,
     client: u32,
     params: &[u8],
-) -> Result<(), Denial> {
+) -> Result<(), RefusalReason> {
     let layout = release.layouts(Key::Class(NV_SEMAPHORE_SURFACE)).first();
     let view = layout.and_then(|layout| layout.view(params));
     let named = [Meaning::SourceHandle, Meaning::Handle];
@@ -76,7 +76,7 @@ pub(crate) fn semaphore_surface(
     let is_of_gpu =
         |handle| ledger.bytes_of(Client(client), Handle(handle)).is_some_and(|bytes| bytes > 0);
     match handles.any(is_of_gpu) {
-        true => Err(Denial::AsDriver(NV_ERR_INVALID_PARAMETER)),
+        true => Err(RefusalReason::AsDriver(NV_ERR_INVALID_PARAMETER)),
         false => Ok(()),
     }
 }
@@ -103,13 +103,13 @@ mod tests {
     #[test]
     fn memory_is_asked_for_by_parameters_alone() {
         let asked = memory_asked(&release(), TAKES, None);
-        assert_eq!(asked, Err(Denial::AsDriver(NV_ERR_INVALID_ARGUMENT)));
+        assert_eq!(asked, Err(RefusalReason::AsDriver(NV_ERR_INVALID_ARGUMENT)));
         let size = memory::params_size(&release(), NV01_MEMORY_LOCAL_USER, None);
         let size = size.unwrap().unwrap();
         let asked = memory_asked(&release(), TAKES, Some(&vec![0; size]));
         assert_eq!(asked.unwrap().map(|memory| memory.size_bytes), Some(0));
         let short = memory_asked(&release(), TAKES, Some(&[]));
-        assert!(matches!(short, Err(Denial::Tables(_))), "{short:?}");
+        assert!(matches!(short, Err(RefusalReason::Tables(_))), "{short:?}");
         assert_eq!(memory_asked(&release(), (NV20_SUBDEVICE_0, Use::Nothing), None), Ok(None));
     }
 
@@ -127,7 +127,7 @@ mod tests {
         let mut ledger = Ledger::new(&[10], BOUNDS);
         let reservation = reserve_within_quota(&mut ledger, 0, 10).unwrap();
         let usage = Usage { limit_bytes: 10, used_bytes: 10 };
-        let over = Denial::OverQuota { gpu: 0, asked_bytes: 1, usage };
+        let over = RefusalReason::OverQuota { gpu: 0, asked_bytes: 1, usage };
         assert_eq!(reserve_within_quota(&mut ledger, 0, 1), Err(over));
         ledger.cancel(reservation);
         commit(&mut ledger, 3, 12);
@@ -151,7 +151,10 @@ mod tests {
     fn a_ledger_without_room_has_no_memory() {
         let mut ledger = Ledger::new(&[10], BOUNDS);
         (0..2).for_each(|handle| commit(&mut ledger, handle, 1));
-        assert_eq!(reserve_within_quota(&mut ledger, 0, 1), Err(Denial::Ledger(LedgerError::Full)));
+        assert_eq!(
+            reserve_within_quota(&mut ledger, 0, 1),
+            Err(RefusalReason::Ledger(LedgerError::Full))
+        );
     }
 
     #[test]
@@ -161,7 +164,7 @@ mod tests {
         let bytes = memory::params_size(&release(), NV_SEMAPHORE_SURFACE, None).unwrap().unwrap();
         // All handles in these parameters are 0.
         let over_gpu = semaphore_surface(&release(), &ledger, 1, &vec![0; bytes]);
-        assert_eq!(over_gpu, Err(Denial::AsDriver(NV_ERR_INVALID_PARAMETER)));
+        assert_eq!(over_gpu, Err(RefusalReason::AsDriver(NV_ERR_INVALID_PARAMETER)));
         commit(&mut ledger, 0, 0);
         assert_eq!(semaphore_surface(&release(), &ledger, 1, &vec![0; bytes]), Ok(()));
     }

@@ -13,18 +13,17 @@
 //! | | names of memory: duplicates, exports, imports | [`names`] |
 //! | | what nvidia-uvm maps, and managed memory | [`mappings`] |
 //!
-//! A [`Denial`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
+//! A [`RefusalReason`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
 //! would refuse a call, too, for its shape, the files of these rooms give the driver's answer themselves.
 
 mod channels;
-mod denial;
 mod mappings;
 mod memory;
 mod names;
+mod refusal_reason;
 mod verdict;
 
 pub(crate) use channels::{room_for_channel, room_for_group, room_outside_groups};
-pub(crate) use denial::Denial;
 pub(crate) use mappings::{
     NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
 };
@@ -36,5 +35,6 @@ pub(crate) use names::{
     Imported, export_entries, imported, may_export, nth_handle, plan_import, room_for_name,
     unknown_objects,
 };
+pub(crate) use refusal_reason::RefusalReason;
 pub(crate) use verdict::refusal;
 pub use verdict::{Continued, Verdict, judge, judge_uvm};

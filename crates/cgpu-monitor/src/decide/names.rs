@@ -1,7 +1,7 @@
 //! Decides on other names of memory: duplicates, places in a file that memory is exported to, and objects that are
 //! imported from a file.
 
-use crate::decide::denial::Denial;
+use crate::decide::refusal_reason::RefusalReason;
 use crate::state::BOUNDS;
 use cgpu_core::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError, Shown};
 use nvrm::call::Object;
@@ -19,10 +19,10 @@ pub(crate) fn nth_handle(first: u32, number: u32) -> u32 {
 }
 
 /// Decides on another name of an object, by a duplicate: it is refused where no more objects can be known.
-pub(crate) fn room_for_name(ledger: &Ledger) -> Result<(), Denial> {
+pub(crate) fn room_for_name(ledger: &Ledger) -> Result<(), RefusalReason> {
     match ledger.size().objects < BOUNDS.objects {
         true => Ok(()),
-        false => Err(Denial::Full("objects")),
+        false => Err(RefusalReason::Full("objects")),
     }
 }
 
@@ -45,13 +45,13 @@ pub(crate) fn export_entries(
     (client, places): (Client, &Places),
     file: u64,
     of_the_host: &[Handle],
-) -> Result<Vec<Entry>, Denial> {
+) -> Result<Vec<Entry>, RefusalReason> {
     let size = ledger.size();
     let is_new = |handle: &&Handle| ledger.bytes_of(client, **handle).is_none();
     let new: Vec<Handle> = of_the_host.iter().filter(is_new).copied().collect();
     let holds = places.named().count();
     if size.objects + new.len() > BOUNDS.objects || size.holds + holds > BOUNDS.holds {
-        return Err(Denial::Export(LedgerError::Full));
+        return Err(RefusalReason::Export(LedgerError::Full));
     }
     let parent = Handle(places.parent);
     let parent = if ledger.contains(client, parent) { parent } else { Handle(client.0) };
@@ -60,7 +60,7 @@ pub(crate) fn export_entries(
         .map(|(_, object)| Handle(object))
         .find(|handle| ledger.bytes_of(client, *handle).is_none() && !of_the_host.contains(handle));
     if let Some(handle) = unknown {
-        return Err(Denial::Export(LedgerError::NoSuchObject { client, handle }));
+        return Err(RefusalReason::Export(LedgerError::NoSuchObject { client, handle }));
     }
     let commit = |handle| Entry::Commit { gpu: 0, bytes: 0, client, parent, handle };
     let hold = |(index, object)| Entry::Hold {
@@ -78,12 +78,12 @@ pub(crate) fn may_export(
     does: Does,
     is_new: bool,
     is_in_use: impl FnOnce() -> bool,
-) -> Result<(), Denial> {
+) -> Result<(), RefusalReason> {
     let is_taken = match does {
         Does::Export => !is_new,
         _ => is_new && is_in_use(),
     };
-    if is_taken { Err(Denial::AsDriver(NV_ERR_STATE_IN_USE)) } else { Ok(()) }
+    if is_taken { Err(RefusalReason::AsDriver(NV_ERR_STATE_IN_USE)) } else { Ok(()) }
 }
 
 /// The objects that an import makes.
@@ -101,7 +101,7 @@ pub(crate) fn plan_import(
     ledger: &Ledger,
     file: u64,
     places: &Places,
-) -> Result<ImportPlan, Denial> {
+) -> Result<ImportPlan, RefusalReason> {
     let held = |index| ledger.memory_held_by(Hold::Export { file, index });
     let found: Vec<_> =
         (places.first..).zip(&places.objects).map(|(at, of)| (held(at), *of)).collect();
@@ -111,7 +111,7 @@ pub(crate) fn plan_import(
     let wanted: Vec<Option<u32>> =
         found.into_iter().map(|(memory, object)| memory.map(|_| object)).collect();
     match wanted.iter().flatten().count() > BOUNDS.objects.saturating_sub(ledger.size().objects) {
-        true => Err(Denial::Full("objects")),
+        true => Err(RefusalReason::Full("objects")),
         false => Ok(ImportPlan { gpu, wanted }),
     }
 }
@@ -189,7 +189,11 @@ mod tests {
         ledger
     }
 
-    fn export(ledger: &mut Ledger, objects: &[u32], of_the_host: &[Handle]) -> Result<(), Denial> {
+    fn export(
+        ledger: &mut Ledger,
+        objects: &[u32],
+        of_the_host: &[Handle],
+    ) -> Result<(), RefusalReason> {
         let entries = export_entries(ledger, (OF, &places(objects)), FILE, of_the_host)?;
         entries.into_iter().for_each(|entry| ledger.replay(entry));
         Ok(())
@@ -217,7 +221,7 @@ mod tests {
         let mut ledger = ledger();
         let done = export(&mut ledger, &[10, 12, 11], &[Handle(11)]);
         let unknown = LedgerError::NoSuchObject { client: OF, handle: Handle(12) };
-        assert_eq!(done, Err(Denial::Export(unknown)));
+        assert_eq!(done, Err(RefusalReason::Export(unknown)));
         assert!(ledger.exported(FILE).next().is_none() && !ledger.contains(OF, Handle(11)));
     }
 
@@ -265,10 +269,10 @@ mod tests {
         for handle in 0..u32::try_from(BOUNDS.objects).unwrap() {
             ledger.note(OF, Handle(2), Handle(100 + handle));
         }
-        assert_eq!(room_for_name(&ledger), Err(Denial::Full("objects")));
+        assert_eq!(room_for_name(&ledger), Err(RefusalReason::Full("objects")));
         let plan = plan_import(&ledger, FILE, &places(&[0]));
-        assert_eq!(plan, Err(Denial::Full("objects")));
-        let full = Err(Denial::Export(LedgerError::Full));
+        assert_eq!(plan, Err(RefusalReason::Full("objects")));
+        let full = Err(RefusalReason::Export(LedgerError::Full));
         assert_eq!(export(&mut ledger, &[11], &[Handle(11)]), full);
     }
 }

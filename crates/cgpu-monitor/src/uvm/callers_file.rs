@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use crate::case::{Case, EarlyReply, take_rm_lock};
-use crate::decide::Denial;
+use crate::decide::RefusalReason;
 use crate::gate::settings::NodeKind;
 use crate::log::Topic;
 use crate::node::Device;
@@ -56,14 +56,14 @@ pub(crate) fn change_under_rm_lock<T>(
 
 /// Refuses a call on a file that gets no GPU any more.
 pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), EarlyReply> {
-    if file.is_denied_gpus() { Err(case.deny(&Denial::UvmDenied)) } else { Ok(()) }
+    if file.is_denied_gpus() { Err(case.deny(&RefusalReason::UvmRefused)) } else { Ok(()) }
 }
 
 /// Keeps the call's file from now on, and returns it. Refuses the call where too many files are kept.
 pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, EarlyReply> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
     let kept = keep_uvm_file(case.monitor, case.device()?, seen);
-    case.or_deny(kept.ok_or(Denial::Full("files of nvidia-uvm")))
+    case.or_deny(kept.ok_or(RefusalReason::Full("files of nvidia-uvm")))
 }
 
 /// The number of the container's GPU with this UUID.

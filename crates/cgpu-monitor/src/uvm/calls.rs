@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use crate::caller::{Copy, Reply};
 use crate::case::{Case, EarlyReply, wait_for_earlier_call};
-use crate::decide::{self, Denial, NO_GPU, Verdict};
+use crate::decide::{self, NO_GPU, RefusalReason, Verdict};
 use crate::driver::own_client;
 use crate::gate::settings::Managed;
 use crate::node::Device;
@@ -131,7 +131,7 @@ fn register_gpu(
     if !is_alone {
         enforce_flags(case)?;
     } else if !bind_to_creator(case.monitor, file) {
-        return Err(case.deny(&Denial::UvmOrphaned));
+        return Err(case.deny(&RefusalReason::UvmOrphaned));
     }
     let number_of = control.map_or(-1, Device::descriptor);
     case.patch(Meaning::Descriptor, u64::from(number_of.cast_unsigned()));
@@ -145,7 +145,7 @@ fn register_gpu(
     case.monitor.spaces.look_at_all();
     if is_alone && case.status() == NV_OK && is_orphaned(case.monitor, file) {
         unregister_gpus(case.monitor, case.device()?);
-        return Err(case.deny(&Denial::UvmOrphaned));
+        return Err(case.deny(&RefusalReason::UvmOrphaned));
     }
     Ok(case.executed(None))
 }
@@ -157,7 +157,7 @@ fn enforce_flags(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let is_shared = has_flags(&monitor.release, case.device()?, SHARED_FLAGS);
     let refuses_managed = monitor.settings.managed == Managed::Refuse;
     let decision = decide::uvm_flags(is_shared, refuses_managed);
-    if decision == Err(Denial::UvmWithHmm) {
+    if decision == Err(RefusalReason::UvmWithHmm) {
         kill_process(monitor, case.target()?.process, Event::killed_past_the_monitor());
     }
     case.or_deny(decision)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::caller::Reply;
 use crate::case::{Case, EarlyReply};
-use crate::decide::{Continued, Denial};
+use crate::decide::{Continued, RefusalReason};
 use crate::snapshot::Creator;
 use crate::state::Initialization;
 use crate::uvm::address_spaces::{image_hash, is_randomized};
@@ -39,11 +39,11 @@ pub(crate) fn initialize(
         return initialize_again(case);
     }
     let Some(image) = image_hash(process).filter(|_| is_randomized(process)) else {
-        return Err(case.deny(&Denial::NotRandom));
+        return Err(case.deny(&RefusalReason::NotRandom));
     };
     let place = case.device()?.place;
     if !case.state().note_node(place) {
-        return Err(case.deny(&Denial::UvmNodesFull));
+        return Err(case.deny(&RefusalReason::UvmNodesFull));
     }
     case.target()?.write(&[Some((address, &case.scratch.bytes))])?;
     let turn = wait_for_init_turn(case)?;
@@ -98,7 +98,7 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
             since = (in_progress, Instant::now());
         }
         if since.1.elapsed() >= PATIENCE {
-            return Err(case.deny(&Denial::UvmBusy));
+            return Err(case.deny(&RefusalReason::UvmBusy));
         }
         std::thread::sleep(LOOK);
     }

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use crate::caller::Reply;
 use crate::case::{Case, EarlyReply, continue_other_call, identify, note_caller};
-use crate::decide::{Continued, Denial, managed_records};
+use crate::decide::{Continued, RefusalReason, managed_records};
 use crate::gate::settings::{Managed, NodeKind};
 use crate::state::Space;
 use crate::uvm::mappings::release_overlapping;
@@ -41,7 +41,7 @@ pub(crate) fn serve_map(
     // Where the caller is gone, the address space may be another process's.
     case.still_waits()?;
     if watched.is_err() {
-        return Err(case.deny(&Denial::Unwatched));
+        return Err(case.deny(&RefusalReason::Unwatched));
     }
     note_caller(case)?;
     if is_uvm {
@@ -70,9 +70,9 @@ fn charge_map(
     if is_file_range(case, Range { base, length: bytes })? {
         return Ok(());
     }
-    charge_managed(case, process, (base, bytes)).map_err(|denial| {
-        case.deny(&denial);
-        Reply::Errno(denial.errno_of_map())
+    charge_managed(case, process, (base, bytes)).map_err(|refusal_reason| {
+        case.deny(&refusal_reason);
+        Reply::Errno(refusal_reason.errno_of_map())
     })
 }
 
@@ -81,13 +81,13 @@ fn charge_managed(
     case: &Case<'_>,
     process: Process,
     (base, bytes): (u64, u64),
-) -> Result<(), Denial> {
+) -> Result<(), RefusalReason> {
     let monitor = case.monitor;
     if monitor.settings.managed == Managed::Refuse {
-        return Err(Denial::Managed);
+        return Err(RefusalReason::Managed);
     }
     if !release_overlapping(monitor, process, (base, bytes)) {
-        return Err(Denial::ManagedTwice);
+        return Err(RefusalReason::ManagedTwice);
     }
     let mut state = case.state();
     let (space, gpus) = (Space::Managed(process), monitor.settings.gpus.len());

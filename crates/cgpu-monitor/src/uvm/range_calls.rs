@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::caller::Reply;
 use crate::case::{Case, EarlyReply, note_user, take_rm_lock};
-use crate::decide::{Denial, chargeable_mapping, freed_spans, plan_map};
+use crate::decide::{RefusalReason, chargeable_mapping, freed_spans, plan_map};
 use crate::driver::{free_pins, own_client, pin_mappings};
 use crate::node::{Device, Failure, Rm};
 use crate::state::{Space, UnderRmLock};
@@ -35,7 +35,7 @@ pub(crate) fn make_range(
         let space = Space::File(file);
         let room = has_room_for_range(case.monitor);
         if !room || !case.state().ranges.has_room_for(space, range.base, range.length) {
-            return Err(case.deny(&Denial::Full("ranges")));
+            return Err(case.deny(&RefusalReason::Full("ranges")));
         }
         let done = make(case, rm_lock, file)?;
         if case.status() == NV_OK {
@@ -193,7 +193,8 @@ fn map_from_own_client(
     }
     let charge = case.or_deny(decision)?;
     let pin = charge.map(|charge| pin_mappings(case.monitor, &own, charge, duplicate));
-    let handle = case.or_deny(pin.unwrap_or(Some(duplicate)).ok_or(Denial::Full("mappings")))?;
+    let handle =
+        case.or_deny(pin.unwrap_or(Some(duplicate)).ok_or(RefusalReason::Full("mappings")))?;
     let descriptor = u64::from(own.control.descriptor().cast_unsigned());
     case.patch(Meaning::Descriptor, descriptor);
     case.patch(Meaning::Client, own.client.into());

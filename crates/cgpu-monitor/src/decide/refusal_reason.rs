@@ -5,7 +5,7 @@
 //!
 //! # To add a reason
 //!
-//! 1. A kind of [`Denial`]: its `#[error]` is the line of the log. [`Denial::answer`]: the status or error for the
+//! 1. A kind of [`RefusalReason`]: its `#[error]` is the line of the log. [`RefusalReason::answer`]: the status or error for the
 //!    program, and a row of the test.
 //! 2. The decision: a function of this room that returns it, with its test. A bound on something that is counted stands
 //!    beside what counts it in [`state`](crate::state), or is a setting.
@@ -21,7 +21,7 @@ use nvrm::{Answer, Refusal};
 
 /// Why a call is refused.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub(crate) enum Denial {
+pub(crate) enum RefusalReason {
     /// The tables don't know the call, or don't allow it.
     #[error(transparent)]
     Tables(#[from] Refusal),
@@ -84,10 +84,10 @@ pub(crate) enum Denial {
     #[error("a file of nvidia-uvm whose maker is over, or unknown")]
     UvmOrphaned,
     #[error("a file of nvidia-uvm that had managed memory, or whose maker is over")]
-    UvmDenied,
+    UvmRefused,
 }
 
-impl Denial {
+impl RefusalReason {
     /// What the caller is told.
     pub(crate) fn answer(&self) -> Answer {
         let status = match self {
@@ -117,7 +117,7 @@ impl Denial {
             Self::ForeignImport => NV_ERR_INVALID_PARAMETER,
             Self::UvmBusy => NV_ERR_BUSY_RETRY,
             Self::UvmShared | Self::UvmWithHmm | Self::UvmOrphaned => NV_ERR_INVALID_ARGUMENT,
-            Self::UvmDenied => NV_ERR_INVALID_DEVICE,
+            Self::UvmRefused => NV_ERR_INVALID_DEVICE,
         };
         Answer::Status(status)
     }
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn memory_over_the_quota_is_memory_that_the_gpu_has_not() {
-        let over = Denial::OverQuota { gpu: 1, asked_bytes: 7, usage: USAGE };
+        let over = RefusalReason::OverQuota { gpu: 1, asked_bytes: 7, usage: USAGE };
         assert_eq!(over.answer(), Answer::Status(NV_ERR_NO_MEMORY));
         assert_eq!(over.errno_of_map(), ENOMEM);
         assert_eq!(over.to_string(), "7 bytes on GPU number 1, 6 left");
@@ -154,43 +154,45 @@ mod tests {
     fn each_reason_has_the_drivers_answer_for_a_similar_one() {
         let (client, handle, parent, most) = (1, 2, 3, 4);
         let unknown = LedgerError::NoSuchGpu { gpu: 3 };
-        for (denial, status) in [
-            (Denial::AsDriver(7), 7),
-            (Denial::Ledger(LedgerError::Full), NV_ERR_NO_MEMORY),
-            (Denial::NoGpu { client, parent }, NV_ERR_INVALID_OBJECT_PARENT),
-            (Denial::ParentGone, NV_ERR_OBJECT_NOT_FOUND),
-            (Denial::ForeignClient { control: 5 }, NV_ERR_INSUFFICIENT_PERMISSIONS),
-            (Denial::Full("exports"), NV_ERR_INSUFFICIENT_RESOURCES),
-            (Denial::Export(LedgerError::Full), NV_ERR_INSUFFICIENT_RESOURCES),
-            (Denial::Export(unknown), NV_ERR_NOT_SUPPORTED),
-            (Denial::PastMonitor("mapped"), NV_ERR_NOT_SUPPORTED),
-            (Denial::UnknownExport { handle }, NV_ERR_NOT_SUPPORTED),
-            (Denial::ForeignImport, NV_ERR_INVALID_PARAMETER),
-            (Denial::GroupsOfGpuFull { most }, NV_ERR_INSUFFICIENT_RESOURCES),
-            (Denial::ChannelsFull, NV_ERR_INSUFFICIENT_RESOURCES),
-            (Denial::NotRandom, NV_ERR_NOT_SUPPORTED),
-            (Denial::UvmNodesFull, NV_ERR_NO_MEMORY),
-            (Denial::UvmBusy, NV_ERR_BUSY_RETRY),
-            (Denial::UvmShared, NV_ERR_INVALID_ARGUMENT),
-            (Denial::UvmOrphaned, NV_ERR_INVALID_ARGUMENT),
-            (Denial::UvmDenied, NV_ERR_INVALID_DEVICE),
+        for (refusal_reason, status) in [
+            (RefusalReason::AsDriver(7), 7),
+            (RefusalReason::Ledger(LedgerError::Full), NV_ERR_NO_MEMORY),
+            (RefusalReason::NoGpu { client, parent }, NV_ERR_INVALID_OBJECT_PARENT),
+            (RefusalReason::ParentGone, NV_ERR_OBJECT_NOT_FOUND),
+            (RefusalReason::ForeignClient { control: 5 }, NV_ERR_INSUFFICIENT_PERMISSIONS),
+            (RefusalReason::Full("exports"), NV_ERR_INSUFFICIENT_RESOURCES),
+            (RefusalReason::Export(LedgerError::Full), NV_ERR_INSUFFICIENT_RESOURCES),
+            (RefusalReason::Export(unknown), NV_ERR_NOT_SUPPORTED),
+            (RefusalReason::PastMonitor("mapped"), NV_ERR_NOT_SUPPORTED),
+            (RefusalReason::UnknownExport { handle }, NV_ERR_NOT_SUPPORTED),
+            (RefusalReason::ForeignImport, NV_ERR_INVALID_PARAMETER),
+            (RefusalReason::GroupsOfGpuFull { most }, NV_ERR_INSUFFICIENT_RESOURCES),
+            (RefusalReason::ChannelsFull, NV_ERR_INSUFFICIENT_RESOURCES),
+            (RefusalReason::NotRandom, NV_ERR_NOT_SUPPORTED),
+            (RefusalReason::UvmNodesFull, NV_ERR_NO_MEMORY),
+            (RefusalReason::UvmBusy, NV_ERR_BUSY_RETRY),
+            (RefusalReason::UvmShared, NV_ERR_INVALID_ARGUMENT),
+            (RefusalReason::UvmOrphaned, NV_ERR_INVALID_ARGUMENT),
+            (RefusalReason::UvmRefused, NV_ERR_INVALID_DEVICE),
         ] {
-            assert_eq!(denial.answer(), Answer::Status(status), "{denial}");
+            assert_eq!(refusal_reason.answer(), Answer::Status(status), "{refusal_reason}");
         }
-        assert_eq!(Denial::ProcessesFull.answer(), Answer::Errno(ENOMEM));
+        assert_eq!(RefusalReason::ProcessesFull.answer(), Answer::Errno(ENOMEM));
     }
 
     #[test]
     fn a_mapping_that_is_refused_by_configuration_is_told_from_one_without_memory() {
-        assert_eq!(Denial::Managed.errno_of_map(), EPERM);
-        for denial in [Denial::ManagedTwice, Denial::Unwatched, Denial::Full("ranges")] {
-            assert_eq!(denial.errno_of_map(), ENOMEM, "{denial}");
+        assert_eq!(RefusalReason::Managed.errno_of_map(), EPERM);
+        for refusal_reason in
+            [RefusalReason::ManagedTwice, RefusalReason::Unwatched, RefusalReason::Full("ranges")]
+        {
+            assert_eq!(refusal_reason.errno_of_map(), ENOMEM, "{refusal_reason}");
         }
     }
 
     #[test]
     fn what_the_driver_refuses_is_no_news() {
-        assert!(!Denial::AsDriver(NV_ERR_INVALID_ARGUMENT).is_news());
-        assert!(Denial::ParentGone.is_news());
+        assert!(!RefusalReason::AsDriver(NV_ERR_INVALID_ARGUMENT).is_news());
+        assert!(RefusalReason::ParentGone.is_news());
     }
 }
