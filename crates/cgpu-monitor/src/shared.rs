@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::audit::{AuditHistory, EscapeFindings};
 use crate::caller::{AuditWait, Interrupted, PidMaps, Targets};
-use crate::compute::{Orphans, Shares, TurnsThread};
+use crate::compute::{Shares, TurnsThread, UnsupervisedContainers};
 use crate::driver::{Exports, MonitorClient, WarningTimes};
 use crate::gate::settings::Settings;
 use crate::gate::wire::End;
@@ -85,7 +85,7 @@ pub(crate) struct Monitor {
     pub(crate) shares: Shares,
     pub(crate) turns_thread: TurnsThread,
     /// By GPU: the containers whose turns this monitor takes. Locked while it does.
-    pub(crate) orphans: Lock<Vec<Orphans>>,
+    pub(crate) unsupervised: Lock<Vec<UnsupervisedContainers>>,
 
     // `case`
     /// The mount on which the file of the last call was opened.
@@ -165,7 +165,7 @@ impl Monitor {
         let interrupted = settings.interruptible.then(Interrupted::default);
         let uvm_files = UvmFiles::new(state.creators.in_progress().is_some());
         let shares = Shares::new(uuids.len());
-        let orphans = uuids.iter().map(|_| Orphans::default()).collect();
+        let unsupervised = uuids.iter().map(|_| UnsupervisedContainers::default()).collect();
         Ok(Monitor {
             log: ContainerLog::new(Arc::clone(&settings), Arc::clone(&counters)),
             settings,
@@ -193,7 +193,7 @@ impl Monitor {
             killed: Lock::default(),
             shares,
             turns_thread: TurnsThread::default(),
-            orphans: Lock::new(orphans),
+            unsupervised: Lock::new(unsupervised),
             last_mount: AtomicU64::new(0),
             uvm_files,
             spaces: AddressSpaces::default(),

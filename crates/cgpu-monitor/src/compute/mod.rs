@@ -1,15 +1,14 @@
 //! The container's shares of its GPUs' computing time: slices and turns.
 
 mod last_turn;
-mod orphan_turns;
-mod orphans;
 mod shares;
 mod slices;
 mod switch;
 mod turns;
 mod turns_thread;
+mod unsupervised;
+mod unsupervised_turns;
 
-pub(crate) use orphans::Orphans;
 pub(crate) use shares::{Shares, set_slice};
 pub(crate) use slices::{
     follow_shares_forever, forget_freed_groups, forget_gone_groups, note_slice_tried,
@@ -17,3 +16,4 @@ pub(crate) use slices::{
 };
 pub(crate) use turns::{end_turns, set_slices_forever};
 pub(crate) use turns_thread::TurnsThread;
+pub(crate) use unsupervised::UnsupervisedContainers;

@@ -16,11 +16,13 @@ use nix::sys::eventfd::EventFd;
 use nix::sys::time::TimeSpec;
 
 use crate::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us};
-use crate::compute::orphan_turns::{end_orphan_turns, report_channels, take_turns_of_orphans};
 use crate::compute::slices::{
     find_resting_processes, note_share_tried, period_of_groups, read_shares, set_slices,
 };
 use crate::compute::switch::switch_channels;
+use crate::compute::unsupervised_turns::{
+    end_unsupervised_turns, report_channels, take_turns_of_unsupervised,
+};
 use crate::shared::Monitor;
 use crate::snapshot::Record;
 use crate::state::ChannelName;
@@ -153,9 +155,9 @@ pub(crate) fn end_turns(monitor: &Monitor) {
         let (_, all) = timetable(monitor, gpu);
         switch_own_channels(monitor, gpu, &all, &BTreeSet::new(), &mut LastTurn::default());
     }
-    let mut orphans = monitor.orphans.lock();
-    for (gpu, orphans) in orphans.iter_mut().enumerate() {
-        end_orphan_turns(monitor, gpu, orphans);
+    let mut unsupervised = monitor.unsupervised.lock();
+    for (gpu, unsupervised) in unsupervised.iter_mut().enumerate() {
+        end_unsupervised_turns(monitor, gpu, unsupervised);
     }
 }
 
@@ -167,14 +169,14 @@ fn take_turns_forever(monitor: &Monitor, changed: &EventFd) {
         if *over {
             return;
         }
-        let mut orphans = monitor.orphans.lock();
-        let each = all.iter_mut().zip(orphans.iter_mut()).enumerate();
-        let wakes = each.flat_map(|(gpu, (last, orphans))| {
-            [take_turn(monitor, gpu, last), take_turns_of_orphans(monitor, gpu, orphans)]
+        let mut unsupervised = monitor.unsupervised.lock();
+        let each = all.iter_mut().zip(unsupervised.iter_mut()).enumerate();
+        let wakes = each.flat_map(|(gpu, (last, unsupervised))| {
+            [take_turn(monitor, gpu, last), take_turns_of_unsupervised(monitor, gpu, unsupervised)]
         });
         let wake_us = wakes.flatten().min();
-        let watched: Vec<_> = orphans.iter().map(|of| of.watched.clone()).collect();
-        drop((orphans, over, at_work));
+        let watched: Vec<_> = unsupervised.iter().map(|of| of.watched.clone()).collect();
+        drop((unsupervised, over, at_work));
         wait_for_next_turn(monitor, wake_us, changed, &watched);
     }
 }
@@ -199,9 +201,9 @@ fn wait_for_next_turn(
     if ready.next() == Some(true) {
         let _ = changed.read();
     }
-    let mut orphans = monitor.orphans.lock();
+    let mut unsupervised = monitor.unsupervised.lock();
     for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {
-        if let Some(of) = orphans.get_mut::<usize>(gpu) {
+        if let Some(of) = unsupervised.get_mut::<usize>(gpu) {
             of.look_now();
         }
     }

@@ -24,7 +24,7 @@ use cgpu_host::replace::replace;
 
 /// A container whose monitor is gone, on one GPU.
 #[derive(Debug, Default)]
-pub(crate) struct Orphan {
+pub(crate) struct Unsupervised {
     pub(crate) channels: Vec<ChannelName>,
     pub(crate) spans: Vec<Span>,
     pub(crate) last: LastTurn,
@@ -32,11 +32,11 @@ pub(crate) struct Orphan {
 
 /// The orphans of a GPU whose turns this monitor takes, and the monitor that it watches.
 #[derive(Debug, Default)]
-pub(crate) struct Orphans {
+pub(crate) struct UnsupervisedContainers {
     /// The turns of all containers on the GPU, at the last look.
     pub(crate) turns: Option<Turns>,
     /// The orphans by short id.
-    pub(crate) all: BTreeMap<String, Orphan>,
+    pub(crate) all: BTreeMap<String, Unsupervised>,
     /// A pidfd of the watched monitor.
     pub(crate) watched: Option<Arc<OwnedFd>>,
     /// When to look for orphans again, by [`now_us`](crate::compute::last_turn::now_us).
@@ -85,7 +85,7 @@ pub(crate) fn read_channels(place: &MonitorDir, uuid: &str) -> io::Result<Vec<Ch
     }
 }
 
-impl Orphans {
+impl UnsupervisedContainers {
     /// Has the next turn look for orphans, because the watched monitor has ended.
     pub(crate) fn look_now(&mut self) {
         self.look_us = Some(0);

@@ -1,13 +1,14 @@
-//! Takes the turns of containers whose monitors are gone: see [`orphans`](crate::compute::orphans).
+//! Takes the turns of containers whose monitors are gone: see [`unsupervised`](crate::compute::unsupervised).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::compute::last_turn::{LastTurn, now_us};
-use crate::compute::orphans::{
-    NeighbourState, Orphan, Orphans, read_channels, rest_of_ring, write_channels,
-};
 use crate::compute::switch::switch_channels;
+use crate::compute::unsupervised::{
+    NeighbourState, Unsupervised, UnsupervisedContainers, read_channels, rest_of_ring,
+    write_channels,
+};
 use crate::gate::launch::MonitorDir;
 use crate::gate::settings::{Gpu, Settings};
 use crate::processes::end_if_taken;
@@ -38,54 +39,58 @@ pub(crate) fn report_channels(
 }
 
 /// Takes the turns of containers on a GPU whose monitors are gone. Returns when to look again, by [`now_us`].
-pub(crate) fn take_turns_of_orphans(
+pub(crate) fn take_turns_of_unsupervised(
     monitor: &Monitor,
     gpu: usize,
-    orphans: &mut Orphans,
+    unsupervised: &mut UnsupervisedContainers,
 ) -> Option<u64> {
     let now = now_us();
-    let changed = monitor.shares.frame_if_not(gpu, orphans.turns.as_ref());
-    if changed.is_some() || orphans.look_us.is_some_and(|look_us| look_us <= now) {
+    let changed = monitor.shares.frame_if_not(gpu, unsupervised.turns.as_ref());
+    if changed.is_some() || unsupervised.look_us.is_some_and(|look_us| look_us <= now) {
         if let Some(turns) = changed {
-            orphans.turns = turns;
+            unsupervised.turns = turns;
         }
-        look_for_orphans(monitor, gpu, orphans);
+        find_unsupervised(monitor, gpu, unsupervised);
     }
-    let mut look_us = orphans.look_us;
-    let frame_us = orphans.turns.as_ref().map_or(0, |turns| turns.frame_us);
-    for orphan in orphans.all.values_mut() {
-        let (on, next) = orphan.last.times.turn(frame_us, &orphan.spans, now);
-        switch_orphan(monitor, gpu, orphan, on);
+    let mut look_us = unsupervised.look_us;
+    let frame_us = unsupervised.turns.as_ref().map_or(0, |turns| turns.frame_us);
+    for alone in unsupervised.all.values_mut() {
+        let (on, next) = alone.last.times.turn(frame_us, &alone.spans, now);
+        switch_unsupervised(monitor, gpu, alone, on);
         look_us = look_us.into_iter().chain(next).min();
     }
     look_us
 }
 
 /// Brings the containers onto a GPU whose turns this monitor took, because this monitor ends.
-pub(crate) fn end_orphan_turns(monitor: &Monitor, gpu: usize, orphans: &mut Orphans) {
-    for orphan in orphans.all.values_mut() {
-        switch_orphan(monitor, gpu, orphan, true);
+pub(crate) fn end_unsupervised_turns(
+    monitor: &Monitor,
+    gpu: usize,
+    unsupervised: &mut UnsupervisedContainers,
+) {
+    for alone in unsupervised.all.values_mut() {
+        switch_unsupervised(monitor, gpu, alone, true);
     }
 }
 
-fn switch_orphan(monitor: &Monitor, gpu: usize, orphan: &mut Orphan, on: bool) {
+fn switch_unsupervised(monitor: &Monitor, gpu: usize, alone: &mut Unsupervised, on: bool) {
     // This monitor doesn't hear of channels that the orphan makes, so their numbers don't matter.
-    let all = orphan.channels.iter().map(|channel| (*channel, 0)).collect();
-    let off = orphan.channels.iter().copied().filter(|_| !on).collect();
-    let done = switch_channels(monitor, gpu, &all, &off, &mut orphan.last);
-    let gone = std::mem::take(&mut orphan.last.gone);
-    orphan.channels.retain(|channel| !gone.contains(channel));
+    let all = alone.channels.iter().map(|channel| (*channel, 0)).collect();
+    let off = alone.channels.iter().copied().filter(|_| !on).collect();
+    let done = switch_channels(monitor, gpu, &all, &off, &mut alone.last);
+    let gone = std::mem::take(&mut alone.last.gone);
+    alone.channels.retain(|channel| !gone.contains(channel));
     // Where the driver refused, the next turn tries again.
     if done.is_none_or(|done| done.refused.is_some()) {
         tracing::debug!(gpu, on, "channels of a container whose monitor is gone aren't switched");
     }
 }
 
-fn look_for_orphans(monitor: &Monitor, gpu: usize, orphans: &mut Orphans) {
-    (orphans.watched, orphans.look_us) = (None, None);
-    let mut before = std::mem::take(&mut orphans.all);
+fn find_unsupervised(monitor: &Monitor, gpu: usize, unsupervised: &mut UnsupervisedContainers) {
+    (unsupervised.watched, unsupervised.look_us) = (None, None);
+    let mut before = std::mem::take(&mut unsupervised.all);
     let no_spans = BTreeMap::new();
-    let spans = orphans.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
+    let spans = unsupervised.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
     let Some(of) = monitor.settings.gpus.get(gpu) else { return };
     for (name, spans) in rest_of_ring(&monitor.settings.short_id, spans) {
         let place = MonitorDir::of(&monitor.settings.state_dir, name);
@@ -93,26 +98,26 @@ fn look_for_orphans(monitor: &Monitor, gpu: usize, orphans: &mut Orphans) {
             NeighbourState::Alive(process) => {
                 let watched = pidfd(process.pid).ok();
                 // The pid may belong to another process by now.
-                orphans.watched = watched.filter(|_| process.alive()).map(Arc::new);
-                if orphans.watched.is_none() {
-                    orphans.look_us = Some(now_us() + RETRY_US);
+                unsupervised.watched = watched.filter(|_| process.alive()).map(Arc::new);
+                if unsupervised.watched.is_none() {
+                    unsupervised.look_us = Some(now_us() + RETRY_US);
                 }
                 break;
             }
             NeighbourState::Gone => {
                 let known = before.remove(name);
-                let orphan = known.or_else(|| new_orphan(monitor, gpu, name, &place));
-                if let Some(orphan) = orphan {
-                    let orphan = Orphan { spans: spans.clone(), ..orphan };
-                    orphans.all.insert(name.to_owned(), orphan);
+                let alone = known.or_else(|| new_unsupervised(monitor, gpu, name, &place));
+                if let Some(alone) = alone {
+                    let alone = Unsupervised { spans: spans.clone(), ..alone };
+                    unsupervised.all.insert(name.to_owned(), alone);
                 }
             }
-            NeighbourState::Unknown => orphans.look_us = Some(now_us() + RETRY_US),
+            NeighbourState::Unknown => unsupervised.look_us = Some(now_us() + RETRY_US),
         }
     }
     // These containers have no turns any more, or are gone. Those that are there stay on the GPU.
-    for orphan in before.values_mut() {
-        switch_orphan(monitor, gpu, orphan, true);
+    for alone in before.values_mut() {
+        switch_unsupervised(monitor, gpu, alone, true);
     }
 }
 
@@ -141,11 +146,16 @@ fn report_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
     let _ = place.look_after_lost(report, look);
 }
 
-fn new_orphan(monitor: &Monitor, gpu: usize, name: &str, place: &MonitorDir) -> Option<Orphan> {
+fn new_unsupervised(
+    monitor: &Monitor,
+    gpu: usize,
+    name: &str,
+    place: &MonitorDir,
+) -> Option<Unsupervised> {
     match read_channels(place, &monitor.settings.gpus.get(gpu)?.uuid) {
         Ok(channels) => {
             report_loss(monitor, name, place);
-            Some(Orphan { channels, ..Orphan::default() })
+            Some(Unsupervised { channels, ..Unsupervised::default() })
         }
         Err(error) => {
             tracing::warn!(
