@@ -652,7 +652,7 @@ impl Admission<'_> {
             let ended = match leftover {
                 Leftover::WatchedBy(monitor) => match self.keep_leaked(locked, &record, monitor) {
                     Ok(()) => continue,
-                    kept => kept,
+                    retained => retained,
                 },
                 // Its monitor lives, and a create doesn't wait for it: it will be collected, or ends by itself.
                 Leftover::Unknown if look == Look::Quick => continue,

@@ -8,9 +8,9 @@
 
 pub mod argv;
 mod conmon;
-mod kept;
 pub mod nvidia;
 pub mod real;
+mod runtime_state;
 
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -18,8 +18,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use argv::{Command, Create, Dialect};
-use kept::{Joins, Kept, KeptError};
 use real::{Real, RealRuntimeError};
+use runtime_state::{Joins, RuntimeState, RuntimeStateError};
 use thiserror::Error;
 use tracing::warn;
 
@@ -104,7 +104,7 @@ pub enum RuntimeError {
     },
     /// What the runtime keeps of a container.
     #[error(transparent)]
-    Kept(#[from] KeptError),
+    RuntimeState(#[from] RuntimeStateError),
     /// NVIDIA's runtime isn't there.
     #[error(
         "inject or whole = \"nvidia-runtime\", and {name} is no executable file in PATH or the \
@@ -132,7 +132,7 @@ impl RuntimeError {
             | RuntimeError::Checkpoint { .. } => Cause::Isolation,
             RuntimeError::Config(_)
             | RuntimeError::Real(_)
-            | RuntimeError::Kept(_)
+            | RuntimeError::RuntimeState(_)
             | RuntimeError::NoProc => Cause::Host,
         }
     }
@@ -242,7 +242,7 @@ fn bundle_file(create: &Create) -> PathBuf {
 fn host_of<'a>(
     line: &argv::CommandLine,
     mut ids: impl Iterator<Item = &'a str>,
-    kept: impl Fn(&str) -> Result<Option<Kept>, KeptError>,
+    retained: impl Fn(&str) -> Result<Option<RuntimeState>, RuntimeStateError>,
 ) -> Result<Option<Host>, RuntimeError> {
     // Nobody else's containers are registered.
     if host::require_root().is_err() {
@@ -255,7 +255,9 @@ fn host_of<'a>(
             Ok(Some(Host::new(config, None)))
         }
         Err(error) => {
-            let is_ours = |id| kept(id).map(|kept| kept.is_some_and(|kept| kept.has_quota));
+            let is_ours = |id| {
+                retained(id).map(|retained| retained.is_some_and(|retained| retained.has_quota))
+            };
             match ids.any(|id| is_ours(id).unwrap_or(true)) {
                 true => Err(error.into()),
                 false => Ok(None),
@@ -268,16 +270,16 @@ fn host_of<'a>(
 fn join(real: &Real, line: &argv::CommandLine, exec: &argv::Exec) -> Result<(), RuntimeError> {
     let ids = || exec.ids.iter().filter_map(|id| id.to_str());
     let root = key_root(real, exec.root.as_deref());
-    let kept = |id: &str| kept::find(real, exec.root.as_deref(), Path::new(&root), id);
-    let Some(host) = host_of(line, ids(), kept)? else { return Ok(()) };
+    let retained = |id: &str| runtime_state::find(real, exec.root.as_deref(), Path::new(&root), id);
+    let Some(host) = host_of(line, ids(), retained)? else { return Ok(()) };
     for id in ids() {
         let key = Key { root: root.clone(), id: id.to_owned() };
         // In this order: a record that is made later is of a container that is.
-        let kept = kept(id)?;
+        let retained = retained(id)?;
         let record = Admission::of(&host).registered(&key)?;
-        match kept::joins(record.as_ref(), kept.as_ref()) {
+        match runtime_state::joins(record.as_ref(), retained.as_ref()) {
             Joins::Outside => {}
-            Joins::Nowhere if kept::has_ended(real, Path::new(&root), id) => {}
+            Joins::Nowhere if runtime_state::has_ended(real, Path::new(&root), id) => {}
             Joins::Nowhere => {
                 let state_dir = host.config.state_dir;
                 return Err(RuntimeError::Unregistered { id: key.id, state_dir });
@@ -317,14 +319,15 @@ fn keep(
     }
     let ids = || checkpoint.ids.iter().filter_map(|id| id.to_str());
     let root = key_root(real, checkpoint.root.as_deref());
-    let kept = |id: &str| kept::find(real, checkpoint.root.as_deref(), Path::new(&root), id);
-    let Some(host) = host_of(line, ids(), kept)? else { return Ok(()) };
+    let retained =
+        |id: &str| runtime_state::find(real, checkpoint.root.as_deref(), Path::new(&root), id);
+    let Some(host) = host_of(line, ids(), retained)? else { return Ok(()) };
     for id in ids() {
         // What isn't there, or can't be read, is the runtime's to refuse.
-        let Ok(Some(kept)) = kept(id) else { continue };
+        let Ok(Some(retained)) = retained(id) else { continue };
         let record =
             Admission::of(&host).registered(&Key { root: root.clone(), id: id.to_owned() })?;
-        if let Joins::Behind(record) = kept::joins(record.as_ref(), Some(&kept))
+        if let Joins::Behind(record) = runtime_state::joins(record.as_ref(), Some(&retained))
             && record.plan.backend == Kind::Gate
         {
             return Err(RuntimeError::Checkpoint { id: id.to_owned() });

@@ -304,12 +304,12 @@ fn make_targets_that_are_named_exist() {
 
 /// A heading's anchor, as forges make it.
 fn anchor(heading: &str) -> String {
-    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    let retained = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
     heading
         .trim()
         .to_lowercase()
         .chars()
-        .filter(kept)
+        .filter(retained)
         .map(|c| if c == ' ' { '-' } else { c })
         .collect()
 }

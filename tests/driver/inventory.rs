@@ -173,15 +173,15 @@ fn what_the_driver_keeps_of_a_gpu_is_known_in_whole_mib_rounded_up() {
     host.driver("535.129.03");
     host.gpu("0000:af:00.0", "GPU-b", 0);
     host.gpu("0000:00:07.0", "GPU-a", 1);
-    let kept = |inventory: &Inventory| -> Vec<u64> {
+    let retained = |inventory: &Inventory| -> Vec<u64> {
         let mut gpus = inventory.gpus().to_vec();
         gpus.sort_by(|one, other| one.uuid.cmp(&other.uuid));
         gpus.iter().map(|gpu| gpu.reserved_bytes >> 20).collect()
     };
-    assert_eq!(kept(&refresh(&host.settings).unwrap()), [0, 513]);
+    assert_eq!(retained(&refresh(&host.settings).unwrap()), [0, 513]);
     // By the cache, too, where the configuration keeps more of the one.
     let settings = Settings { reserve_mib: 100, ..host.settings.clone() };
-    assert_eq!(kept(&cached(&settings).unwrap().unwrap()), [100, 513]);
+    assert_eq!(retained(&cached(&settings).unwrap().unwrap()), [100, 513]);
 }
 
 #[test]

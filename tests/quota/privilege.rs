@@ -6,7 +6,7 @@ use crate::gated::{Gated, rmtool};
 use crate::support::{run_with_timeout, timeout};
 
 /// What reaching into the container's processes takes, and nothing that the driver asks for.
-const KEPT: [Capability; 4] = [
+const RETAINED: [Capability; 4] = [
     Capability::CAP_SYS_PTRACE,
     Capability::CAP_KILL,
     Capability::CAP_DAC_READ_SEARCH,
@@ -20,11 +20,11 @@ fn no_thread_of_a_monitor_may_do_more_than_answering_takes() {
     gated.fills(&bundle, 1000);
     let monitor = gated.monitor("app_________");
     let process = procfs::process::Process::new(monitor.as_raw()).unwrap();
-    let kept = KEPT.iter().fold(0, |kept, cap| kept | cap.bitmask());
+    let retained = RETAINED.iter().fold(0, |retained, cap| retained | cap.bitmask());
     for thread in process.tasks().unwrap().flatten() {
         let status = thread.status().unwrap();
         for (set, has) in [("effective", status.capeff), ("permitted", status.capprm)] {
-            assert_eq!(has & !kept, 0, "{set} of thread {}: {has:#x}", thread.tid);
+            assert_eq!(has & !retained, 0, "{set} of thread {}: {has:#x}", thread.tid);
         }
         assert_eq!((status.capinh, status.capamb), (0, Some(0)), "thread {}", thread.tid);
         assert_eq!(status.nonewprivs, Some(1), "thread {}", thread.tid);

@@ -59,11 +59,11 @@ fn a_gpus_settings_hold_from_the_next_create_on_and_are_kept() {
     }
     // Settings that can't be read promise nothing to anybody.
     let file = gated.host.state_dir().join("gpus");
-    let kept = fs::read(&file).unwrap();
+    let retained = fs::read(&file).unwrap();
     fs::write(&file, "{").unwrap();
     let refused = gated.host.runtime().create(&gated.bundle("third", 1000, &["true"])).exits(1);
     assert!(refused.stderr.contains("remove the file to go by the configuration again"));
-    fs::write(&file, kept).unwrap();
+    fs::write(&file, retained).unwrap();
     for bundle in [&first, &second] {
         gated.host.runtime().delete(bundle).ok();
     }

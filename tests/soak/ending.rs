@@ -13,7 +13,7 @@ use crate::{GPUS_MIB, Soak};
 const GOING: Duration = Duration::from_secs(30);
 
 /// What a state directory keeps without any container.
-const KEPT: [&str; 13] = [
+const RETAINED: [&str; 13] = [
     "cdi.json",
     "containers",
     "driver",
@@ -66,8 +66,8 @@ fn left(soak: &Soak) -> Vec<String> {
     for name in names(&state_dir.join("shares")).into_iter().filter(|name| name != SHARES_NOTICE) {
         left.push(format!("shares/{name}"));
     }
-    let kept = |name: &String| KEPT.contains(&name.as_str());
-    for name in names(&state_dir).into_iter().filter(|name| !kept(name)) {
+    let retained = |name: &String| RETAINED.contains(&name.as_str());
+    for name in names(&state_dir).into_iter().filter(|name| !retained(name)) {
         left.push(format!("file {name}"));
     }
     for pid in monitors(host) {

@@ -57,12 +57,12 @@ fn program(choices: &mut fastrand::Rng, ask: &Ask) -> Vec<String> {
     let (gpu, quota) = gpus[choices.usize(..gpus.len())];
     let size = if choices.u8(..6) == 0 { 99_999 } else { choices.u64(1..=quota * 3 / 2) };
     let tool = format!("{RMTOOL} --gpu {gpu}");
-    let kept = |what: String| vec!["sh".into(), "-c".into(), what];
+    let retained = |what: String| vec!["sh".into(), "-c".into(), what];
     match choices.u8(..5) {
-        0 => kept(format!("{tool} fill")),
-        1 => kept(format!("{tool} storm {}", choices.u8(2..5))),
-        2 => kept(format!("{tool} hold {size}MiB & sleep 0.1; kill $!; wait $!; :")),
-        _ => kept(format!("{tool} demo {size}MiB --hold & sleep 0.1; kill $!; wait $!; :")),
+        0 => retained(format!("{tool} fill")),
+        1 => retained(format!("{tool} storm {}", choices.u8(2..5))),
+        2 => retained(format!("{tool} hold {size}MiB & sleep 0.1; kill $!; wait $!; :")),
+        _ => retained(format!("{tool} demo {size}MiB --hold & sleep 0.1; kill $!; wait $!; :")),
     }
 }
 

@@ -153,10 +153,10 @@ mod tests {
         let first = ask(Some("535.1")).unwrap();
         assert_eq!(first.driver.version, "535.1");
         assert_eq!(first.driver.files.len(), 2, "{first:?}");
-        let kept = fs::metadata(&file).unwrap();
-        assert_eq!(kept.mode() & 0o777, 0o600);
+        let retained = fs::metadata(&file).unwrap();
+        assert_eq!(retained.mode() & 0o777, 0o600);
         assert_eq!(ask(Some("535.1")).unwrap(), first);
-        assert_eq!(fs::metadata(&file).unwrap().ino(), kept.ino(), "it was searched again");
+        assert_eq!(fs::metadata(&file).unwrap().ino(), retained.ino(), "it was searched again");
 
         // An update brings a library more.
         let more = host.path().join("usr/lib64/libnvidia-ml.so.535.1");
@@ -168,12 +168,14 @@ mod tests {
         assert_ne!(second.identity, first.identity);
 
         assert!(matches!(ask(Some("550.1")), Err(FindError::Differs { .. })));
-        let kept = fs::read(&file).unwrap();
-        let newer = [&b"cgpu-driver 4\n"[..], &kept[MAGIC.len()..]].concat();
-        for damaged in [&b"{"[..], &newer, &kept[..kept.len() / 2], &kept[..kept.len() - 1]] {
+        let retained = fs::read(&file).unwrap();
+        let newer = [&b"cgpu-driver 4\n"[..], &retained[MAGIC.len()..]].concat();
+        for damaged in
+            [&b"{"[..], &newer, &retained[..retained.len() / 2], &retained[..retained.len() - 1]]
+        {
             fs::write(&file, damaged).unwrap();
             assert_eq!(ask(Some("535.1")).unwrap(), second, "a damaged file is no file");
-            assert_eq!(fs::read(&file).unwrap(), kept);
+            assert_eq!(fs::read(&file).unwrap(), retained);
         }
     }
 

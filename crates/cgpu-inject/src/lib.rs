@@ -307,16 +307,16 @@ fn steered(
             "all" => all().collect(),
             word => vec![word],
         });
-        let mut kept: Vec<&str> = Vec::new();
+        let mut retained: Vec<&str> = Vec::new();
         for word in each.filter(|word| !brings_nodes(word)) {
-            if !kept.contains(&word) {
-                kept.push(word);
+            if !retained.contains(&word) {
+                retained.push(word);
             }
         }
-        if kept.is_empty() {
-            kept.extend(catalogue::DEFAULT.iter().map(|capability| capability.name()));
+        if retained.is_empty() {
+            retained.extend(catalogue::DEFAULT.iter().map(|capability| capability.name()));
         }
-        changed.push((catalogue::VARIABLE.to_owned(), kept.join(",")));
+        changed.push((catalogue::VARIABLE.to_owned(), retained.join(",")));
     }
     changed
 }

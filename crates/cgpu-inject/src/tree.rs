@@ -50,7 +50,7 @@ const DIRECTORIES_MAX: usize = 6;
 const OPTIONS: &str = "mode=0700,size=4m";
 
 /// Another driver's directory is kept that long: a create may be about to mount it.
-const KEPT_S: u64 = 600;
+const RETAINED_S: u64 = 600;
 
 /// Why the directory can't be made.
 #[derive(Debug, Error)]
@@ -314,7 +314,7 @@ fn forget(own: &Path, current: &str) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let age = entry.metadata().and_then(|meta| meta.modified()).ok();
         let age = age.and_then(|made| SystemTime::now().duration_since(made).ok());
-        if entry.file_name() != current && age > Some(Duration::from_secs(KEPT_S)) {
+        if entry.file_name() != current && age > Some(Duration::from_secs(RETAINED_S)) {
             unmount(&entry.path());
         }
     }

@@ -69,9 +69,9 @@ pub fn preferred(
     };
     let left = || {
         let of_gpu = |(index, ids): (&u32, &BTreeSet<UnitId<'_>>)| {
-            let kept = reserved.get(index).map_or(0, |units| *units as usize);
+            let retained = reserved.get(index).map_or(0, |units| *units as usize);
             let needs = must.get(index).map_or(0, BTreeSet::len);
-            ids.len() >= kept + each.max(needs)
+            ids.len() >= retained + each.max(needs)
         };
         let with_room: ByIndex<'_> =
             free.iter().filter(|(index, ids)| of_gpu((index, ids))).map(cloned).collect();

@@ -162,9 +162,9 @@ pub fn set_up(args: &SetupArgs) -> Result<()> {
             now(require(&root, engine, plugin.as_deref()))
         }
         SetupCommand::Enter { network, keep, command } => {
-            let kept = keep.as_deref().map(capabilities).transpose()?;
+            let retained = keep.as_deref().map(capabilities).transpose()?;
             require_node(node)?;
-            enter(node, command, *network, kept)
+            enter(node, command, *network, retained)
         }
     }
 }
@@ -252,10 +252,10 @@ fn capabilities(names: &[String]) -> Result<CapabilitySet> {
 }
 
 /// Takes all other capabilities from what is run next, whoever it becomes.
-fn keep_only(kept: CapabilitySet) -> io::Result<()> {
+fn keep_only(retained: CapabilitySet) -> io::Result<()> {
     for number in 0..u64::BITS {
         let capability = CapabilitySet::from_bits_retain(1 << number);
-        if kept.contains(capability) {
+        if retained.contains(capability) {
             continue;
         }
         match remove_capability_from_bounding_set(capability) {
@@ -275,7 +275,7 @@ fn enter(
     node: &Path,
     command: &[String],
     network: bool,
-    kept: Option<CapabilitySet>,
+    retained: Option<CapabilitySet>,
 ) -> Result<()> {
     let Some((program, arguments)) = command.split_first() else { bail!("no program is named") };
     let account = service_account()?;
@@ -294,8 +294,8 @@ fn enter(
         // The service account is read by it: its files aren't in the node's namespace.
         run.env_remove("KUBERNETES_SERVICE_HOST").env("KUBECONFIG", &account.kubeconfig);
     }
-    if let Some(kept) = kept {
-        keep_only(kept).context("the capabilities can't be given up")?;
+    if let Some(retained) = retained {
+        keep_only(retained).context("the capabilities can't be given up")?;
     }
     let error = run.exec();
     Err(error).with_context(|| format!("cannot run {program} on the node"))

@@ -55,10 +55,11 @@ fn a_program_of_the_node_s_keeps_the_capabilities_that_are_named() {
     let (all, reported) = enters(&[]);
     assert_ne!(set(&all, "CapEff") & 1 << 21, 0, "CAP_SYS_ADMIN without the option: {reported}");
     // CAP_SYS_PTRACE is 19, CAP_SYSLOG 34.
-    for (names, kept) in [("SYS_PTRACE,CAP_SYSLOG", 1_u64 << 19 | 1 << 34), ("SYSLOG", 1 << 34)] {
+    for (names, retained) in [("SYS_PTRACE,CAP_SYSLOG", 1_u64 << 19 | 1 << 34), ("SYSLOG", 1 << 34)]
+    {
         let (status, reported) = enters(&["--keep", names]);
         for name in ["CapEff", "CapPrm", "CapBnd"] {
-            assert_eq!(set(&status, name), kept, "{names}: {name}: {status}{reported}");
+            assert_eq!(set(&status, name), retained, "{names}: {name}: {status}{reported}");
         }
         assert_eq!((set(&status, "CapInh"), set(&status, "CapAmb")), (0, 0), "{status}");
     }

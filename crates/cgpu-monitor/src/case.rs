@@ -307,7 +307,7 @@ fn note_begun(case: &mut Case<'_>, rm_lock: Option<&UnderRmLock<'_>>) -> Result<
     case.is_begun = true;
     case.scratch.remember();
     match &case.monitor.interrupted {
-        Some(calls) => retry::take_kept_reply(case, calls, rm_lock),
+        Some(calls) => retry::take_retained_reply(case, calls, rm_lock),
         None => Ok(()),
     }
 }

@@ -67,9 +67,10 @@ pub(crate) fn cut(text: &str, width: usize, keep: Keep, signs: Signs) -> String 
     match keep {
         Keep::Start => safe.chars().take_while(|sign| fits(sign)).chain([signs.cut()]).collect(),
         Keep::End => {
-            let mut kept: Vec<char> = safe.chars().rev().take_while(|sign| fits(sign)).collect();
-            kept.push(signs.cut());
-            kept.into_iter().rev().collect()
+            let mut retained: Vec<char> =
+                safe.chars().rev().take_while(|sign| fits(sign)).collect();
+            retained.push(signs.cut());
+            retained.into_iter().rev().collect()
         }
     }
 }

@@ -695,13 +695,13 @@ fn field(text: &str) -> Option<(String, String)> {
 }
 
 fn without_comments(text: &str) -> String {
-    let mut kept = String::new();
+    let mut retained = String::new();
     for (number, part) in text.split("/*").enumerate() {
         let code =
             if number == 0 { part } else { part.split_once("*/").map_or("", |(_, code)| code) };
-        kept.push_str(code);
+        retained.push_str(code);
     }
-    let lines = kept.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
+    let lines = retained.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code));
     lines.collect::<Vec<_>>().join("\n")
 }
 

@@ -17,9 +17,9 @@ fn a_driver_is_looked_for_once_and_again_when_it_changed() {
         mounts.into_iter().find(|(to, _)| to == "/usr/local/nvidia").unwrap().1
     };
     let first = tree(&host);
-    let kept = std::fs::read(host.host.state_dir().join("driver.cache")).unwrap();
+    let retained = std::fs::read(host.host.state_dir().join("driver.cache")).unwrap();
     assert_eq!(tree(&host), first);
-    assert_eq!(std::fs::read(host.host.state_dir().join("driver.cache")).unwrap(), kept);
+    assert_eq!(std::fs::read(host.host.state_dir().join("driver.cache")).unwrap(), retained);
 
     // As an update of the package does: another file of the same name.
     let library = format!("usr/lib/x86_64-linux-gnu/libcuda.so.{}", driver::version());

@@ -142,9 +142,9 @@ fn nesting_beyond_every_configuration_is_refused_and_below_that_kept() {
     let deepest = with("hundred-thousand", 100_000);
     let created = host.runtime().create(&deepest);
     host.was_reported(created, &deepest, &["recursion limit exceeded"]);
-    let kept = with("kept", 100);
-    host.runtime().create(&kept).ok();
-    let text = fs::read_to_string(kept.directory.join("config.json")).unwrap();
+    let retained = with("kept", 100);
+    host.runtime().create(&retained).ok();
+    let text = fs::read_to_string(retained.directory.join("config.json")).unwrap();
     assert!(text.starts_with(&format!("{{\"x\":{},", nested(100))));
 }
 

@@ -166,8 +166,8 @@ impl Runlist {
     /// Goes on to that time; the driver looks on the way, also where nobody is there.
     fn go_on(&mut self, to_ns: u64, is_busy: bool) {
         let looks = self.now_ns / SAMPLE_NS + 1..=to_ns / SAMPLE_NS;
-        let kept = (to_ns / SAMPLE_NS).saturating_sub(SAMPLES as u64 - 1);
-        for number in looks.skip_while(|number| *number < kept) {
+        let retained = (to_ns / SAMPLE_NS).saturating_sub(SAMPLES as u64 - 1);
+        for number in looks.skip_while(|number| *number < retained) {
             let of = self.current;
             self.samples.push_back(Look { when_ns: number * SAMPLE_NS, of, is_busy });
         }

@@ -311,7 +311,9 @@ fn settle(mut answers: Vec<Answers>, kernel: &[KernelGpu]) -> Result<Inventory, 
             name: answers.name.unwrap_or_default(),
             memory_mib: answers.memory_bytes.map_or(0, |(total, _)| bytes_to_mib(total)),
             // Rounded up: the last part of a MiB can't be promised either.
-            memory_reserved_mib: answers.memory_bytes.map_or(0, |(_, kept)| kept.div_ceil(MIB)),
+            memory_reserved_mib: answers
+                .memory_bytes
+                .map_or(0, |(_, retained)| retained.div_ceil(MIB)),
             state: if answers.failure.is_some() { GpuState::Lost } else { GpuState::Ok },
             mig_enabled: answers.mig_enabled,
             mig_devices: answers.mig_devices,

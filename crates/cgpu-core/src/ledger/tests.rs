@@ -475,9 +475,9 @@ impl Model {
     /// The bytes that live on each GPU.
     fn live_bytes(&self) -> [u64; QUOTAS.len()] {
         let objects = self.objects.values().filter_map(|(_, memory)| *memory);
-        let kept = self.holds.values().chain(self.mapped.values()).copied();
+        let retained = self.holds.values().chain(self.mapped.values()).copied();
         let mut live = vec![false; self.sizes.len()];
-        objects.chain(kept).for_each(|memory| live[memory] = true);
+        objects.chain(retained).for_each(|memory| live[memory] = true);
         let mut bytes = [0; QUOTAS.len()];
         let sizes = self.sizes.iter().zip(live).filter(|(_, live)| *live);
         sizes.for_each(|((gpu, size), _)| bytes[*gpu] += size);

@@ -439,7 +439,7 @@ mod tests {
             let row = find(quota, named, brought);
             let has_gpus = brought != Extent::Nothing || GPUS_NAMED.contains(&named);
             for (outcome, profile) in [(row.open, "open"), (row.strict, "strict")] {
-                let is_kept = match quota {
+                let is_retained = match quota {
                     Quota::Asked => matches!(outcome, Outcome::Quota(_) | Outcome::Refused(_)),
                     Quota::Untrusted => matches!(outcome, Outcome::Refused(_)),
                     // A sandbox's pod has the quota in its other containers.
@@ -451,7 +451,7 @@ mod tests {
                 };
                 let none = matches!(outcome, Outcome::NotOurs | Outcome::FilesAlone);
                 assert!(
-                    is_kept || (!has_gpus && none),
+                    is_retained || (!has_gpus && none),
                     "{quota:?} {named:?} {brought:?} {profile}: {outcome:?}"
                 );
             }

@@ -42,7 +42,7 @@ pub(super) fn stripped<'a>(
 ) -> Stripped<'a> {
     let of_memory = [MEMORY, MEM_CONTAINER, MEM_DEV, MEM_UNIT, DISABLE];
     let of_gpus = [GPUS, VISIBLE_DEVICES];
-    let is_kept = |name: &super::name::Name| {
+    let is_retained = |name: &super::name::Name| {
         keeps_gpus && (of_gpus.contains(name) || !of_memory.contains(name))
     };
     let others = [NVIDIA_MEMORY_LIMIT, NVIDIA_MEMORY_REQUEST].into_iter();
@@ -52,13 +52,13 @@ pub(super) fn stripped<'a>(
     }
     let asks = |name: &str| {
         let ours = NAMES.iter().find(|ours| ours.variable == name);
-        ours.is_some_and(|ours| !is_kept(ours))
+        ours.is_some_and(|ours| !is_retained(ours))
             || others.contains(&name)
             || (!keeps_gpus && rules.is_resource_variable(name))
     };
     let is_variable = |item: &&str| asks(item.split('=').next().unwrap_or(item));
     let is_word = |(name, _): &(&str, &str)| {
-        NAMES.iter().any(|ours| ours.annotation == *name && !is_kept(ours))
+        NAMES.iter().any(|ours| ours.annotation == *name && !is_retained(ours))
     };
     let says = |(name, value): (&str, &str)| Setting {
         name: name.to_owned().into(),

@@ -36,7 +36,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// What the child gets of our environment. The engine's, and a caller's, may hold
 /// `LD_PRELOAD`, `LD_LIBRARY_PATH`, `LD_AUDIT` and more of that kind.
-const KEPT_VARIABLES: [&str; 2] = ["PATH", "CGPU_CONFIG"];
+const RETAINED_VARIABLES: [&str; 2] = ["PATH", "CGPU_CONFIG"];
 
 /// Why there is no inventory after all.
 #[derive(Debug, Error)]
@@ -192,7 +192,8 @@ fn run(
     let mut command = Command::new(cgpu);
     command.args(config_args).args(words);
     command.env_clear();
-    command.envs(KEPT_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    command
+        .envs(RETAINED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
     command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
     command.process_group(0);
     let begun = Instant::now();
@@ -431,7 +432,7 @@ mod tests {
             assert!(
                 ["PATH=", "CGPU_CONFIG=", "PWD=", "_=", "SHLVL=", "OLDPWD="]
                     .iter()
-                    .any(|kept| line.starts_with(kept)),
+                    .any(|retained| line.starts_with(retained)),
                 "{line}"
             );
         }

@@ -581,8 +581,8 @@ mod tests {
         assert!(apply(&mut config, &edits).unwrap());
         assert_eq!(config["annotations"], json!({"io.x/y": "z"}));
         assert_eq!(config["mounts"], json!([{"destination": "/var/run", "source": "/x"}]));
-        let kept = json!([{"path": "/usr/bin/containerd", "args": ["containerd", "oci-hook"]}]);
-        assert_eq!(config["hooks"], json!({"createRuntime": kept, "poststop": []}));
+        let retained = json!([{"path": "/usr/bin/containerd", "args": ["containerd", "oci-hook"]}]);
+        assert_eq!(config["hooks"], json!({"createRuntime": retained, "poststop": []}));
     }
 
     #[test]

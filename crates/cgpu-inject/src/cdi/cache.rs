@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct CachedListing {
     version: u32,
     listings: Vec<Listing>,
     sources: Vec<Source>,
@@ -50,7 +50,7 @@ pub(super) struct CacheError {
 pub(super) fn read(path: &Path, now: &[Listing]) -> Option<Vec<Source>> {
     let mut text = Vec::new();
     File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
-    let cache: Kept = serde_json::from_slice(&text).ok()?;
+    let cache: CachedListing = serde_json::from_slice(&text).ok()?;
     (cache.version == VERSION && cache.listings == now).then_some(cache.sources)
 }
 

@@ -107,10 +107,10 @@ fn of_one<'a>(
         more.push(next);
     }
     // Who was chosen first may be spared by who came after.
-    let mut kept = 0;
-    while kept < more.len() {
+    let mut retained = 0;
+    while retained < more.len() {
         // The most important of them first.
-        let at = more.len() - 1 - kept;
+        let at = more.len() - 1 - retained;
         let spared: Vec<&Holder> = more
             .iter()
             .enumerate()
@@ -119,7 +119,7 @@ fn of_one<'a>(
         if has_room(&[already.clone(), spared.clone()].concat()) {
             more = spared;
         } else {
-            kept += 1;
+            retained += 1;
         }
     }
     Some(more)

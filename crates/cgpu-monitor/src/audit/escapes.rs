@@ -206,8 +206,8 @@ fn meet(
     evidence: Evidence,
     container_ended: bool,
 ) -> Option<(Consequence, Holder)> {
-    let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
-    if kept.contains(&pid) || callers.contains(&pid) {
+    let retained = [1, std::process::id(), std::os::unix::process::parent_id()];
+    if retained.contains(&pid) || callers.contains(&pid) {
         return None;
     }
     // The pidfd is opened before anything is asked: the signal reaches only the process that had the pid then.

@@ -15,7 +15,7 @@ use crate::audit::clients::{end_client_users, least_charged, processes_to_kill, 
 use crate::audit::escapes::suspect;
 use crate::audit::history::{Audited, DeadPids, Holdings, MOST_ASKED};
 use crate::audit::judge::{Finding, judge};
-use crate::audit::kept_exports::scan_exports_for_refusal;
+use crate::audit::retained_exports::scan_exports_for_refusal;
 use crate::driver::{
     Amount, MonitorClient, Presence, answered, close_client_if_unused, free_pins, own_client,
 };
@@ -228,8 +228,8 @@ fn forget_dead_processes(
         let is_shown = all.iter().flatten().any(has) || with_clients.contains(process);
         let holds = !reused.contains(process) && is_shown;
         // A process's files of nvidia-uvm end first. Another thread ends them: UVM may keep that thread waiting.
-        let is_kept = |number| files.iter().any(|file| file.number == number);
-        let has_files = state.creators.bound_to(*process).any(is_kept);
+        let is_retained = |number| files.iter().any(|file| file.number == number);
+        let has_files = state.creators.bound_to(*process).any(is_retained);
         if has_files {
             monitor.spaces.look_at_all();
         }
@@ -269,10 +269,10 @@ fn forget_dead_processes(
 /// once. Exported memory stays: a process that never called may have its file, and may pass the file on.
 fn clear_up(monitor: &Monitor, files: &[Arc<UvmFile>]) {
     end_files(monitor, files);
-    let kept = monitor.uvm_files.all().iter().map(|file| file.number).collect();
+    let retained = monitor.uvm_files.all().iter().map(|file| file.number).collect();
     let mut state = monitor.state();
     if state.processes.is_empty() {
-        state.close_all(&kept);
+        state.close_all(&retained);
     } else {
         state.due.schedule(Instant::now());
         monitor.audit_wait.wake();

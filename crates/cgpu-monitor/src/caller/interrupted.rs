@@ -21,13 +21,13 @@ use std::time::Duration;
 
 use crate::caller::listeners::Reply;
 use crate::node::Device;
-use crate::snapshot::KeptReply;
+use crate::snapshot::RetainedReply;
 use crate::sync::Lock;
 use cgpu_host::process::ProcessId;
 use nvrm::call::Object;
 
 /// How many replies are kept.
-const MOST_KEPT: usize = 32;
+const MOST_RETAINED: usize = 32;
 
 /// Of how many threads the last answer is known.
 const MOST_ANSWERED: usize = 256;
@@ -133,21 +133,21 @@ impl Interrupted {
     pub(crate) fn keep(&self, call: UnclaimedCall) -> Option<UnclaimedCall> {
         let mut all = self.unclaimed.lock();
         all.push_back(call);
-        if all.len() > MOST_KEPT { all.pop_front() } else { None }
+        if all.len() > MOST_RETAINED { all.pop_front() } else { None }
     }
 
     /// Takes out the call that is kept for `thread`, whose next call is `read`.
     pub(crate) fn take(&self, thread: ProcessId, read: Fingerprint) -> Match {
-        match self.remove(|kept| kept.thread == thread) {
+        match self.remove(|retained| retained.thread == thread) {
             None => Match::Nothing,
-            Some(kept) if kept.seen.contains(&read) => Match::Same(kept),
-            Some(kept) => Match::Undo(kept),
+            Some(retained) if retained.seen.contains(&read) => Match::Same(retained),
+            Some(retained) => Match::Undo(retained),
         }
     }
 
     /// Takes out a call whose thread has ended.
     pub(crate) fn take_of_ended(&self, lives: impl Fn(ProcessId) -> bool) -> Option<UnclaimedCall> {
-        self.remove(|kept| !lives(kept.thread))
+        self.remove(|retained| !lives(retained.thread))
     }
 
     fn remove(&self, matches: impl Fn(&UnclaimedCall) -> bool) -> Option<UnclaimedCall> {
@@ -176,9 +176,9 @@ impl Interrupted {
     }
 
     /// What a snapshot has of them: the calls that are kept, and the last answers.
-    pub(crate) fn records(&self) -> (Vec<KeptReply>, Vec<(ProcessId, u64)>) {
-        let kept = self.unclaimed.lock();
-        let record = |call: &UnclaimedCall| KeptReply {
+    pub(crate) fn records(&self) -> (Vec<RetainedReply>, Vec<(ProcessId, u64)>) {
+        let retained = self.unclaimed.lock();
+        let record = |call: &UnclaimedCall| RetainedReply {
             thread: call.thread,
             seen: call.seen.map(|seen| seen.0),
             output: call.output.clone(),
@@ -189,12 +189,12 @@ impl Interrupted {
         };
         let answered = self.answered.lock();
         let answered = answered.iter().map(|(thread, answered)| (*thread, answered.0));
-        (kept.iter().map(record).collect(), answered.collect())
+        (retained.iter().map(record).collect(), answered.collect())
     }
 
     /// Keeps a call that a snapshot has, with the file of its descriptor.
-    pub(crate) fn resume(&self, reply: KeptReply, device: Option<Device>) {
-        let KeptReply { thread, seen, output, reply, is_ok, made, .. } = reply;
+    pub(crate) fn resume(&self, reply: RetainedReply, device: Option<Device>) {
+        let RetainedReply { thread, seen, output, reply, is_ok, made, .. } = reply;
         let object = |(client, parent, handle)| Object { client, parent, handle };
         self.unclaimed.lock().push_back(UnclaimedCall {
             thread,
@@ -315,9 +315,9 @@ mod tests {
             calls.keep(UnclaimedCall { reply, output: vec![(9, vec![1])], ..call(7) });
         }
         calls.set_answered(thread(8), seen(ANSWERED));
-        let (kept, answered) = calls.records();
+        let (retained, answered) = calls.records();
         let next = Interrupted::default();
-        kept.into_iter().for_each(|record| next.resume(record, None));
+        retained.into_iter().for_each(|record| next.resume(record, None));
         next.resume_answered(answered);
         assert_eq!(next.records(), calls.records());
         assert!(matches!(next.take(thread(7), seen(READ)), Match::Same(_)));
@@ -327,15 +327,15 @@ mod tests {
     #[test]
     fn it_stays_small_and_forgets_threads_that_are_gone() {
         let calls = Interrupted::default();
-        for tid in 1..=i32::try_from(MOST_KEPT).unwrap() {
+        for tid in 1..=i32::try_from(MOST_RETAINED).unwrap() {
             assert!(calls.keep(call(tid)).is_none());
         }
         let oldest = calls.keep(call(99));
-        assert_eq!(oldest.map(|kept| kept.thread), Some(thread(1)));
+        assert_eq!(oldest.map(|retained| retained.thread), Some(thread(1)));
         assert!(calls.take_of_ended(|_| true).is_none());
         let left = calls.take_of_ended(|of| of != thread(5));
-        assert_eq!(left.map(|kept| kept.thread), Some(thread(5)));
+        assert_eq!(left.map(|retained| retained.thread), Some(thread(5)));
         let left = std::iter::from_fn(|| calls.take_of_ended(|_| false)).count();
-        assert_eq!((left, calls.is_empty()), (MOST_KEPT - 1, true));
+        assert_eq!((left, calls.is_empty()), (MOST_RETAINED - 1, true));
     }
 }

@@ -14,7 +14,7 @@ use nvrm::{Layout, Meaning, control};
 const PAGE_BYTES: usize = 4096;
 
 /// The largest buffer, in bytes, that a thread keeps for its next call.
-const KEPT_BYTES: usize = 16 << 10;
+const RETAINED_BYTES: usize = 16 << 10;
 
 /// One of the copies of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,14 +84,14 @@ impl Scratch {
         self.page.begin = None;
     }
 
-    /// Frees buffers that a large call has made larger than [`KEPT_BYTES`].
+    /// Frees buffers that a large call has made larger than [`RETAINED_BYTES`].
     pub(crate) fn shrink(&mut self) {
         for copy in [&mut self.bytes, &mut self.params, &mut self.list] {
-            if copy.capacity() > KEPT_BYTES {
+            if copy.capacity() > RETAINED_BYTES {
                 *copy = Buffer::default();
             }
         }
-        if self.input.capacity() > KEPT_BYTES {
+        if self.input.capacity() > RETAINED_BYTES {
             self.input = Vec::new();
         }
     }

@@ -7,12 +7,12 @@ use nvrm::number::NV_OK;
 
 /// The most bytes of parameters with which an answer is kept for an interrupted caller. A control with more only tells
 /// something, and can be made again.
-const MOST_KEPT_BYTES: usize = 4096;
+const MOST_RETAINED_BYTES: usize = 4096;
 
 /// Begins a control whose parameters are all read. The call is over where its caller does not wait any more, or where
 /// an answer is kept for that caller.
 pub(crate) fn begin_control(case: &mut Case<'_>) -> Result<(), EarlyReply> {
-    if case.scratch.params.len() <= MOST_KEPT_BYTES {
+    if case.scratch.params.len() <= MOST_RETAINED_BYTES {
         return begin(case);
     }
     case.scratch.input.clear();

@@ -69,8 +69,8 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         case.is_begun = true;
         case.effects.counted = Count::Executed;
     }
-    let is_ok = match &case.retry.kept {
-        Some(kept) => kept.is_ok,
+    let is_ok = match &case.retry.retained {
+        Some(retained) => retained.is_ok,
         None => was_done || reply == Reply::Done && has_succeeded(case),
     };
     // Where signals interrupt calls, an earlier call of the thread may have written to that memory since it was read.
@@ -79,7 +79,7 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     }
     // The call is counted before the reply: the caller may ask for the figure next.
     case.monitor.count(case.effects.counted, case.came.elapsed());
-    let writes = case.retry.kept.is_some() || !case.effects.writes.is_empty();
+    let writes = case.retry.retained.is_some() || !case.effects.writes.is_empty();
     let mut taken = false;
     if !writes && case.effects.made.is_empty() || case.is_valid() {
         // The driver fails with the same error, and what it did stays done, too.
@@ -103,8 +103,8 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
 /// Writes the output to the caller's memory: this call's, or the kept output of the same call made earlier.
 fn write_output(case: &Case<'_>) -> Result<(), Errno> {
     let Some(target) = &case.target else { return Ok(()) };
-    match &case.retry.kept {
-        Some(kept) => kept
+    match &case.retry.retained {
+        Some(retained) => retained
             .output
             .iter()
             .try_for_each(|(address, bytes)| target.write(&[Some((*address, bytes))])),

@@ -21,7 +21,7 @@ pub(crate) struct Retry {
     /// the thread may not have received that reply.
     pub(crate) repeats: bool,
     /// The call that was made in place of this one, and whose reply the caller is given.
-    pub(crate) kept: Option<UnclaimedCall>,
+    pub(crate) retained: Option<UnclaimedCall>,
 }
 
 /// Waits for the earlier call of the same thread.
@@ -41,7 +41,7 @@ pub(super) fn wait_for_earlier_call(
 
 /// Ends the call with the reply that is kept for it, if it was made already. Undoes another call of the thread whose reply
 /// the thread didn't take.
-pub(super) fn take_kept_reply(
+pub(super) fn take_retained_reply(
     case: &mut Case<'_>,
     calls: &Interrupted,
     rm_lock: Option<&UnderRmLock<'_>>,
@@ -51,19 +51,19 @@ pub(super) fn take_kept_reply(
     case.retry.repeats = calls.take_answered(thread) == Some(read);
     match calls.take(thread, read) {
         Match::Nothing => Ok(()),
-        Match::Undo(kept) => {
+        Match::Undo(retained) => {
             match rm_lock {
-                Some(rm_lock) => undo(monitor, rm_lock, &kept),
-                None => undo(monitor, &monitor.rm_lock.enter(), &kept),
+                Some(rm_lock) => undo(monitor, rm_lock, &retained),
+                None => undo(monitor, &monitor.rm_lock.enter(), &retained),
             }
             Ok(())
         }
-        Match::Same(kept) => {
+        Match::Same(retained) => {
             // The copies have what was read, which is no answer.
             case.write_nothing();
             case.effects.counted = Count::Executed;
-            let reply = kept.reply;
-            case.retry.kept = Some(kept);
+            let reply = retained.reply;
+            case.retry.retained = Some(retained);
             Err(reply)
         }
     }
@@ -87,8 +87,8 @@ fn as_answered(case: &Case<'_>) -> Fingerprint {
 pub(crate) fn remember_answer(case: &Case<'_>, calls: &Interrupted) {
     let target = case.target.as_ref().filter(|_| case.is_begun);
     if let Some(target) = target {
-        let kept = case.retry.kept.as_ref().map(|kept| kept.seen[1]);
-        calls.set_answered(target.thread, kept.unwrap_or_else(|| as_answered(case)));
+        let retained = case.retry.retained.as_ref().map(|retained| retained.seen[1]);
+        calls.set_answered(target.thread, retained.unwrap_or_else(|| as_answered(case)));
     }
 }
 
@@ -113,8 +113,8 @@ pub(crate) fn keep_if_unclaimed(
 /// What is kept of the call. `None` for one whose caller stopped waiting before the driver was asked: it is answered when
 /// it makes the call again.
 fn unclaimed(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) -> Option<UnclaimedCall> {
-    if let Some(kept) = case.retry.kept.take() {
-        return Some(kept);
+    if let Some(retained) = case.retry.retained.take() {
+        return Some(retained);
     }
     let thread = case.target.as_ref()?.thread;
     if !case.is_begun || reply == INTERRUPTED {
@@ -129,9 +129,9 @@ fn unclaimed(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) -> Option<Uncla
 }
 
 /// Undoes what was done for a caller that didn't take the reply.
-pub(crate) fn undo(monitor: &Monitor, rm_lock: &UnderRmLock<'_>, kept: &UnclaimedCall) {
-    if let Some(device) = &kept.device {
-        kept.made.iter().for_each(|made| unmake_object(monitor, rm_lock, device, *made));
+pub(crate) fn undo(monitor: &Monitor, rm_lock: &UnderRmLock<'_>, retained: &UnclaimedCall) {
+    if let Some(device) = &retained.device {
+        retained.made.iter().for_each(|made| unmake_object(monitor, rm_lock, device, *made));
     }
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn undo_unclaimed(monitor: &Monitor) {
         return;
     };
     let Some(rm_lock) = monitor.rm_lock.enter_for_monitor() else { return };
-    while let Some(kept) = calls.take_of_ended(ProcessId::alive) {
-        undo(monitor, &rm_lock, &kept);
+    while let Some(retained) = calls.take_of_ended(ProcessId::alive) {
+        undo(monitor, &rm_lock, &retained);
     }
 }

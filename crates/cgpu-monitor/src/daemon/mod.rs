@@ -36,9 +36,9 @@ pub use crate::driver::{Amount, Unanswered, examine, try_slice};
 pub use crate::node::Failure;
 pub use crate::processes::end_if_taken;
 #[cfg(test)]
-pub(crate) use service::{KeptFiles, Service};
+pub(crate) use service::{RetainedFiles, Service};
 #[cfg(test)]
-pub(crate) use update::kept_descriptors;
+pub(crate) use update::retained_descriptors;
 
 use std::fs::{self, File};
 use std::io;
@@ -69,7 +69,7 @@ use crate::sync::ChangeFlag;
 use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
 #[cfg(not(test))]
-use service::{KeptFiles, Service};
+use service::{RetainedFiles, Service};
 
 /// How long the start of the service is delayed while nobody needs it: the container is being made meanwhile, and there
 /// may be few processors for both.
@@ -260,7 +260,7 @@ impl Daemon {
     fn resume(snapshot: Snapshot) -> io::Result<Self> {
         let taken = Taken::of(&snapshot)?;
         let Snapshot { settings, updates, records, counters, .. } = snapshot;
-        let Taken { sockets, asker, runtimes, listeners, kept } = taken;
+        let Taken { sockets, asker, runtimes, listeners, retained } = taken;
         let runtimes = Runtimes::new(snapshot.launcher, runtimes, snapshot.had_listener);
         let mut daemon = Daemon::new(settings.clone(), sockets, runtimes)?;
         daemon.next_listener = snapshot.next_listener;
@@ -269,7 +269,7 @@ impl Daemon {
             daemon.listeners.add(Listener::new(number, listener));
         }
         let service = daemon.new_service(settings, (records, counters, updates))?;
-        service.resume(kept)?;
+        service.resume(retained)?;
         service.start()?;
         daemon.service = Some(service);
         update::answer(&asker, &Answer::Done);
@@ -501,7 +501,7 @@ impl Daemon {
             counters: monitor.counters.values(),
             replies,
             answered,
-            descriptors: update::kept_descriptors(monitor, descriptors),
+            descriptors: update::retained_descriptors(monitor, descriptors),
             launcher: self.runtimes.launcher_process(),
             had_listener: self.runtimes.had_listener(),
             next_listener: self.next_listener,
@@ -515,7 +515,7 @@ struct Taken {
     asker: UnixStream,
     runtimes: Vec<OwnedFd>,
     listeners: Vec<(u64, OwnedFd)>,
-    kept: KeptFiles,
+    retained: RetainedFiles,
 }
 
 impl Taken {
@@ -539,7 +539,7 @@ impl Taken {
                 .iter()
                 .map(|(number, file)| Ok((*number, take(file)?)))
                 .collect::<io::Result<_>>()?,
-            kept: KeptFiles::take(snapshot, take)?,
+            retained: RetainedFiles::take(snapshot, take)?,
         })
     }
 }

@@ -18,7 +18,9 @@ use crate::driver::{MonitorClient, resume_client};
 use crate::gate::settings::Settings;
 use crate::node::Device;
 use crate::shared::Monitor;
-use crate::snapshot::{ClientDescriptors, CounterValues, FileNumbers, KeptReply, Record, Snapshot};
+use crate::snapshot::{
+    ClientDescriptors, CounterValues, FileNumbers, Record, RetainedReply, Snapshot,
+};
 use crate::sync::{ChangeFlag, spawn};
 use crate::uvm::resume_file;
 use cgpu_host::process::ProcessId;
@@ -38,21 +40,21 @@ pub(crate) struct Service {
 
 /// What a monitor had open before an update.
 #[derive(Debug, Default)]
-pub(crate) struct KeptFiles {
+pub(crate) struct RetainedFiles {
     /// Files that memory was exported to, by number.
     exports: Vec<(u64, OwnedFd)>,
     /// Files of nvidia-uvm, by number.
     uvm_files: Vec<(u32, OwnedFd)>,
-    client: Option<KeptClient>,
+    client: Option<RetainedClient>,
     /// Replies that wait for their threads, with the files by which they are undone.
-    replies: Vec<(KeptReply, Option<OwnedFd>)>,
+    replies: Vec<(RetainedReply, Option<OwnedFd>)>,
     /// Threads, and the fingerprints of their last answers.
     answered: Vec<(ProcessId, u64)>,
 }
 
 /// The monitor's client of the driver.
 #[derive(Debug)]
-struct KeptClient {
+struct RetainedClient {
     client: u32,
     control: OwnedFd,
     /// The open nodes of GPUs.
@@ -61,7 +63,7 @@ struct KeptClient {
     gpus: Vec<Option<(u32, u32)>>,
 }
 
-impl KeptFiles {
+impl RetainedFiles {
     /// Takes what a snapshot names; `take` makes a number an open file.
     pub(crate) fn take(
         snapshot: &Snapshot,
@@ -71,15 +73,15 @@ impl KeptFiles {
         let export = |(number, file): &(u64, i32)| Ok((*number, take(file)?));
         let uvm_file = |(number, file): &(u32, i32)| Ok((*number, take(file)?));
         let client = |of: &ClientDescriptors| {
-            io::Result::Ok(KeptClient {
+            io::Result::Ok(RetainedClient {
                 client: of.client,
                 control: take(&of.control)?,
                 gpu_files: of.gpu_files.iter().map(&take).collect::<io::Result<_>>()?,
                 gpus: of.gpus.clone(),
             })
         };
-        let reply = |of: &KeptReply| Ok((of.clone(), of.file.as_ref().map(&take).transpose()?));
-        Ok(KeptFiles {
+        let reply = |of: &RetainedReply| Ok((of.clone(), of.file.as_ref().map(&take).transpose()?));
+        Ok(RetainedFiles {
             exports: exports.iter().map(export).collect::<io::Result<_>>()?,
             uvm_files: uvm_files.iter().map(uvm_file).collect::<io::Result<_>>()?,
             client: snapshot.descriptors.client.as_ref().map(client).transpose()?,
@@ -119,10 +121,10 @@ impl Service {
     }
 
     /// Goes on with files from before an update. Fails if the driver no longer answers the monitor's client.
-    pub(crate) fn resume(&self, files: KeptFiles) -> io::Result<()> {
+    pub(crate) fn resume(&self, files: RetainedFiles) -> io::Result<()> {
         let monitor = &*self.monitor;
         let device = |file| Device::of(&monitor.settings.nodes, file);
-        if let Some(KeptClient { client, control, gpu_files, gpus }) = files.client {
+        if let Some(RetainedClient { client, control, gpu_files, gpus }) = files.client {
             let control = device(control);
             let control =
                 control.ok_or_else(|| io::Error::other("the monitor's client has no file"))?;

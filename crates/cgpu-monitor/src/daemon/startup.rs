@@ -70,7 +70,7 @@ pub(super) fn report(
 }
 
 /// To read the memory and descriptors of other processes, to end them, and to look at what they have mapped.
-const KEPT: [Capability; 4] = [
+const RETAINED: [Capability; 4] = [
     Capability::CAP_SYS_PTRACE,
     Capability::CAP_KILL,
     Capability::CAP_DAC_READ_SEARCH,
@@ -90,10 +90,10 @@ pub(crate) enum Confinement {
 /// can't be given up; then no call may be executed.
 pub(crate) fn drop_privileges(confinement: Confinement) -> io::Result<()> {
     let may = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;
-    let kept: CapsHashSet = KEPT.into_iter().filter(|cap| may.contains(cap)).collect();
+    let retained: CapsHashSet = RETAINED.into_iter().filter(|cap| may.contains(cap)).collect();
     caps::clear(None, CapSet::Ambient).map_err(io::Error::other)?;
     for set in [CapSet::Effective, CapSet::Permitted] {
-        caps::set(None, set, &kept).map_err(io::Error::other)?;
+        caps::set(None, set, &retained).map_err(io::Error::other)?;
     }
     caps::clear(None, CapSet::Inheritable).map_err(io::Error::other)?;
     set_no_new_privs()?;

@@ -68,7 +68,7 @@ pub(super) fn answer(stream: &UnixStream, answer: &Answer) {
 }
 
 /// The descriptors of what the monitor keeps.
-pub(crate) fn kept_descriptors(monitor: &Monitor, into: FileNumbers) -> FileNumbers {
+pub(crate) fn retained_descriptors(monitor: &Monitor, into: FileNumbers) -> FileNumbers {
     let exports = monitor.exports.files.lock();
     let exports = exports.iter().map(|(number, export)| (*number, export.file.descriptor()));
     let files = monitor.uvm_files.all();

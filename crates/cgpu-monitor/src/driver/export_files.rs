@@ -1,5 +1,5 @@
 //! The files that memory was exported to, each kept open by the monitor.
-//! [`kept_exports`](crate::audit) says how their memory is freed.
+//! [`retained_exports`](crate::audit) says how their memory is freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -18,7 +18,7 @@ use super::{
 use crate::audit::{audit, scan_exports};
 use crate::caller::{Caller, Interrupted, Listener, Listeners, TestCallers};
 use crate::case::undo_unclaimed;
-use crate::daemon::{KeptFiles, Service, kept_descriptors};
+use crate::daemon::{RetainedFiles, Service, retained_descriptors};
 use crate::driver::free_pins_soon;
 use crate::gate::settings::Settings;
 use crate::shared::Monitor;
@@ -77,14 +77,14 @@ impl World {
             _place: place,
             next_id: Cell::new(0),
         };
-        world.begin((Vec::new(), CounterValues::default(), 0), KeptFiles::default());
+        world.begin((Vec::new(), CounterValues::default(), 0), RetainedFiles::default());
         world
     }
 
-    fn begin(&self, known: (Vec<Record>, CounterValues, u64), kept: KeptFiles) {
+    fn begin(&self, known: (Vec<Record>, CounterValues, u64), retained: RetainedFiles) {
         let service = Service::new(self.settings.clone(), known, &self.listeners, &self.wake);
         let service = service.expect("it begins");
-        service.resume(kept).expect("the driver answers");
+        service.resume(retained).expect("the driver answers");
         self.service.replace(Some(Arc::new(service)));
     }
 
@@ -118,7 +118,7 @@ impl World {
             counters: known.1,
             replies,
             answered,
-            descriptors: kept_descriptors(&service.monitor, FileNumbers::default()),
+            descriptors: retained_descriptors(&service.monitor, FileNumbers::default()),
             launcher: None,
             had_listener: true,
             next_listener: LISTENER + 1,
@@ -128,8 +128,8 @@ impl World {
             // SAFETY: the service has it open until it is dropped below.
             unsafe { BorrowedFd::borrow_raw(*number) }.try_clone_to_owned()
         };
-        let kept = KeptFiles::take(&snapshot, take).expect("descriptors");
-        self.begin((snapshot.records, snapshot.counters, snapshot.updates), kept);
+        let retained = RetainedFiles::take(&snapshot, take).expect("descriptors");
+        self.begin((snapshot.records, snapshot.counters, snapshot.updates), retained);
         drop(service);
         self.driver.close_unused();
     }
@@ -194,7 +194,7 @@ impl World {
     /// Lets time pass until the monitor has found all files that no program has any more.
     pub(crate) fn scan(&self) {
         let begun = Instant::now();
-        while self.kept_files() > 0 && begun.elapsed() < PATIENCE {
+        while self.retained_files() > 0 && begun.elapsed() < PATIENCE {
             self.rest();
             self.time_passes();
             scan_exports(&self.monitor());
@@ -205,7 +205,7 @@ impl World {
     }
 
     /// How many files with memory the monitor keeps.
-    pub(crate) fn kept_files(&self) -> usize {
+    pub(crate) fn retained_files(&self) -> usize {
         let monitor = self.monitor();
         monitor.exports.files.lock().len() + monitor.uvm_files.all().len()
     }

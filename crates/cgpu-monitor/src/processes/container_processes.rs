@@ -106,9 +106,9 @@ pub(crate) fn kill_process(monitor: &Monitor, process: Process, event: Event) {
 
 /// Ends all processes of the container.
 pub(crate) fn kill_all_processes(monitor: &Monitor) {
-    let kept = [1, std::process::id(), std::os::unix::process::parent_id()];
+    let retained = [1, std::process::id(), std::os::unix::process::parent_id()];
     let callers = monitor.state().processes.clone();
-    for pid in container_pids(monitor).into_iter().filter(|pid| !kept.contains(pid)) {
+    for pid in container_pids(monitor).into_iter().filter(|pid| !retained.contains(pid)) {
         // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
         let Ok(pidfd) = process::pidfd(pid.cast_signed()) else { continue };
         let namespace = mount_namespace(pid.cast_signed());

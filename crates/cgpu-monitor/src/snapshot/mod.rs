@@ -37,7 +37,7 @@ pub(crate) struct Snapshot {
     pub(crate) records: Vec<Record>,
     pub(crate) counters: CounterValues,
     /// Replies that wait for their threads.
-    pub(crate) replies: Vec<KeptReply>,
+    pub(crate) replies: Vec<RetainedReply>,
     /// Threads, and the fingerprints of their last calls as they were answered, where signals interrupt callers.
     pub(crate) answered: Vec<(ProcessId, u64)>,
     pub(crate) descriptors: FileNumbers,
@@ -71,7 +71,7 @@ pub(crate) struct FileNumbers {
 
 /// The reply to a call whose caller a signal has interrupted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct KeptReply {
+pub(crate) struct RetainedReply {
     /// The thread that made the call.
     pub(crate) thread: ProcessId,
     /// The fingerprints of the call as it was read, and as it was answered.
@@ -204,7 +204,7 @@ mod tests {
             updates: 3,
             records: vec![Record::Ledger(free), Record::Bound { file: 7 }],
             counters: CounterValues::default(),
-            replies: vec![KeptReply {
+            replies: vec![RetainedReply {
                 thread: ProcessId { pid: 8, start_ticks: 9 },
                 seen: [1, u64::MAX],
                 output: vec![(0x1000, vec![1, 2])],

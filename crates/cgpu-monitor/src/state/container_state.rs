@@ -198,8 +198,8 @@ impl ContainerState {
     }
 
     /// Frees everything, because no process of the container is left. Only exports stay, whose files keep their memory,
-    /// and the files of UVM's in `kept`, which can't be ended.
-    pub(crate) fn close_all(&mut self, kept: &BTreeSet<u32>) {
+    /// and the files of UVM's in `retained`, which can't be ended.
+    pub(crate) fn close_all(&mut self, retained: &BTreeSet<u32>) {
         let clients: BTreeSet<Client> = self
             .ledger
             .entries()
@@ -224,7 +224,7 @@ impl ContainerState {
             self.enter(Entry::Release { hold });
         }
         for file in self.ledger.files() {
-            if !kept.contains(&file) {
+            if !retained.contains(&file) {
                 self.close_file(file);
             }
         }

@@ -11,7 +11,7 @@ use crate::log::Topic;
 use crate::node::Device;
 use crate::state::UnderRmLock;
 use crate::uvm::files::UvmFile;
-use crate::uvm::kept_files::keep_uvm_file;
+use crate::uvm::retained_files::keep_uvm_file;
 use nvrm::low_word;
 
 /// The `nvidiactl` file that a descriptor of the caller's is; `None` for another file. The caller of this function is
@@ -62,8 +62,8 @@ pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), E
 /// Keeps the call's file from now on, and returns it. Refuses the call where too many files are kept.
 pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, EarlyReply> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
-    let kept = keep_uvm_file(case.monitor, case.device()?, seen);
-    case.or_deny(kept.ok_or(RefusalReason::Full("files of nvidia-uvm")))
+    let retained = keep_uvm_file(case.monitor, case.device()?, seen);
+    case.or_deny(retained.ok_or(RefusalReason::Full("files of nvidia-uvm")))
 }
 
 /// The number of the container's GPU with this UUID.

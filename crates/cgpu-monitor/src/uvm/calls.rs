@@ -22,11 +22,11 @@ use crate::uvm::callers_file::{call_uvm, change_under_rm_lock, control_file, gpu
 use crate::uvm::file_creators::{bind_to_creator, is_orphaned};
 use crate::uvm::files::UvmFile;
 use crate::uvm::initialize::{initialize, is_initialized};
-use crate::uvm::kept_files::unregister_gpus;
 use crate::uvm::queries::has_flags;
 use crate::uvm::range_calls::{
     end_mappings, free_range, make_range, map_memory, mapping_gpus, remove_gone_ranges, span, unmap,
 };
+use crate::uvm::retained_files::unregister_gpus;
 use cgpu_core::ledger::{Span, Tree};
 use cgpu_host::events::Event;
 use nvrm::number::{

@@ -3,7 +3,7 @@
 //! Managed memory is freed with the address space in which it is mapped. That address space lives as long as a file
 //! that `UVM_MM_INITIALIZE` made, and that file may have been given to other processes. Then no process lists the
 //! mappings. So a file is ended with its maker, whichever process has it open
-//! ([`kept_files`](crate::uvm::kept_files)).
+//! ([`retained_files`](crate::uvm::retained_files)).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

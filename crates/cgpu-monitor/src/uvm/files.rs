@@ -1,4 +1,4 @@
-//! The kept files of nvidia-uvm: how they are told apart and found. [`crate::uvm::kept_files`] says why they
+//! The kept files of nvidia-uvm: how they are told apart and found. [`crate::uvm::retained_files`] says why they
 //! are kept, and how long.
 
 use std::cmp::Ordering;

@@ -35,10 +35,10 @@ fn what_was_exported_and_freed_counts_while_somebody_has_the_file() {
         program.free(memory).unwrap();
         world.has((file as u64 + 1) * 30 * MIB);
     }
-    assert_eq!(world.kept_files(), 3);
+    assert_eq!(world.retained_files(), 3);
     assert_eq!(program.take(program.handle(), 30 * MIB), Err(NO_MEMORY));
     world.ends(&[program]);
-    assert_eq!(world.kept_files(), 0);
+    assert_eq!(world.retained_files(), 0);
 }
 
 /// `export-reuse`, as an order of calls: the handle of exported memory is used again for other memory.
@@ -69,7 +69,7 @@ fn what_was_freed_is_not_exported_and_an_empty_file_has_nothing() {
     assert!(program.export(memory, 0).is_err());
     assert!(program.import(program.handle(), 0).is_err());
     assert!(program.import(program.handle(), 1).is_err());
-    assert_eq!(world.kept_files(), 0);
+    assert_eq!(world.retained_files(), 0);
     program.gets_exactly(QUOTA);
     world.ends(&[program]);
 }

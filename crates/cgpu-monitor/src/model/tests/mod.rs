@@ -43,7 +43,7 @@ impl World {
         programs.iter().filter(|program| program.is_alive()).for_each(Program::die);
         self.rest();
         // Files go only when the monitor has looked for them.
-        if self.kept_files() > 0 {
+        if self.retained_files() > 0 {
             self.scan();
         }
         for gpu in 0..self.gpus() {

@@ -58,14 +58,14 @@ impl Who {
 
     /// Makes the calling thread that.
     fn become_so(self) -> Result<(), caps::errors::CapsError> {
-        let kept = match self {
+        let retained = match self {
             Who::Root => return Ok(()),
             Who::Nice => CapsHashSet::from([Capability::CAP_SYS_NICE]),
             Who::Nobody => CapsHashSet::new(),
         };
         caps::clear(None, CapSet::Ambient)?;
         for set in [CapSet::Effective, CapSet::Permitted] {
-            caps::set(None, set, &kept)?;
+            caps::set(None, set, &retained)?;
         }
         caps::clear(None, CapSet::Inheritable)
     }

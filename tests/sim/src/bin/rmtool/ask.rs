@@ -281,11 +281,11 @@ fn executed(place: &Place, handed: &[u32]) -> anyhow::Result<Value> {
     kill(Pid::from_raw(i32::try_from(pid2)?), Signal::SIGKILL)?;
     waitpid(Pid::from_raw(i32::try_from(pid2)?), None)?;
     drop(theirs);
-    let kept = figure(&rm, pid).unwrap_or_default();
-    let more = has(kept) - has(after).min(has(kept));
+    let retained = figure(&rm, pid).unwrap_or_default();
+    let more = has(retained) - has(after).min(has(retained));
     steps.reported(
         "the other is gone, and its block is this process's by the duplicate from before",
-        json!(kept),
+        json!(retained),
         more == BLOCK_BYTES / MIB,
     );
     steps.call("the duplicate from before is freed", rm.free(rm.device, pin));

@@ -57,10 +57,10 @@ fn child<K>(
         let _ = std::fs::File::from(fd).read(&mut [0]);
     };
     until_closed(start);
-    let (got, kept) = work(number);
+    let (got, retained) = work(number);
     let _ = std::fs::File::from(answer).write_all(&got.to_le_bytes());
     until_closed(stay);
-    drop(kept);
+    drop(retained);
     // SAFETY: ends this process at once; what it shares with its parent stays as it is.
     unsafe { libc::_exit(0) }
 }

@@ -792,8 +792,8 @@ impl Actor<'_> {
                 let done = self.rm()?.import_list(file, first.parse()?, &wanted);
                 let left = done.map(|made| {
                     let kinds: Vec<u8> = made.iter().map(|(_, kind)| *kind).collect();
-                    let kept = made.iter().zip(&wanted).all(|((now, _), asked)| now == asked);
-                    format!("kinds={kinds:?} kept={kept}")
+                    let retained = made.iter().zip(&wanted).all(|((now, _), asked)| now == asked);
+                    format!("kinds={kinds:?} kept={retained}")
                 });
                 self.say("import-list-over", left);
             }

@@ -68,10 +68,10 @@ fn hide(rm: &Rm, hidden: impl Fn(u64, u32) -> bool) -> u64 {
     let mut got = 0;
     for time in 0..TIMES {
         let Some(handle) = take(rm, TAKEN_BYTES) else { break };
-        let kept = hidden(time, handle);
+        let retained = hidden(time, handle);
         let freed = rm.free(rm.device, handle);
-        println!("hidden {kept}, freed {}", freed.is_ok());
-        if kept || freed.is_err() {
+        println!("hidden {retained}, freed {}", freed.is_ok());
+        if retained || freed.is_err() {
             got += TAKEN_BYTES;
         }
         std::thread::sleep(A_WHILE);
@@ -236,7 +236,7 @@ pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Resul
             uvm.external_range(base, all)?;
         }
         let Some(handle) = take_as(&rm, little, all) else { continue };
-        let kept = match uuid {
+        let retained = match uuid {
             Some(uuid) => uvm.map_external(&rm, uuid, base, all, handle).is_ok(),
             None => rm.export(handle, file.as_raw_fd()).is_ok(),
         };
@@ -244,8 +244,8 @@ pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Resul
         std::thread::sleep(A_WHILE);
         // Where it was charged for what it is, there isn't room for another.
         let more = rm.alloc(all).map_or(0, |(_, bytes)| bytes);
-        println!("kept {kept}, freed {freed}, more {}", more > 0);
-        if kept && more > 0 {
+        println!("kept {retained}, freed {freed}, more {}", more > 0);
+        if retained && more > 0 {
             keep(place, more);
             return Ok(all + more);
         }

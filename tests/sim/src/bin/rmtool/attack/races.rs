@@ -145,7 +145,7 @@ pub(super) fn swap_control(place: &Place, arguments: &[String]) -> anyhow::Resul
         call.set(8, 0_u32);
     };
     let mut files = Vec::new();
-    let (mut got, mut kept) = (0, 0);
+    let (mut got, mut retained) = (0, 0);
     for _ in 0..FILES {
         let Ok((memory, bytes)) = rm.alloc(BYTES) else { break };
         let file = open(&place.dev, "nvidiactl")?;
@@ -166,13 +166,13 @@ pub(super) fn swap_control(place: &Place, arguments: &[String]) -> anyhow::Resul
         // What the file kept is had again by it; where that is refused, by nobody.
         if rm.import(file.as_raw_fd()).is_ok() {
             reached();
-            kept += 1;
+            retained += 1;
             got += bytes;
         }
         println!("freed={freed:?}");
         files.push(file);
     }
-    println!("files={FILES} kept={kept}");
+    println!("files={FILES} kept={retained}");
     Ok(got)
 }
 

@@ -23,7 +23,7 @@ use cgpu_host::registry::Record;
 
 /// A container, as its runtime knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct RuntimeState {
     /// Its bundle, without links; `None` where the runtime doesn't tell.
     pub(super) bundle: Option<PathBuf>,
     /// Whether a create of ours gave it GPUs that it is held to a part of.
@@ -48,7 +48,7 @@ pub(super) enum Joins<'a> {
      quota isn't known, so nothing is started in it: repair the file, or remove the container",
     path.display()
 )]
-pub struct KeptError {
+pub struct RuntimeStateError {
     /// The container.
     id: String,
     /// The file.
@@ -74,17 +74,17 @@ struct Config {
     hooks: Option<Value>,
 }
 
-/// Where a process goes that is started in `kept`, the container of an id that `record` has.
-pub(super) fn joins<'a>(record: Option<&'a Record>, kept: Option<&Kept>) -> Joins<'a> {
-    match (record, kept) {
+/// Where a process goes that is started in `retained`, the container of an id that `record` has.
+pub(super) fn joins<'a>(record: Option<&'a Record>, retained: Option<&RuntimeState>) -> Joins<'a> {
+    match (record, retained) {
         // The runtime will say that there is no such container; if one comes by then, it's this.
         (Some(record), None) => Joins::Behind(record),
-        (Some(record), Some(kept)) => match kept.bundle.as_ref() {
+        (Some(record), Some(retained)) => match retained.bundle.as_ref() {
             // One that ended without a word had that id before.
-            Some(bundle) if !kept.has_quota && *bundle != record.bundle => Joins::Outside,
+            Some(bundle) if !retained.has_quota && *bundle != record.bundle => Joins::Outside,
             _ => Joins::Behind(record),
         },
-        (None, Some(kept)) if kept.has_quota => Joins::Nowhere,
+        (None, Some(retained)) if retained.has_quota => Joins::Nowhere,
         (None, _) => Joins::Outside,
     }
 }
@@ -100,9 +100,12 @@ pub(super) fn find(
     given: Option<&Path>,
     root: &Path,
     id: &str,
-) -> Result<Option<Kept>, KeptError> {
-    let failed =
-        |path: &Path, source| KeptError { id: id.to_owned(), path: path.to_owned(), source };
+) -> Result<Option<RuntimeState>, RuntimeStateError> {
+    let failed = |path: &Path, source| RuntimeStateError {
+        id: id.to_owned(),
+        path: path.to_owned(),
+        source,
+    };
     for path in argv::state_files(&real.file, root, id) {
         let bytes = match fs::read(&path) {
             Ok(bytes) => bytes,
@@ -110,13 +113,13 @@ pub(super) fn find(
             Err(error) => return Err(failed(&path, error)),
         };
         let state = serde_json::from_slice(&bytes).map_err(|error| failed(&path, error.into()))?;
-        return Ok(Some(kept(state, path.parent())));
+        return Ok(Some(retained(state, path.parent())));
     }
     if argv::state_file(&real.file, root, id).is_some() {
         return Ok(None);
     }
     let reported = reported(real, given, id).map_err(|source| failed(&real.file, source))?;
-    Ok(reported.map(|state| kept(state, None)))
+    Ok(reported.map(|state| retained(state, None)))
 }
 
 /// Whether the first process of the container `id` below `root` is known to have ended: the runtime
@@ -141,7 +144,7 @@ fn reported(real: &Real, root: Option<&Path>, id: &str) -> io::Result<Option<Sta
 }
 
 /// The container of `state`, whose runtime keeps more of it in `dir`.
-fn kept(state: State, dir: Option<&Path>) -> Kept {
+fn retained(state: State, dir: Option<&Path>) -> RuntimeState {
     let config = state.config.unwrap_or_default();
     let labels = config.labels.unwrap_or_default();
     let label = labels.iter().find_map(|label| label.strip_prefix("bundle=")).map(PathBuf::from);
@@ -152,7 +155,7 @@ fn kept(state: State, dir: Option<&Path>) -> Kept {
             .iter()
             .flatten()
             .any(|copy| is_edited(&copy.join("config.json")));
-    Kept { bundle, has_quota }
+    RuntimeState { bundle, has_quota }
 }
 
 /// Whether that configuration of a bundle has our hook.
@@ -195,27 +198,27 @@ mod tests {
         }
     }
 
-    fn kept(bundle: &str, has_quota: bool) -> Kept {
-        Kept { bundle: Some(bundle.into()), has_quota }
+    fn retained(bundle: &str, has_quota: bool) -> RuntimeState {
+        RuntimeState { bundle: Some(bundle.into()), has_quota }
     }
 
     #[test]
     fn a_container_with_a_quota_is_never_joined_outside_of_it() {
         let of = record("/b");
-        for (record, kept, joins) in [
-            (Some(&of), Some(kept("/b", true)), Joins::Behind(&of)),
-            (None, Some(kept("/b", true)), Joins::Nowhere),
+        for (record, retained, joins) in [
+            (Some(&of), Some(retained("/b", true)), Joins::Behind(&of)),
+            (None, Some(retained("/b", true)), Joins::Nowhere),
             // Its bundle was moved, or its hook taken out by hand.
-            (Some(&of), Some(kept("/c", true)), Joins::Behind(&of)),
-            (Some(&of), Some(kept("/b", false)), Joins::Behind(&of)),
-            (Some(&of), Some(Kept { bundle: None, has_quota: false }), Joins::Behind(&of)),
+            (Some(&of), Some(retained("/c", true)), Joins::Behind(&of)),
+            (Some(&of), Some(retained("/b", false)), Joins::Behind(&of)),
+            (Some(&of), Some(RuntimeState { bundle: None, has_quota: false }), Joins::Behind(&of)),
             // One of another bundle that has none, by the id of one that is gone.
-            (Some(&of), Some(kept("/c", false)), Joins::Outside),
-            (None, Some(kept("/b", false)), Joins::Outside),
+            (Some(&of), Some(retained("/c", false)), Joins::Outside),
+            (None, Some(retained("/b", false)), Joins::Outside),
             (Some(&of), None, Joins::Behind(&of)),
             (None, None, Joins::Outside),
         ] {
-            assert_eq!(super::joins(record, kept.as_ref()), joins, "{record:?} {kept:?}");
+            assert_eq!(super::joins(record, retained.as_ref()), joins, "{record:?} {retained:?}");
         }
     }
 
@@ -264,7 +267,7 @@ mod tests {
         ) {
             let mut world = World::default();
             before.iter().for_each(|step| world.take(*step));
-            let seen = world.container.map(|has_quota| kept(if has_quota { "/b" } else { "/c" }, has_quota));
+            let seen = world.container.map(|has_quota| retained(if has_quota { "/b" } else { "/c" }, has_quota));
             between.iter().for_each(|step| world.take(*step));
             let of = record("/b");
             let record = world.record.then_some(&of);

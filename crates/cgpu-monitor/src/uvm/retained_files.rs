@@ -147,7 +147,7 @@ fn needs_search(file: &UvmFile) -> bool {
 
 fn forget_file(monitor: &Monitor, file: &UvmFile) {
     file.let_go.store(true, AtomicOrdering::Relaxed);
-    monitor.uvm_files.files.lock().retain(|kept| kept.number != file.number);
+    monitor.uvm_files.files.lock().retain(|retained| retained.number != file.number);
 }
 
 /// Has UVM end all mappings of a file, whichever process has it open, and forgets the file. `None` where a call
