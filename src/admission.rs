@@ -9,8 +9,8 @@
 
 pub mod error;
 mod gpus;
-mod lost;
 pub mod marks;
+mod orphans;
 mod past;
 
 use std::error::Error;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 pub use error::AdmissionError;
-pub use lost::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
+pub use orphans::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{Launch, Launcher, Leftover};
 use crate::host::{Host, require_root, tenant};
@@ -154,7 +154,7 @@ impl Admission<'_> {
         };
         let is_given = |uuid: &str| plan.gpus.iter().any(|gpu| gpu.given_uuid() == uuid);
         let is_neighbour = |of: &Holding| of.gpus.iter().any(|(uuid, _)| is_given(uuid));
-        let lost = self.lost(&locked, is_neighbour)?;
+        let closed = self.closed(&locked, is_neighbour)?;
         let short_id = short_id(&key, |name| locked.has_short_id(name));
         let record = Record {
             bundle: bundle.to_owned(),
@@ -178,7 +178,7 @@ impl Admission<'_> {
             );
         }
         drop(locked);
-        self.look_after_lost(lost);
+        self.handle_closed(closed);
         Ok(record)
     }
 
@@ -603,9 +603,9 @@ impl Admission<'_> {
         let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
         let records = self.collect_locked(&mut locked, Look::Close)?;
-        let lost = self.lost(&locked, |_| true)?;
+        let closed = self.closed(&locked, |_| true)?;
         let mut orphans =
-            lost::orphans(&self.host.config.state_dir, |name| locked.has_short_id(name))?;
+            orphans::orphans(&self.host.config.state_dir, |name| locked.has_short_id(name))?;
         orphans.retain(|orphan| {
             let id = &orphan.short_id;
             if orphan.monitor.is_some() {
@@ -623,7 +623,7 @@ impl Admission<'_> {
         });
         own_cgroup::remove_unused(|name| locked.has_short_id(name));
         drop(locked);
-        self.look_after_lost(lost);
+        self.handle_closed(closed);
         Ok(Collected { records, orphans })
     }
 

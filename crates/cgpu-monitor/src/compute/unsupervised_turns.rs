@@ -143,7 +143,7 @@ fn report_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
         false => Err(()),
     };
     // Otherwise the next create or `cgpu gc` looks.
-    let _ = place.look_after_lost(report, look);
+    let _ = place.handle_closed(report, look);
 }
 
 fn new_unsupervised(

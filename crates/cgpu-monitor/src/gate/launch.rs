@@ -207,7 +207,7 @@ impl MonitorDir {
     /// # Errors
     ///
     /// The error of `look`: then somebody else may look.
-    pub fn look_after_lost<E>(
+    pub fn handle_closed<E>(
         &self,
         report: impl Fn(Event),
         look: impl FnOnce() -> Result<Option<Event>, E>,
@@ -436,7 +436,7 @@ mod tests {
         place.write_process(ProcessId { pid: i32::MAX, start_ticks: 1 });
         let reported = RefCell::new(Vec::new());
         let look = |found: Result<Option<Event>, ()>| {
-            place.look_after_lost(|event| reported.borrow_mut().push(event.kind), || found)
+            place.handle_closed(|event| reported.borrow_mut().push(event.kind), || found)
         };
         assert!(place.is_lost_and_not_seen());
         assert_eq!(look(Err(())), Err(()));

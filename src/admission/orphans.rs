@@ -99,7 +99,7 @@ impl Admission<'_> {
 
     /// The containers that `is_meant` says by what they hold, and whose monitor has ended before them, if nobody has
     /// looked at what it left.
-    pub(super) fn lost(
+    pub(super) fn closed(
         &self,
         locked: &Locked<'_>,
         is_meant: impl Fn(&Holding) -> bool,
@@ -112,8 +112,8 @@ impl Admission<'_> {
 
     /// Tells once of each of these containers that its monitor is lost, and ends it if its memory is taken from outside.
     /// Asks the driver, which may hang: the registry isn't locked meanwhile.
-    pub(super) fn look_after_lost(&self, lost: Vec<Record>) {
-        for record in lost {
+    pub(super) fn handle_closed(&self, closed: Vec<Record>) {
+        for record in closed {
             // A container that has ended ends its monitor.
             let Some(first) = record.holder.init().filter(|first| first.alive()) else { continue };
             let place = MonitorDir::of(&self.host.config.state_dir, &record.short_id);
@@ -123,7 +123,7 @@ impl Admission<'_> {
                 self.sink().report(event.of(id, name.as_deref(), root));
             };
             let look = || self.host.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
-            if let Err(error) = place.look_after_lost(report, look) {
+            if let Err(error) = place.handle_closed(report, look) {
                 let (id, error): (_, &dyn std::error::Error) = (&record.key.id, &error);
                 tracing::warn!(id, error, "{UNSEEN}");
             }
