@@ -48,10 +48,10 @@ pub const UNDONE: &str = "a container that has failed or ended is still register
 const NO_MONITOR: &str = "the monitor of what it left has ended";
 
 /// How long a container that was killed takes to be gone, and its monitor to search what it has left.
-const END_PATIENCE: Duration = Duration::from_secs(2);
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long all monitors together may take to search what gone containers have left, whose records are collected.
-const COLLECT_PATIENCE: Duration = Duration::from_secs(1);
+const COLLECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What of a host is reserved, and by whom: the records of its registry, changed under its lock.
 #[derive(Debug, Clone, Copy)]
@@ -264,16 +264,15 @@ impl Admission<'_> {
                 let Key { id, root } = old.key.clone();
                 Err(RegistryError::InUse { id, root, by }.into())
             }
-            _ => match self
-                .host
-                .isolation(old.plan.backend)
-                .leftover(&old.short_id, COLLECT_PATIENCE)
-            {
-                Leftover::WatchedBy(monitor) => self.keep_leaked(locked, old, monitor),
-                Leftover::Nothing | Leftover::Unknown => {
-                    self.end(locked, old, Some("its container is made anew"))
+            _ => {
+                match self.host.isolation(old.plan.backend).leftover(&old.short_id, COLLECT_TIMEOUT)
+                {
+                    Leftover::WatchedBy(monitor) => self.keep_leaked(locked, old, monitor),
+                    Leftover::Nothing | Leftover::Unknown => {
+                        self.end(locked, old, Some("its container is made anew"))
+                    }
                 }
-            },
+            }
         }
     }
 
@@ -421,8 +420,8 @@ impl Admission<'_> {
             // The runtime that makes a container (`run`, or a create that failed) is behind its filter itself, so that
             // the monitor sees no end before the hook's.
             let is_creator = holder.process().is_some_and(|by| Some(by.pid) == caller);
-            let patience = if is_creator { Duration::ZERO } else { END_PATIENCE };
-            let leftover = self.host.isolation(plan.backend).leftover(&short_id, patience);
+            let timeout = if is_creator { Duration::ZERO } else { END_TIMEOUT };
+            let leftover = self.host.isolation(plan.backend).leftover(&short_id, timeout);
             (short_id, leftover)
         }))
     }
@@ -576,7 +575,7 @@ impl Admission<'_> {
             }
         }
         let leftover = self.leftover(&registry, key, Some(caller))?;
-        let deadline = Instant::now() + END_PATIENCE;
+        let deadline = Instant::now() + END_TIMEOUT;
         loop {
             let mut locked = registry.lock()?;
             let Some(record) = locked.find(key)? else { return Ok(false) };
@@ -643,12 +642,12 @@ impl Admission<'_> {
         let mut collected = Vec::new();
         let asked = Instant::now();
         for record in locked.stale(look)? {
-            let patience = match look {
+            let timeout = match look {
                 Look::Quick => Duration::ZERO,
-                Look::Close => COLLECT_PATIENCE.saturating_sub(asked.elapsed()),
+                Look::Close => COLLECT_TIMEOUT.saturating_sub(asked.elapsed()),
             };
             let leftover =
-                self.host.isolation(record.plan.backend).leftover(&record.short_id, patience);
+                self.host.isolation(record.plan.backend).leftover(&record.short_id, timeout);
             let ended = match leftover {
                 Leftover::WatchedBy(monitor) => match self.keep_leaked(locked, &record, monitor) {
                     Ok(()) => continue,

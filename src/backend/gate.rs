@@ -42,7 +42,7 @@ use nvrm::{Release, ReleaseError, Version, about};
 pub const MONITOR: &str = "cgpu-monitor";
 
 /// How long all monitors together may take to say how things stand.
-const LOOK_PATIENCE: Duration = Duration::from_millis(200);
+const POLL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long after an answer a monitor is asked again how far a container's end has come.
 const END_PAUSE: Duration = Duration::from_millis(5);
@@ -465,9 +465,9 @@ impl Isolation for Gate {
         Ok(())
     }
 
-    fn leftover(&self, short_id: &str, patience: Duration) -> Leftover {
+    fn leftover(&self, short_id: &str, timeout: Duration) -> Leftover {
         let place = self.place(short_id);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let mut still = Leftover::Unknown;
         loop {
             // A monitor that ends by itself asks this in its own process.
@@ -476,7 +476,7 @@ impl Isolation for Gate {
                 return Leftover::Nothing;
             };
             let left = until.saturating_duration_since(Instant::now());
-            let status = status_file::read(&place.status()).or_else(|| match patience.is_zero() {
+            let status = status_file::read(&place.status()).or_else(|| match timeout.is_zero() {
                 true => None,
                 false => statuses(std::slice::from_ref(&place), left).pop()?,
             });
@@ -490,13 +490,13 @@ impl Isolation for Gate {
                     Some(End::NotYet | End::Searching) => still = Leftover::WatchedBy(monitor),
                 },
                 // It has closed its sockets, and is about to end.
-                _ if !patience.is_zero() && !is_listening(&place.control()) => {
+                _ if !timeout.is_zero() && !is_listening(&place.control()) => {
                     return Leftover::Nothing;
                 }
                 _ => {}
             }
             if left.is_zero() {
-                return if patience.is_zero() { Leftover::Unknown } else { still };
+                return if timeout.is_zero() { Leftover::Unknown } else { still };
             }
             std::thread::sleep(END_PAUSE.min(left));
         }
@@ -539,7 +539,7 @@ impl Isolation for Gate {
         // Only monitors without a status file are asked, and woken.
         let unwritten = all.iter().zip(&written).filter(|(_, status)| status.is_none());
         let unwritten: Vec<_> = unwritten.map(|(place, _)| place.clone()).collect();
-        let mut asked = statuses(&unwritten, LOOK_PATIENCE).into_iter();
+        let mut asked = statuses(&unwritten, POLL_TIMEOUT).into_iter();
         let observed = all.iter().zip(written).map(|(place, written)| {
             let short_id = place.short_id();
             match written.or_else(|| asked.next()?) {

@@ -170,7 +170,7 @@ pub trait Isolation: std::fmt::Debug {
     }
 
     /// What is left of a container whose processes have ended or are about to; waits so long for an answer.
-    fn leftover(&self, _short_id: &str, _patience: Duration) -> Leftover {
+    fn leftover(&self, _short_id: &str, _timeout: Duration) -> Leftover {
         Leftover::Nothing
     }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::support::{Scratch, run_with_timeout};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A simulated driver, two programs on it, and who schedules them.
 struct Steered {
@@ -53,7 +53,7 @@ impl Steered {
 
     #[track_caller]
     fn until(&self, what: &str, holds: impl Fn(&State) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !holds(&self.sim.state()) {
             assert!(Instant::now() < deadline, "{what}: {:#?}", self.sim.state());
             std::thread::sleep(Duration::from_millis(5));
@@ -79,7 +79,7 @@ fn compile(scratch: &Scratch, name: &str, words: &[&str]) -> PathBuf {
     let target = scratch.path().join(name);
     let mut command = Command::new("cc");
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gpu"));
-    run_with_timeout(command.args(["-O2", "-o"]).arg(&target).args(words), PATIENCE).ok();
+    run_with_timeout(command.args(["-O2", "-o"]).arg(&target).args(words), TIMEOUT).ok();
     target
 }
 
@@ -147,6 +147,6 @@ fn a_program_that_does_not_compute_is_told() {
     let mut command =
         Command::new(Path::new(env!("CARGO_BIN_EXE_cgpu-runtime")).with_file_name("cgpu-steer"));
     command.args(["--driver", "535.161.08", "--a", "/dev/null", "--b", "/dev/null", "--", "true"]);
-    let outcome = run_with_timeout(&mut command, PATIENCE).exits(1);
+    let outcome = run_with_timeout(&mut command, TIMEOUT).exits(1);
     assert_eq!(outcome.json()["failed"], "a ended before it computed");
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::support::{Outcome, Scratch, run_with_timeout};
 
 /// A run takes a few seconds; with all tests at once, more.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A simulated driver, and what a run on it wrote down.
 struct Seen {
@@ -50,7 +50,7 @@ impl Seen {
         let mut command = scratch.command("python3");
         command.arg(run).arg("--simulated").arg(scratch.path().join("sim")).arg("--out").arg(&out);
         command.arg("--programs").arg(programs).args(["--quota-mib", "1024"]).args(words);
-        let outcome = run_with_timeout(command.env("TMPDIR", scratch.path()), PATIENCE);
+        let outcome = run_with_timeout(command.env("TMPDIR", scratch.path()), TIMEOUT);
         let text = fs::read_to_string(out.join("table.jsonl"));
         let text = text.unwrap_or_else(|error| panic!("no table: {error}; {outcome}"));
         let mut lines =

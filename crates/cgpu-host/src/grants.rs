@@ -21,7 +21,7 @@ use cgpu_core::request::grant::{FORMAT, Grant, PodContainer, TOKEN, is_token};
 const MOST_BYTES: u64 = 4 << 20;
 
 /// How long another one is waited for that changes the directory.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const LOCK: &str = "lock";
 
@@ -314,7 +314,7 @@ impl Grants {
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) if since.elapsed() < PATIENCE => {
+                Err(TryLockError::WouldBlock) if since.elapsed() < TIMEOUT => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Err(error) => return Err(failed(error.into())),

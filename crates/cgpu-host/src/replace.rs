@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 
 /// How long another one is waited for that writes the same file.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes `bytes` the content of the file at `path`, with the permissions `mode`.
 ///
@@ -81,7 +81,7 @@ fn open_locked(path: &Path) -> io::Result<File> {
         }
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) if since.elapsed() < PATIENCE => {
+            Err(TryLockError::WouldBlock) if since.elapsed() < TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }

@@ -19,7 +19,7 @@ use rustix::fs::{Statx, StatxFlags, readlink};
 use serde::{Deserialize, Serialize};
 
 /// How long it's tried to open what others keep the kernel from finding.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a file was when it was looked at: enough to tell that it is another or was written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -151,7 +151,7 @@ impl Root {
         loop {
             match openat2(&self.dir, path, flags, Mode::empty(), how) {
                 Err(rustix::io::Errno::AGAIN)
-                    if since.get_or_insert_with(Instant::now).elapsed() < PATIENCE =>
+                    if since.get_or_insert_with(Instant::now).elapsed() < TIMEOUT =>
                 {
                     std::thread::yield_now();
                 }

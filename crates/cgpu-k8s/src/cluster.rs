@@ -18,7 +18,7 @@ use crate::pod_events::report_to_pod;
 use crate::server::{Connection, kubelets_own};
 
 /// How long a question may take API server or kubelet: the kubelet waits for us meanwhile.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The cluster as this node sees it.
 #[derive(Clone)]
@@ -44,7 +44,7 @@ impl Cluster {
         let Some(kubeconfig) = kubeconfig.map(Path::to_owned).or_else(kubelets_own) else {
             return Ok(None);
         };
-        let connection = Connection::open(kubeconfig, PATIENCE).await?;
+        let connection = Connection::open(kubeconfig, TIMEOUT).await?;
         Ok(Some(Cluster { connection: Arc::new(Mutex::new(connection)), node }))
     }
 
@@ -156,9 +156,9 @@ pub(crate) async fn annotate(
     Ok(())
 }
 
-/// What is asked, if the answer comes within [`PATIENCE`]. That there is none, or another, is told in a sentence.
+/// What is asked, if the answer comes within [`TIMEOUT`]. That there is none, or another, is told in a sentence.
 pub(crate) async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
-    timeout(PATIENCE, asked).await.context("no answer in time")?.map_err(in_words)
+    timeout(TIMEOUT, asked).await.context("no answer in time")?.map_err(in_words)
 }
 
 /// That the API server doesn't do what it is asked for, in its own words.

@@ -27,7 +27,7 @@ use tracing::{info, warn};
 
 use crate::Args;
 use crate::authority::KubeletConnection;
-use crate::cluster::{Cluster, PATIENCE};
+use crate::cluster::{Cluster, TIMEOUT};
 use crate::complaint::Complaint;
 use crate::directory::Directory;
 use crate::grant::keep_grants;
@@ -103,7 +103,7 @@ async fn live(args: &Args, settings: Settings, host: &Host) -> Result<()> {
         tokio::spawn(keep_asking(engine, plugin.clone(), complaint));
     }
     let annotator = match args.write_pod_annotations {
-        true => Some(client(None, PATIENCE).await?.context(
+        true => Some(client(None, TIMEOUT).await?.context(
             "--write-pod-annotations needs who may: a pod's service account, or $KUBECONFIG",
         )?),
         false => None,

@@ -74,23 +74,23 @@ pub(crate) struct Connection {
     kubeconfig: PathBuf,
     files: Files,
     client: Client,
-    patience: Duration,
+    timeout: Duration,
     /// When renewed credentials could not be used.
     failed: Option<Instant>,
 }
 
 impl Connection {
-    /// The API server that a kubeconfig names, each question to which takes `patience` at most.
+    /// The API server that a kubeconfig names, each question to which takes `timeout` at most.
     ///
     /// # Errors
     ///
     /// Where it can't be read.
-    pub(crate) async fn open(kubeconfig: PathBuf, patience: Duration) -> Result<Self> {
+    pub(crate) async fn open(kubeconfig: PathBuf, timeout: Duration) -> Result<Self> {
         let files = files(&kubeconfig);
-        let client = client(Some(&kubeconfig), patience).await?;
+        let client = client(Some(&kubeconfig), timeout).await?;
         let client =
             client.with_context(|| format!("{} names no API server", kubeconfig.display()))?;
-        Ok(Connection { kubeconfig, files, client, patience, failed: None })
+        Ok(Connection { kubeconfig, files, client, timeout, failed: None })
     }
 
     /// Who asks. Where renewed credentials can't be used, it is asked with the old ones, and they are tried again.
@@ -98,7 +98,7 @@ impl Connection {
         let is_due = self.failed.is_none_or(|failed| failed.elapsed() > AGAIN);
         if is_due && self.files.iter().any(|(path, known)| identity_behind(path) != *known) {
             let now = files(&self.kubeconfig);
-            match client(Some(&self.kubeconfig), self.patience).await {
+            match client(Some(&self.kubeconfig), self.timeout).await {
                 Ok(client) => {
                     self.client = client.unwrap_or_else(|| self.client.clone());
                     self.files = now;
@@ -127,18 +127,15 @@ fn files(kubeconfig: &Path) -> Files {
     paths.into_iter().map(|path| (path.clone(), identity_behind(&path))).collect()
 }
 
-/// Who asks the API server that [`api_server`] finds, each question to which takes `patience` at most.
+/// Who asks the API server that [`api_server`] finds, each question to which takes `timeout` at most.
 ///
 /// # Errors
 ///
 /// Where it is named, and can't be read.
-pub(crate) async fn client(
-    kubeconfig: Option<&Path>,
-    patience: Duration,
-) -> Result<Option<Client>> {
+pub(crate) async fn client(kubeconfig: Option<&Path>, timeout: Duration) -> Result<Option<Client>> {
     let Some(mut config) = api_server(kubeconfig).await? else { return Ok(None) };
-    config.connect_timeout = Some(patience);
-    config.read_timeout = Some(patience);
+    config.connect_timeout = Some(timeout);
+    config.read_timeout = Some(timeout);
     Ok(Some(Client::try_from(config).context("the API server can't be asked")?))
 }
 

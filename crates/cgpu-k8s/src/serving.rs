@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
-use crate::cluster::PATIENCE;
+use crate::cluster::TIMEOUT;
 use crate::server::client;
 use crate::turn::Turn;
 
@@ -99,7 +99,7 @@ pub(crate) async fn require(root: &Path, args: &EngineArgs, plugin: Option<&Path
         DevicePluginClient::new(channel).get_device_plugin_options(api::Empty {}).await?;
         anyhow::Ok(())
     };
-    let answered = timeout(PATIENCE, asked).await.context("no answer in time").flatten();
+    let answered = timeout(TIMEOUT, asked).await.context("no answer in time").flatten();
     answered.with_context(|| format!("the device plugin does not answer at {}", socket.display()))
 }
 
@@ -124,12 +124,12 @@ pub(crate) async fn restart_in_turn(
     }
     let engine = &args.engine;
     let node = std::env::var("NODE_NAME").context("the environment lacks NODE_NAME")?;
-    let client = client(None, PATIENCE)
+    let client = client(None, TIMEOUT)
         .await?
         .context("the pod has no service account to ask for a lease by")?;
     let turn = Turn { lease: LEASE, namespace, seconds: LEASE_SECONDS };
     let (mut has, ended) = turn.stand(client.clone(), &node).await?;
-    match timeout(PATIENCE, has.wait_for(|has| *has)).await {
+    match timeout(TIMEOUT, has.wait_for(|has| *has)).await {
         Ok(had) => drop(had.context("the lease can't be had")?),
         Err(_) => println!(
             "another node's {engine} is being restarted; which one says: kubectl -n {namespace} get lease {LEASE}"
@@ -161,7 +161,7 @@ pub(crate) async fn restart_in_turn(
         _ = ends.recv() => Err(anyhow!("told to end while {engine} was to be restarted")),
     };
     drop(has);
-    let _ = timeout(PATIENCE, ended).await; // it ends by itself otherwise
+    let _ = timeout(TIMEOUT, ended).await; // it ends by itself otherwise
     done?;
     println!("{engine} makes containers by cgpu");
     Ok(())

@@ -82,8 +82,8 @@ impl Uses {
     pub fn set(&mut self, reported: BTreeMap<u32, Use>, asked: Duration) {
         self.given.retain(|index, given| {
             given.is_reported |= reported.get(index) == Some(&given.what);
-            let patience = if given.is_reported { MOMENT } else { UNTOLD };
-            asked.saturating_sub(given.since) < patience
+            let timeout = if given.is_reported { MOMENT } else { UNTOLD };
+            asked.saturating_sub(given.since) < timeout
         });
         self.reported = reported;
     }

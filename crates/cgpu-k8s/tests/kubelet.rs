@@ -31,7 +31,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use tower::service_fn;
 
 /// How long a fact may take to come true, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 const MEM: &str = "aliyun.com/gpu-mem";
 
@@ -221,7 +221,7 @@ impl Node {
 }
 
 fn eventually(is_so: impl Fn() -> bool) -> bool {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !is_so() {
         if Instant::now() > until {
             return false;
@@ -267,7 +267,7 @@ fn the_kubelet_is_told_of_every_gpu_s_own_memory_and_a_container_gets_one_gpu_s(
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24), gpu(2, 16)]));
     let kubelet = node.kubelet();
     node.start(&[]);
-    let registered = kubelet.recv_timeout(PATIENCE).unwrap();
+    let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(
         (&*registered.version, &*registered.resource_name),
         ("v1beta1", "aliyun.com/gpu-mem")
@@ -328,7 +328,7 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
     let mut node = Node::new(&json!([lost, gpu(1, 24)]));
     let kubelet = node.kubelet();
     node.start(&["--disable-isolation"]);
-    let registered = kubelet.recv_timeout(PATIENCE).unwrap();
+    let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
     let mut client = node.client(&registered.endpoint);
     let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
     let mut next = || node.runtime.block_on(list.message()).unwrap().unwrap();
@@ -350,7 +350,7 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
     // A hangup has it make itself known again, at the same socket; the same complaint isn't repeated.
     let hangup = ["-HUP".to_owned(), node.plugin.as_ref().unwrap().id().to_string()];
     assert!(Command::new("kill").args(hangup).status().unwrap().success());
-    assert_eq!(kubelet.recv_timeout(PATIENCE).unwrap(), registered);
+    assert_eq!(kubelet.recv_timeout(TIMEOUT).unwrap(), registered);
     let again = node.runtime.block_on(client.allocate(allocate(&ids))).unwrap().into_inner();
     let but_token = |answer: &AllocateResponse| {
         let mut variables = answer.container_responses[0].envs.clone();
@@ -371,7 +371,7 @@ fn a_gpu_that_the_driver_calls_broken_is_not_given_out_until_it_is_mended() {
     node.report("0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.");
     node.report("0000:3c:00): 31, pid=7, name=python, Ch 00000008, MMU Fault");
     node.start(&[]);
-    let registered = kubelet.recv_timeout(PATIENCE).unwrap();
+    let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
     let mut client = node.client(&registered.endpoint);
     let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
     until(&node.runtime, &mut list, &["07c"]);
@@ -396,7 +396,7 @@ fn a_kubelet_that_begins_anew_is_told_anew_and_one_that_comes_later_is_waited_fo
     assert!(eventually(|| node.log().contains("there is no kubelet yet")));
     for _ in 0..3 {
         let kubelet = node.kubelet();
-        let registered = kubelet.recv_timeout(PATIENCE).unwrap();
+        let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
         let mut client = node.client(&registered.endpoint);
         let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
         let reported = node.runtime.block_on(list.message()).unwrap().unwrap();
@@ -426,8 +426,8 @@ fn a_gpu_is_shared_or_a_container_s_as_a_whole_and_never_both() {
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24), gpu(2, 16)]));
     let (memory, whole) = node.kubelet_of_both();
     node.start(&[]);
-    let memory = memory.recv_timeout(PATIENCE).unwrap();
-    let whole = whole.recv_timeout(PATIENCE).unwrap();
+    let memory = memory.recv_timeout(TIMEOUT).unwrap();
+    let whole = whole.recv_timeout(TIMEOUT).unwrap();
     assert_eq!((&*whole.endpoint, &*whole.resource_name), ("cgpu-gpu-whole.sock", WHOLE));
     let (mut shared, mut whole) = (node.client(&memory.endpoint), node.client(&whole.endpoint));
     let mut units = node.runtime.block_on(shared.list_and_watch(Empty {})).unwrap().into_inner();
@@ -478,8 +478,8 @@ fn a_gpu_is_shared_or_a_container_s_as_a_whole_and_never_both() {
     plugin.wait().unwrap();
     let (memory, whole) = node.kubelet_of_both();
     node.start(&[]);
-    let mut shared = node.client(&memory.recv_timeout(PATIENCE).unwrap().endpoint);
-    let mut whole = node.client(&whole.recv_timeout(PATIENCE).unwrap().endpoint);
+    let mut shared = node.client(&memory.recv_timeout(TIMEOUT).unwrap().endpoint);
+    let mut whole = node.client(&whole.recv_timeout(TIMEOUT).unwrap().endpoint);
     let mut units = node.runtime.block_on(shared.list_and_watch(Empty {})).unwrap().into_inner();
     let mut gpus = node.runtime.block_on(whole.list_and_watch(Empty {})).unwrap().into_inner();
     until(&node.runtime, &mut units, &[first]);

@@ -15,7 +15,7 @@ use crate::generated::older_cri::runtime_service_client::RuntimeServiceClient as
 use crate::kubelet::connect;
 
 /// How long an engine may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The engine that makes this node's containers for the kubelet.
 #[derive(Debug, Clone)]
@@ -69,7 +69,7 @@ impl Engine {
             };
             anyhow::Ok(Runtimes::of(&answer?.into_inner()))
         };
-        let answer = match timeout(PATIENCE, asked).await {
+        let answer = match timeout(TIMEOUT, asked).await {
             Ok(answer) => answer,
             Err(late) => Err(late.into()),
         };

@@ -15,7 +15,7 @@ use crate::api::{ListPodResourcesRequest, ListPodResourcesResponse};
 use crate::pod_resources_lister_client::PodResourcesListerClient;
 
 /// How long the kubelet may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most bytes of its answer that are taken: more than the 4 MiB of gRPC, as all units of a node may be told,
 /// each with its pod.
@@ -46,7 +46,7 @@ impl Kubelet {
                 PodResourcesListerClient::new(channel).max_decoding_message_size(MOST_BYTES);
             Ok(client.list(ListPodResourcesRequest {}).await?.into_inner())
         };
-        let answer: Result<_> = match timeout(PATIENCE, asked).await {
+        let answer: Result<_> = match timeout(TIMEOUT, asked).await {
             Ok(answer) => answer,
             Err(late) => Err(late.into()),
         };
@@ -67,6 +67,6 @@ pub async fn connect(socket: &Path) -> Result<Channel> {
         let socket = socket.clone();
         async move { io::Result::Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
     });
-    let endpoint = Endpoint::from_static("http://kubelet").timeout(PATIENCE);
+    let endpoint = Endpoint::from_static("http://kubelet").timeout(TIMEOUT);
     endpoint.connect_with_connector(connect).await.context("cannot connect")
 }

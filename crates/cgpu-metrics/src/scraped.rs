@@ -21,7 +21,7 @@ use crate::pods::PodGpu;
 use crate::serve::{Asked, BOUNDS, router};
 
 /// How long a program may take to do what it does soon.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Jobs: whether they let our labels stand, and which labels they give the pod that is scraped.
 const JOBS: [(&str, bool, &[&str]); 4] = [
@@ -71,7 +71,7 @@ fn served() -> String {
 
 fn soon<T>(found: impl Fn() -> Option<T>) -> Option<T> {
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < TIMEOUT {
         if let Some(found) = found() {
             return Some(found);
         }
@@ -132,7 +132,7 @@ impl Prometheus {
     fn answer(&self, expression: &str) -> io::Result<String> {
         let expression: String = expression.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let mut stream = TcpStream::connect(&self.address)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         write!(stream, "GET /api/v1/query?query={expression} HTTP/1.0\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;

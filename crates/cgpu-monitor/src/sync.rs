@@ -143,13 +143,13 @@ impl Work {
     }
 
     /// Lets no thread begin, has `wake` end the waits of those that wait while they are at work, and waits until none is
-    /// at work. `false` if one still is after `patience`: then the pause is over.
-    pub(crate) fn pause(&self, patience: Duration, wake: impl FnOnce()) -> bool {
+    /// at work. `false` if one still is after `timeout`: then the pause is over.
+    pub(crate) fn pause(&self, timeout: Duration, wake: impl FnOnce()) -> bool {
         self.is_paused.store(true, Ordering::SeqCst);
         wake();
         let began = Instant::now();
         while self.at_work.load(Ordering::SeqCst) > 0 {
-            if began.elapsed() >= patience {
+            if began.elapsed() >= timeout {
                 self.resume();
                 return false;
             }

@@ -25,7 +25,7 @@ use thiserror::Error;
 const FRESH: Duration = Duration::from_millis(100);
 
 /// How long somebody may take to read an answer, or to give one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections at once.
 const MOST: usize = 32;
@@ -101,7 +101,7 @@ pub(crate) enum SocketError {
 pub(crate) fn ask(path: &Path) -> Result<Snapshot, SocketError> {
     let unanswered = |source| SocketError::Unanswered { path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(unanswered)?;
-    stream.set_read_timeout(Some(PATIENCE)).map_err(unanswered)?;
+    stream.set_read_timeout(Some(TIMEOUT)).map_err(unanswered)?;
     let mut text = Vec::new();
     Read::by_ref(&mut stream).take(MOST_BYTES).read_to_end(&mut text).map_err(unanswered)?;
     if text.is_empty() {
@@ -211,7 +211,7 @@ impl<L: FnMut() -> anyhow::Result<Snapshot>> Server<L> {
                 }
             }
         };
-        if stream.set_write_timeout(Some(PATIENCE)).is_ok() {
+        if stream.set_write_timeout(Some(TIMEOUT)).is_ok() {
             // Who doesn't read has gone.
             let _ = stream.write_all(&text);
         }

@@ -18,7 +18,7 @@ use procfs::process::Process;
 pub(crate) const SOURCE: &str = "cgpu-tree";
 
 /// How long a tree may take to say that somebody serves it.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long who served a tree may take to end once it is unmounted.
 const LEAVING: Duration = Duration::from_secs(10);
@@ -156,5 +156,5 @@ fn is_served(dir: &Path) -> bool {
     std::thread::spawn(move || reports.send(fs::read(file)));
     let gone = [Errno::ENOTCONN, Errno::ECONNABORTED].map(|errno| errno as i32);
     let is_gone = |error: &io::Error| error.raw_os_error().is_some_and(|is| gone.contains(&is));
-    !matches!(reported.recv_timeout(PATIENCE), Ok(Err(error)) if is_gone(&error))
+    !matches!(reported.recv_timeout(TIMEOUT), Ok(Err(error)) if is_gone(&error))
 }

@@ -10,7 +10,7 @@ use cgpu_monitor::gate::launch::MonitorDir;
 use cgpu_monitor::gate::wire::{Answer, LastSeen, Question};
 
 /// How long all of them may take. One that hangs holds a look up no longer; the next look asks another.
-const PATIENCE: Duration = Duration::from_millis(50);
+const TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Takes note of what each of these containers, by short id, had lately of the GPUs, given by index and UUID.
 /// A GPU that none of them uses is left out, and so is one that the monitor doesn't answer for.
@@ -30,7 +30,7 @@ pub fn note_held(
         .collect();
     let questions: Vec<_> =
         asked.iter().map(|(_, socket, question)| (&**socket, question)).collect();
-    let answers = ask_all(&questions, PATIENCE);
+    let answers = ask_all(&questions, TIMEOUT);
     let known = asked.iter().zip(answers).filter_map(|((index, ..), answer)| match answer? {
         Answer::LastSeen(last_seen) => Some((*index, last_seen)),
         _ => None,

@@ -28,7 +28,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_NICE: u32 = 23;
 
 /// How long a caller may take to block after it sent its request.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The thread that makes a call.
 #[derive(Debug, Clone, Copy)]
@@ -161,7 +161,7 @@ impl Caller {
 
     /// The argument of the ioctl that it is blocked in.
     pub(crate) fn ioctl_argument(self, cmd: u32) -> Option<u64> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let text = fs::read_to_string(self.proc("syscall")).ok()?;
             let words: Vec<u64> = text

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const TOTAL_BYTES: u64 = 1024 * MIB;
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A simulation of two GPUs, and a place for files.
 struct Host {
@@ -120,13 +120,13 @@ impl Host {
 
     fn finish(&self, mut program: Program) -> Said {
         let mut child = program.0.take().unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while child.try_wait().unwrap().is_none() {
             if Instant::now() > deadline {
                 // Whoever hangs in a call can't be killed before it is released.
                 self.sim.fault("clear".parse().unwrap());
                 program.0 = Some(child);
-                panic!("it takes longer than {PATIENCE:?}");
+                panic!("it takes longer than {TIMEOUT:?}");
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -137,7 +137,7 @@ impl Host {
 
     #[track_caller]
     fn until(&self, what: &str, holds: impl Fn(&State) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !holds(&self.sim.state()) {
             assert!(Instant::now() < deadline, "{what}: {:#?}", self.sim.state());
             std::thread::sleep(Duration::from_millis(2));

@@ -25,7 +25,7 @@ use cgpu_host::registry::{Record, RegistryError};
 
 /// How long NVIDIA's driver may take. It opens each GPU when it is asked first, which takes a second
 /// or more where nothing keeps them open.
-const DRIVER_PATIENCE: Duration = Duration::from_secs(5);
+const DRIVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether processes are shown by their names, too, which are read one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub fn collect_records(
         })
         .collect();
     let driver = match driver {
-        Some(driver) => driver.usage(DRIVER_PATIENCE),
+        Some(driver) => driver.usage(DRIVER_TIMEOUT),
         None => DriverUsage::default(),
     };
     gaps.extend(driver.gap.clone());

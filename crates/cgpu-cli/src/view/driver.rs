@@ -98,8 +98,8 @@ impl Driver {
         Driver { ask, answers, owes: false }
     }
 
-    /// What the driver says now, if it does within `patience`.
-    pub fn usage(&mut self, patience: Duration) -> DriverUsage {
+    /// What the driver says now, if it does within `timeout`.
+    pub fn usage(&mut self, timeout: Duration) -> DriverUsage {
         // The answer to an earlier question is of then.
         if self.owes && self.answers.try_recv().is_ok() {
             self.owes = false;
@@ -108,7 +108,7 @@ impl Driver {
             return DriverUsage::without("the thread that asks NVIDIA's driver has ended");
         }
         self.owes = true;
-        let Ok(reported) = self.answers.recv_timeout(patience) else {
+        let Ok(reported) = self.answers.recv_timeout(timeout) else {
             return DriverUsage::without(
                 "NVIDIA's driver does not answer: utilisation, temperature and power are unknown; \
                  see whether `nvidia-smi` works",

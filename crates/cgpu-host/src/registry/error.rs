@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::LOCK_PATIENCE;
+use super::LOCK_TIMEOUT;
 
 /// Why the registry can't be used.
 #[derive(Debug, Error)]
@@ -52,7 +52,7 @@ pub enum RegistryError {
         found: String,
     },
     /// Somebody holds the lock.
-    #[error("state directory: {} is locked for more than {} s; see who holds it with `fuser {}`", path.display(), LOCK_PATIENCE.as_secs(), path.display())]
+    #[error("state directory: {} is locked for more than {} s; see who holds it with `fuser {}`", path.display(), LOCK_TIMEOUT.as_secs(), path.display())]
     Locked {
         /// The lock's file.
         path: PathBuf,

@@ -48,7 +48,7 @@ use index::{Entry, Life};
 use look::World;
 
 /// How long to wait for the lock; a create holds it for less than a millisecond.
-const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many processes a quick look compares by their start time, too.
 const CLOSE_LOOKS: usize = 4;
@@ -156,7 +156,7 @@ impl Registry {
             .mode(0o600)
             .open(&path)
             .map_err(failed("cannot open", &path))?;
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         let mut pause = Duration::from_micros(100);
         loop {
             match lock.try_lock() {

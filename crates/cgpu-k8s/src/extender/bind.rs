@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::fleet::{Fleet, Reservation, Seeker};
 use super::lead::Leadership;
 use super::protocol::BindArgs;
-use crate::cluster::{PATIENCE, Refused, annotate, in_time};
+use crate::cluster::{Refused, TIMEOUT, annotate, in_time};
 use crate::written::{ASSUME_TIME, CORE_ALLOCATION, Words, sum, words};
 
 /// Why nothing is known of the fleet.
@@ -86,7 +86,7 @@ impl Binder {
 
     /// Where the replica listens that serves, if it is another one.
     pub(crate) async fn leader(&self) -> Result<Option<SocketAddr>> {
-        self.leadership.leader(PATIENCE).await
+        self.leadership.leader(TIMEOUT).await
     }
 
     /// Asks the fleet, or tells it something.
@@ -97,7 +97,7 @@ impl Binder {
     /// Binds a pod, and tells which GPUs it has.
     pub(crate) async fn bind(&self, args: &BindArgs) -> Result<String> {
         let _busy = Busy::begin(&self.busy, &args.pod_uid)?;
-        self.leadership.require(PATIENCE).await?;
+        self.leadership.require(TIMEOUT).await?;
         let pods = Api::<Pod>::namespaced(self.client.clone(), &args.pod_namespace);
         let pod = in_time(async { Ok(pods.get(&args.pod_name).await?) })
             .await

@@ -43,9 +43,9 @@ impl Leadership {
 
     /// Makes sure that this replica serves, and for so long yet. The API server is asked: between two
     /// renewals the lease may have become another's.
-    pub(crate) async fn require(&self, patience: Duration) -> Result<()> {
+    pub(crate) async fn require(&self, timeout: Duration) -> Result<()> {
         let Leadership::ByLease { leases, identity } = self else { return Ok(()) };
-        let holder = holder(leases, patience, 3 * patience).await?;
+        let holder = holder(leases, timeout, 3 * timeout).await?;
         ensure!(
             holder.as_ref() == Some(identity),
             "another replica of cgpu-scheduler-extender has the lease, or nobody has; try again"
@@ -54,9 +54,9 @@ impl Leadership {
     }
 
     /// Where the replica listens that has the lease, if it is another one and says that.
-    pub(crate) async fn leader(&self, patience: Duration) -> Result<Option<SocketAddr>> {
+    pub(crate) async fn leader(&self, timeout: Duration) -> Result<Option<SocketAddr>> {
         let Leadership::ByLease { leases, identity } = self else { return Ok(None) };
-        let holder = holder(leases, patience, Duration::ZERO).await?;
+        let holder = holder(leases, timeout, Duration::ZERO).await?;
         Ok(holder.filter(|holder| holder != identity).and_then(|holder| holder.parse().ok()))
     }
 }
@@ -64,10 +64,10 @@ impl Leadership {
 /// Who has the lease, for so long yet.
 async fn holder(
     leases: &Api<Lease>,
-    patience: Duration,
+    timeout: Duration,
     needed: Duration,
 ) -> Result<Option<String>> {
-    let asked = tokio::time::timeout(patience, leases.get(LEASE));
+    let asked = tokio::time::timeout(timeout, leases.get(LEASE));
     let lease = asked.await.context("the API server does not tell who has the lease")?;
     let spec = lease.context("who has the lease can't be read")?.spec.unwrap_or_default();
     let seconds = spec.lease_duration_seconds.unwrap_or_default();

@@ -29,7 +29,7 @@ use crate::server::extender;
 const MOST_ASKED_BYTES: usize = 8 << 20;
 
 /// How long another replica may take to answer: it asks the API server four times at most.
-const LEADER_PATIENCE: Duration = Duration::from_secs(20);
+const LEADER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What a client without a certificate is answered.
 const UNCERTIFIED: &str = "cgpu-scheduler-extender answers this to clients with a certificate that its --client-ca has signed; \
@@ -198,8 +198,8 @@ async fn ask(
     let scheme = if credentials.is_some() { "https" } else { "http" };
     let pem = credentials.as_ref().map(|credentials| &credentials.pem);
     let mut config = extender(format!("{scheme}://{leader}").parse()?, pem)?;
-    config.connect_timeout = Some(LEADER_PATIENCE);
-    config.read_timeout = Some(LEADER_PATIENCE);
+    config.connect_timeout = Some(LEADER_TIMEOUT);
+    config.read_timeout = Some(LEADER_TIMEOUT);
     let client = kube::Client::try_from(config).context("the other replica can't be asked")?;
     let question = axum::http::Request::builder()
         .method(parts.method)

@@ -46,7 +46,7 @@ const SUPPORT_THREADS: [NamedThread; 3] = [
 const LOOK: Duration = Duration::from_micros(400);
 
 /// Looks in a row without a call after which the watcher sleeps.
-const PATIENCE: u32 = 20;
+const TIMEOUT: u32 = 20;
 
 /// A thread's name, and its function.
 type NamedThread = (&'static str, fn(&Arc<Monitor>));
@@ -386,7 +386,7 @@ impl Workers {
             let is_idle = seen.iter().all(|busy| *busy == 0);
             quiet = if is_idle && now == calls { quiet + 1 } else { 0 };
             calls = now;
-            if quiet > PATIENCE {
+            if quiet > TIMEOUT {
                 quiet = 0;
                 self.sleep();
             }
@@ -471,8 +471,8 @@ mod tests {
             }
         };
         let call = workers.begin(0);
-        let patience = Duration::from_secs(600);
-        assert_eq!(taken.recv_timeout(patience).unwrap(), (0, Watch::Watched));
+        let timeout = Duration::from_secs(600);
+        assert_eq!(taken.recv_timeout(timeout).unwrap(), (0, Watch::Watched));
         assert!(!workers.end(0, call), "another thread has it");
     }
 
@@ -482,8 +482,8 @@ mod tests {
         for (queue, watch) in [(1, Watch::Watched), (2, Watch::Unwatched)] {
             needed.fetch_add(1, Ordering::SeqCst);
             workers.call();
-            let patience = Duration::from_secs(600);
-            assert_eq!(taken.recv_timeout(patience).unwrap(), (queue, watch));
+            let timeout = Duration::from_secs(600);
+            assert_eq!(taken.recv_timeout(timeout).unwrap(), (queue, watch));
         }
         // One that is still needed isn't given up; one that isn't is free for the next thread.
         assert!(!workers.give_up(2, || true));

@@ -99,9 +99,9 @@ pub(crate) fn set_slices_forever(monitor: &Arc<Monitor>) {
         begin_turns(monitor);
         let again_ms = (!is_whole).then_some(retry_ms);
         retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
-        let patience = look_ms.into_iter().chain(again_ms).min();
+        let timeout = look_ms.into_iter().chain(again_ms).min();
         drop(at_work);
-        monitor.shares.changed.wait(patience.map(|ms| Duration::from_millis(ms.into())));
+        monitor.shares.changed.wait(timeout.map(|ms| Duration::from_millis(ms.into())));
     }
 }
 

@@ -21,7 +21,7 @@ use nvrm::usage;
 const MOST_BYTES: u64 = 4096;
 
 /// How long a connection may be silent before it is closed.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Answers the questions of a connection until it ends. One that asks for an update is put into `updates`.
 pub(crate) fn answer_questions(
@@ -34,8 +34,8 @@ pub(crate) fn answer_questions(
     if !peer::may_ask(&stream) {
         return;
     }
-    let timeouts = stream.set_read_timeout(Some(PATIENCE));
-    if timeouts.and(stream.set_write_timeout(Some(PATIENCE))).is_err() {
+    let timeouts = stream.set_read_timeout(Some(TIMEOUT));
+    if timeouts.and(stream.set_write_timeout(Some(TIMEOUT))).is_err() {
         return;
     }
     let Ok(reader) = stream.try_clone() else { return };

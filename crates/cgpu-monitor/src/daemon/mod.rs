@@ -362,9 +362,9 @@ impl Daemon {
         events.extend(connections.map(|(at, socket)| (Wakeup::Connection(at), socket)));
         events.extend(self.runtimes.launcher().map(|launcher| (Wakeup::Launcher, launcher)));
         events.push((Wakeup::Thread, self.wake.descriptor()));
-        let mut patience = self.patience();
+        let mut timeout = self.timeout();
         let due = self.service.as_ref().and_then(|service| service.status_writer.due_in());
-        patience = patience.into_iter().chain(due).min();
+        timeout = timeout.into_iter().chain(due).min();
         events.extend(listeners.iter().map(|of| (Wakeup::HungUp(of.number()), of.descriptor())));
         // Poll always tells of a hang-up. Once there are threads for calls, they receive the calls.
         let calls = if self.has_call_threads() { PollFlags::empty() } else { PollFlags::POLLIN };
@@ -374,7 +374,7 @@ impl Daemon {
         let mut polled: Vec<PollFd<'_>> = polled.collect();
         // A poll ends up to a millisecond early.
         let timeout =
-            patience.map(|patience| PollTimeout::try_from(patience + Duration::from_millis(1)));
+            timeout.map(|timeout| PollTimeout::try_from(timeout + Duration::from_millis(1)));
         match poll(&mut polled, timeout.transpose().unwrap_or(None).unwrap_or(PollTimeout::NONE)) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             // For want of memory, or of descriptors by a limit that is lower now: this is tried again.
@@ -391,7 +391,7 @@ impl Daemon {
     }
 
     /// How long the first thread may wait at most; `None` if nothing is due by itself.
-    fn patience(&self) -> Option<Duration> {
+    fn timeout(&self) -> Option<Duration> {
         let looks = self.runtimes.needs_ticks() || self.end_requested.is_some();
         let starts = match self.service.as_ref().map(|service| service.calls.call_threads()) {
             None => Some(self.serves_at.saturating_duration_since(Instant::now())),

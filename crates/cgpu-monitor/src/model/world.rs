@@ -31,7 +31,7 @@ use crate::uvm::{ScanTimes, scan_files};
 const BOXES: usize = 3;
 
 /// How long [`World::scan`] looks for files that no program has any more.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A container with its monitor, on GPUs in memory.
 pub(crate) struct World {
@@ -194,7 +194,7 @@ impl World {
     /// Lets time pass until the monitor has found all files that no program has any more.
     pub(crate) fn scan(&self) {
         let begun = Instant::now();
-        while self.retained_files() > 0 && begun.elapsed() < PATIENCE {
+        while self.retained_files() > 0 && begun.elapsed() < TIMEOUT {
             self.rest();
             self.time_passes();
             scan_exports(&self.monitor());

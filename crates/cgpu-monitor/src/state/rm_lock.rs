@@ -110,8 +110,8 @@ impl RmLock {
             let state = self.state.lock();
             state.current.is_some() && state.current == state.hanging
         };
-        let patience = if still_hanging { Duration::ZERO } else { MONITOR_WAIT };
-        let entered = self.enter_in_turn(Comes::First, patience, || false);
+        let timeout = if still_hanging { Duration::ZERO } else { MONITOR_WAIT };
+        let entered = self.enter_in_turn(Comes::First, timeout, || false);
         if entered.is_none() {
             let mut state = self.state.lock();
             state.hanging = state.current;

@@ -18,7 +18,7 @@ use nvrm::number::NV_ERR_BUSY_RETRY;
 use nvrm::{Answer, uvm};
 
 /// How long a call waits while the same other initialization is underway.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often a call that waits looks whether the other initialization is over.
 const LOOK: Duration = Duration::from_millis(1);
@@ -97,7 +97,7 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
         if since.0 != in_progress {
             since = (in_progress, Instant::now());
         }
-        if since.1.elapsed() >= PATIENCE {
+        if since.1.elapsed() >= TIMEOUT {
             return Err(case.deny(&RefusalReason::UvmBusy));
         }
         std::thread::sleep(LOOK);

@@ -27,11 +27,11 @@ use nvrm::number::{NV_ERR_ILLEGAL_ACTION, NV_ERR_INVALID_DEVICE, NV_OK};
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After a search, ticks and deaths begin no search for this many times as long as the search took. A call that would
-/// be refused waits for that time too, but no longer than [`PATIENCE`].
+/// be refused waits for that time too, but no longer than [`TIMEOUT`].
 const REST: u32 = 4;
 
 /// The longest wait, of a call that would be refused, for the time when a search may begin.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How many searches in a row must not find a file: a process that had the file may have forked, and ended, during one
 /// search.
@@ -113,7 +113,7 @@ pub(crate) fn scan_files(monitor: &Monitor, occasion: Occasion) {
     let mut missed: Vec<_> = files.into_iter().filter(|file| needs_search(file)).collect();
     if !missed.is_empty() {
         let wait = times.soonest.map(|at| at.saturating_duration_since(Instant::now()));
-        std::thread::sleep(wait.unwrap_or_default().min(PATIENCE));
+        std::thread::sleep(wait.unwrap_or_default().min(TIMEOUT));
     }
     let begun = Instant::now();
     for _ in 0..LOOKS {

@@ -34,7 +34,7 @@ pub(crate) enum Mode {
 }
 
 /// How long an answer is waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The same once one didn't come.
 const IMPATIENCE: Duration = Duration::from_millis(500);
@@ -224,9 +224,9 @@ pub(crate) fn ask(
         };
         let _ = answers.send(done);
     });
-    let patience = if patient { PATIENCE } else { IMPATIENCE };
-    let hung = Answer { outcome: Outcome::Hung(true), took: patience, params: Vec::new() };
-    answer.recv_timeout(patience).unwrap_or(hung)
+    let timeout = if patient { TIMEOUT } else { IMPATIENCE };
+    let hung = Answer { outcome: Outcome::Hung(true), took: timeout, params: Vec::new() };
+    answer.recv_timeout(timeout).unwrap_or(hung)
 }
 
 fn call(file: &OwnedFd, client: u32, object: u32, number: u32, mut params: Vec<u8>) -> Answer {

@@ -33,7 +33,7 @@ use learn::Learner;
 use schedule::Plan;
 
 /// How long a program may take to end when it's asked to.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs a program twice, as `a` and `b`, which says a line with "computing" when it computes and ends
 /// at SIGTERM. Prints as JSON when what was asked of the driver, and what it answered.
@@ -188,7 +188,7 @@ fn end(programs: &[Pid]) -> Vec<String> {
     for program in programs {
         let _ = kill(*program, Signal::SIGTERM);
     }
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let how = |program: &Pid| {
         loop {
             match waitpid(*program, Some(WaitPidFlag::WNOHANG)) {

@@ -49,7 +49,7 @@ const THEIR_HANDLES: u32 = 0xa100_0000;
 const ROUNDS: usize = 51;
 
 /// How long a figure may take to follow.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Longest that objects are made for `figures`.
 const LONGEST: Duration = Duration::from_secs(40);
@@ -382,7 +382,7 @@ fn pins(place: &Place) -> anyhow::Result<Value> {
             // The other's block shows at first.
             let seen = [has(both[0]) + BLOCK_BYTES / MIB, has(both[1])];
             let is_right = seen == [theirs + at_first[0], ours + at_first[1]];
-            if is_right || began.elapsed() > PATIENCE {
+            if is_right || began.elapsed() > TIMEOUT {
                 break (both, is_right);
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -30,7 +30,7 @@ const SMALL_BYTES: u64 = 64 << 10;
 const HUGE_BYTES: u64 = 4 << 30;
 
 /// For so long a race that is always lost is run anew.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// For so long what was won is kept: longer than it may be.
 const STAY: Duration = Duration::from_secs(3);
@@ -124,10 +124,10 @@ fn reached_times(times: u64) {
     }
 }
 
-/// Tries again and again, until it's done or [`PATIENCE`] is over.
+/// Tries again and again, until it's done or [`TIMEOUT`] is over.
 fn persist(mut attempt: impl FnMut() -> bool) {
     let begun = Instant::now();
-    while !attempt() && begun.elapsed() < PATIENCE {}
+    while !attempt() && begun.elapsed() < TIMEOUT {}
 }
 
 /// Takes what may be had, so that whatever is had beside it is too much; the bytes.
