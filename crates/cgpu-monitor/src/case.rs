@@ -361,7 +361,7 @@ pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Early
     let duplicate = case.monitor.targets.duplicate(case.tid(), descriptor, probable);
     let (target, file) = duplicate.map_err(|errno| caller_error(case, errno))?;
     case.target = Some(target);
-    spare_runtime(case)?;
+    ignore_runtime(case)?;
     let device = Device::of(&case.monitor.settings.nodes, file);
     // The call of a terminal or a disk is not the monitor's to make, and it may not continue: its descriptor could be
     // another file by then.
@@ -384,7 +384,7 @@ pub(crate) fn caller_error(case: &Case<'_>, errno: Errno) -> EarlyReply {
 }
 
 /// Lets the call continue where the runtime or one of its hooks makes it on the host: it is none of the container's.
-pub(crate) fn spare_runtime(case: &Case<'_>) -> Result<(), EarlyReply> {
+pub(crate) fn ignore_runtime(case: &Case<'_>) -> Result<(), EarlyReply> {
     match &case.target {
         Some(target) if target.is_of_runtime => Err(Reply::Continue),
         _ => Ok(()),

@@ -111,13 +111,13 @@ fn of_one<'a>(
     while retained < more.len() {
         // The most important of them first.
         let at = more.len() - 1 - retained;
-        let spared: Vec<&Holder> = more
+        let reprieved: Vec<&Holder> = more
             .iter()
             .enumerate()
             .filter_map(|(index, holder)| (index != at).then_some(*holder))
             .collect();
-        if has_room(&[already.clone(), spared.clone()].concat()) {
-            more = spared;
+        if has_room(&[already.clone(), reprieved.clone()].concat()) {
+            more = reprieved;
         } else {
             retained += 1;
         }

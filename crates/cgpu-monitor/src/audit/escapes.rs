@@ -235,8 +235,8 @@ fn meet(
     let holder = Holder { pid: pid.cast_signed(), program: name.to_owned() };
     match consequence {
         // Where it has GPUs of its own, it is no business of this container's.
-        Consequence::Spared if !is_of_host => return None,
-        Consequence::Spared | Consequence::ContainerEnds => {}
+        Consequence::Ignored if !is_of_host => return None,
+        Consequence::Ignored | Consequence::ContainerEnds => {}
         Consequence::Killed => {
             let event = described(Event::killed_outside(), pid.cast_signed());
             pidfd_send_signal(&pidfd, Signal::KILL).ok()?;

@@ -59,7 +59,7 @@ pub(crate) struct Target {
 pub(crate) struct Targets {
     known: Lock<HashMap<i32, Arc<Target>>>,
     /// The host's mount namespace, where calls from there don't count as the container's.
-    spared: Option<MountNamespace>,
+    ignored: Option<MountNamespace>,
 }
 
 /// A mount namespace, by the device and inode of its file.
@@ -94,8 +94,8 @@ impl Targets {
     /// No thread is known yet. `spares_host` is
     /// [`Settings::spares_host`](crate::gate::settings::Settings::spares_host).
     pub(crate) fn new(spares_host: bool) -> io::Result<Self> {
-        let spared = spares_host.then(|| mount_namespace("self")).transpose()?;
-        Ok(Targets { known: Lock::default(), spared })
+        let ignored = spares_host.then(|| mount_namespace("self")).transpose()?;
+        Ok(Targets { known: Lock::default(), ignored })
     }
 
     /// The thread that has `tid` now.
@@ -125,11 +125,11 @@ impl Targets {
     }
 
     fn open_and_remember(&self, tid: i32) -> Result<Arc<Target>, Errno> {
-        let opened = match Target::open(tid, self.spared) {
+        let opened = match Target::open(tid, self.ignored) {
             Err(Errno::EMFILE | Errno::ENFILE) => {
                 // Remembered threads only save time, and each holds a descriptor.
                 self.known.lock().clear();
-                Target::open(tid, self.spared)
+                Target::open(tid, self.ignored)
             }
             opened => opened,
         };
@@ -182,7 +182,7 @@ fn is_there(thread_fd: BorrowedFd<'_>) -> bool {
 }
 
 impl Target {
-    fn open(tid: i32, spared: Option<MountNamespace>) -> Result<Self, Errno> {
+    fn open(tid: i32, ignored: Option<MountNamespace>) -> Result<Self, Errno> {
         let errno = |error: io::Error| match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
             Errno::ENOENT | Errno::UnknownErrno => Errno::ESRCH,
             errno => errno,
@@ -193,7 +193,7 @@ impl Target {
         let pid = status.field("Tgid").and_then(|pid| pid.parse().ok()).ok_or(Errno::ESRCH)?;
         let thread = find(tid)?;
         let process = Process::from(if tid == pid { thread } else { find(pid)? });
-        let is_of_runtime = spared.is_some() && spared == mount_namespace(&tid.to_string()).ok();
+        let is_of_runtime = ignored.is_some() && ignored == mount_namespace(&tid.to_string()).ok();
         let thread_fd = process::Pid::from_raw(tid).ok_or(Errno::ESRCH)?;
         let thread_fd = process::pidfd_open(thread_fd, PIDFD_THREAD);
         // The thread still has the tid, so everything above was found of this one thread.

@@ -27,8 +27,8 @@ use crate::calls::control::control;
 use crate::calls::duplicate::duplicate;
 use crate::calls::groups::enter_passing_channel;
 use crate::case::{
-    Case, EarlyReply, caller_error, continue_other_call, identify, keep_if_unclaimed, note_caller,
-    remember_answer, spare_runtime, write_log,
+    Case, EarlyReply, caller_error, continue_other_call, identify, ignore_runtime,
+    keep_if_unclaimed, note_caller, remember_answer, write_log,
 };
 use crate::decide::{self, Continued, RefusalReason, Verdict};
 use crate::gate::settings::NodeKind;
@@ -133,12 +133,12 @@ fn ioctl(
     if traps::is_escape(request) {
         let target = case.monitor.targets.probable(case.tid());
         case.target = Some(target.map_err(|errno| caller_error(case, errno))?);
-        spare_runtime(case)?;
+        ignore_runtime(case)?;
         let read = read_escape(case, request, argument);
         if let Some(passed) = read.as_ref().ok().and_then(ReadEscape::passes) {
             let target = case.monitor.targets.get(case.tid());
             case.target = Some(target.map_err(|errno| caller_error(case, errno))?);
-            spare_runtime(case)?;
+            ignore_runtime(case)?;
             note_caller(case)?;
             return Ok(case.continued(passed));
         }

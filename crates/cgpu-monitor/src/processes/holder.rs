@@ -33,7 +33,7 @@ pub(crate) struct HolderFacts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Consequence {
     /// Nothing.
-    Spared,
+    Ignored,
     /// It is killed.
     Killed,
     /// It lives, and the container is ended.
@@ -45,9 +45,11 @@ impl HolderFacts {
         let takes_memory = self.has_memory && !self.has_own_file;
         match evidence {
             _ if self.is_of_host && takes_memory => Consequence::Killed,
-            Evidence::OwnMemory if self.is_of_host => Consequence::Spared,
-            Evidence::OwnMemory | Evidence::Unexplained if self.has_own_file => Consequence::Spared,
-            _ if self.is_of_host && self.container_ended => Consequence::Spared,
+            Evidence::OwnMemory if self.is_of_host => Consequence::Ignored,
+            Evidence::OwnMemory | Evidence::Unexplained if self.has_own_file => {
+                Consequence::Ignored
+            }
+            _ if self.is_of_host && self.container_ended => Consequence::Ignored,
             _ if self.is_of_host => Consequence::ContainerEnds,
             _ => Consequence::Killed,
         }
@@ -56,7 +58,7 @@ impl HolderFacts {
 
 #[cfg(test)]
 mod tests {
-    use super::Consequence::{ContainerEnds, Killed, Spared};
+    use super::Consequence::{ContainerEnds, Ignored, Killed};
     use super::Evidence::{ContainerMemory, OwnMemory, Unexplained};
     use super::*;
 
@@ -69,19 +71,19 @@ mod tests {
 
     #[test]
     fn a_program_of_the_host_is_killed_only_for_memory_of_its_own() {
-        assert_eq!(BUS.consequence(OwnMemory), Spared);
+        assert_eq!(BUS.consequence(OwnMemory), Ignored);
         // The memory may be its own, by a client whose maker is dead: the container has to answer for it.
         assert_eq!(BUS.consequence(Unexplained), ContainerEnds);
         assert_eq!(BUS.consequence(ContainerMemory), ContainerEnds);
         let ended = HolderFacts { container_ended: true, ..BUS };
-        assert_eq!(ended.consequence(ContainerMemory), Spared, "there is nothing left to end");
+        assert_eq!(ended.consequence(ContainerMemory), Ignored, "there is nothing left to end");
         for evidence in [OwnMemory, Unexplained, ContainerMemory] {
             assert_eq!(HolderFacts { has_memory: true, ..BUS }.consequence(evidence), Killed);
         }
         // One that opened the driver's files itself may have its memory by these.
         let uses_gpus = HolderFacts { has_memory: true, has_own_file: true, ..BUS };
-        assert_eq!(uses_gpus.consequence(OwnMemory), Spared);
-        assert_eq!(uses_gpus.consequence(Unexplained), Spared);
+        assert_eq!(uses_gpus.consequence(OwnMemory), Ignored);
+        assert_eq!(uses_gpus.consequence(Unexplained), Ignored);
         assert_eq!(uses_gpus.consequence(ContainerMemory), ContainerEnds);
     }
 
@@ -92,8 +94,8 @@ mod tests {
             assert_eq!(other.consequence(evidence), Killed);
         }
         let with_gpu = HolderFacts { has_own_file: true, ..other };
-        assert_eq!(with_gpu.consequence(OwnMemory), Spared);
-        assert_eq!(with_gpu.consequence(Unexplained), Spared);
+        assert_eq!(with_gpu.consequence(OwnMemory), Ignored);
+        assert_eq!(with_gpu.consequence(Unexplained), Ignored);
         assert_eq!(with_gpu.consequence(ContainerMemory), Killed);
     }
 }
