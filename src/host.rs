@@ -58,7 +58,7 @@ impl Host {
     /// The same host with its backend chosen anew, for a program that runs on: the vendor's module may
     /// have been loaded meanwhile.
     #[must_use]
-    pub fn chosen_anew(&self) -> Self {
+    pub fn chosen_again(&self) -> Self {
         Host::new(self.config.clone(), self.config_path.clone())
     }
 
@@ -574,6 +574,6 @@ mod tests {
         let host = Host::new(config, None);
         assert_eq!(host.backend, Kind::Gate);
         std::fs::write(root.path().join("inst_ctl"), "").unwrap();
-        assert_eq!((host.backend, host.chosen_anew().backend), (Kind::Gate, Kind::Km));
+        assert_eq!((host.backend, host.chosen_again().backend), (Kind::Gate, Kind::Km));
     }
 }

@@ -66,7 +66,7 @@ impl Eyes {
             return Ok(Arc::clone(text));
         }
         let mut snapshot =
-            collect(&self.host.chosen_anew(), Processes::Numbered, self.driver.as_mut())?;
+            collect(&self.host.chosen_again(), Processes::Numbered, self.driver.as_mut())?;
         let (creates, unread) = self.creates.count();
         snapshot.gaps.extend(unread.map(|error| format!("cannot read the events: {error}")));
         let given = self.given_to_pods().unwrap_or_else(|error| {

@@ -25,7 +25,7 @@ impl Collector {
     ///
     /// If the host can't be read, or has no such GPU.
     pub(crate) fn collect(&mut self) -> Result<Snapshot> {
-        let found = match collect(&self.host.chosen_anew(), self.processes, self.driver.as_mut()) {
+        let found = match collect(&self.host.chosen_again(), self.processes, self.driver.as_mut()) {
             Err(RegistryError::NotRoot { .. }) => socket::ask(&self.host.config.view.socket)?,
             found => found?,
         };

@@ -118,7 +118,7 @@ impl Shown {
         let gpus = self.known_gpus();
         let gpu = gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
         let registry = self.host.look_at_registry().map_err(|_| Errno::EIO)?;
-        Admission::of(&self.host.chosen_anew())
+        Admission::of(&self.host.chosen_again())
             .gpu_rules(&registry, index, &gpu.uuid)
             .map_err(|_| Errno::EIO)
     }
@@ -127,7 +127,8 @@ impl Shown {
     fn free_weight(&self, index: u32) -> Result<u32, Errno> {
         let on_it: Vec<Record> = self.records().map_err(|_| Errno::EIO)?.to_vec();
         let on_it = on_it.into_iter().filter(|record| has_quota(record, index)).collect();
-        let seen = collect_records(&self.host.chosen_anew(), on_it, &[], Processes::Numbered, None);
+        let seen =
+            collect_records(&self.host.chosen_again(), on_it, &[], Processes::Numbered, None);
         let seen = seen.map_err(|_| Errno::EIO)?;
         let gpu = seen.gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
         gpu.free_weight.ok_or(Errno::EIO)
@@ -178,11 +179,11 @@ impl Shown {
         match request {
             WriteRequest::Gpu(gpu, change) => {
                 let set =
-                    Admission::of(&self.host.chosen_anew()).set_gpu(&gpu.to_string(), *change);
+                    Admission::of(&self.host.chosen_again()).set_gpu(&gpu.to_string(), *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             WriteRequest::DefaultMemory(mib) => {
-                let set = Admission::of(&self.host.chosen_anew()).set_default_memory(*mib);
+                let set = Admission::of(&self.host.chosen_again()).set_default_memory(*mib);
                 set.map_err(|error| (errno(&error), error.to_string()))
             }
             WriteRequest::Container(short_id, change) => {
@@ -195,7 +196,7 @@ impl Shown {
                 if is_so {
                     return Ok(());
                 }
-                let set = Admission::of(&self.host.chosen_anew()).set_of(&record.key, *change);
+                let set = Admission::of(&self.host.chosen_again()).set_of(&record.key, *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
             // Our instances are made by creates, and end with their containers.
@@ -209,7 +210,7 @@ impl Shown {
                     .to_owned(),
             )),
             WriteRequest::Destroy(short_id) => {
-                let collected = Admission::of(&self.host.chosen_anew()).collect();
+                let collected = Admission::of(&self.host.chosen_again()).collect();
                 collected.map_err(|error| (Errno::EIO, error.to_string()))?;
                 match self.record(short_id) {
                     Err(_) => Ok(()),

@@ -204,10 +204,10 @@ mod tests {
             let mut driver = Counts(before.into_iter().map(|handle| ((1, handle), 1)).collect());
             let mut all: Numbered = (0..8).map(|handle| ((1, handle), 0)).collect();
             let mut last = LastTurn::default();
-            for (number, (off, most, anew)) in (1..).zip(turns) {
+            for (number, (off, most, recreated)) in (1..).zip(turns) {
                 // A channel is freed and made again under its name.
-                driver.0.remove(&(1, anew));
-                all.insert((1, anew), number);
+                driver.0.remove(&(1, recreated));
+                all.insert((1, recreated), number);
                 let off = off.into_iter().map(|handle| (1, handle)).collect();
                 driver.switch_channels(&mut last, (&all, &off), most);
                 prop_assert!(driver.0.values().all(|count| *count <= 1), "{:?}", driver.0);

@@ -95,12 +95,12 @@ impl<'w> Program<'w> {
         for (node, file) in program.files.borrow().iter() {
             world.driver.number_for(file, *node, program.process());
         }
-        program.start_anew();
+        program.restart();
         program
     }
 
     /// Makes another client with devices, and goes on with this client. The old client stays.
-    pub(crate) fn start_anew(&self) {
+    pub(crate) fn restart(&self) {
         self.client.set(0);
         self.client.set(self.make(0, 0, NV01_ROOT_CLIENT, &[]).expect("a client"));
         let devices = (0..).zip(0..self.world.gpus()).map(|(instance, _)| {

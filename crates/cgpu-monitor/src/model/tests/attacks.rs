@@ -129,7 +129,7 @@ fn below_a_device_that_was_freed_is_nothing() {
     world.has(0);
     assert!(program.take(program.handle(), MIB).is_err());
     assert!(program.free(handle).is_err() && program.free(name).is_err());
-    program.start_anew();
+    program.restart();
     program.gets_exactly(QUOTA);
     world.ends(&[program]);
 }
@@ -141,7 +141,7 @@ fn a_freed_client_takes_its_own_memory_and_no_others() {
     let program = world.program();
     let first = program.client();
     program.takes(MOST);
-    program.start_anew();
+    program.restart();
     let other = program.takes(30 * MIB);
     assert_eq!(program.take(program.handle(), 20 * MIB), Err(NO_MEMORY));
     assert_eq!(program.free_client(first), Ok(()));
@@ -158,7 +158,7 @@ fn a_name_in_another_client_outlives_the_originals() {
     let world = World::new();
     let program = world.program();
     let (first, original) = (program.client(), program.takes(MOST));
-    program.start_anew();
+    program.restart();
     let name = program.duplicate(program.handle(), (first, original));
     world.has(MOST);
     let name = name.expect("both are the program's");

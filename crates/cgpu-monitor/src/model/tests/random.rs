@@ -27,7 +27,7 @@ enum Does {
     Map { which: usize, place: u64, mib: u64 },
     Unmap { place: u64, mib: u64 },
     FreeRange { place: u64 },
-    Anew,
+    Restarted,
     Die,
     Audit,
     Update,
@@ -63,7 +63,7 @@ fn any_step() -> impl Strategy<Value = RandomStep> {
             .prop_map(|(which, place, mib)| Does::Map { which, place, mib }),
         2 => (place(), mib()).prop_map(|(place, mib)| Does::Unmap { place, mib }),
         1 => place().prop_map(|place| Does::FreeRange { place }),
-        1 => Just(Does::Anew),
+        1 => Just(Does::Restarted),
         1 => Just(Does::Die),
         1 => Just(Does::Audit),
         1 => Just(Does::Update),
@@ -149,8 +149,8 @@ fn play(steps: &[RandomStep]) {
     for RandomStep { program, does, fate } in steps {
         let player = &mut players[*program];
         match does {
-            Does::Anew => {
-                player.program.start_anew();
+            Does::Restarted => {
+                player.program.restart();
                 player.handles.clear();
             }
             Does::Die => {
