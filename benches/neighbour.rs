@@ -110,7 +110,7 @@ enum Gpu<'a> {
 
 /// 99th percentiles of a round's turns, in ns.
 struct Round {
-    nobody: f64,
+    alone: f64,
     gate: f64,
     bare: f64,
 }
@@ -129,8 +129,8 @@ impl Ratios {
     fn of(rounds: &[Round]) -> Self {
         let middle = |ratio: fn(&Round) -> f64| median(rounds.iter().map(ratio).collect());
         Ratios {
-            gate: middle(|round| round.gate / round.nobody),
-            bare: middle(|round| round.bare / round.nobody),
+            gate: middle(|round| round.gate / round.alone),
+            bare: middle(|round| round.bare / round.alone),
             part: middle(|round| round.gate / round.bare),
         }
     }
@@ -389,8 +389,8 @@ impl Bench {
                 reported[which] = self.turn(attackers);
             }
             for (at, rounds) in rounds.iter_mut().enumerate() {
-                let [nobody, gate, bare] = [0, 1, 2].map(|which: usize| reported[which][at]);
-                rounds.push(Round { nobody, gate, bare });
+                let [alone, gate, bare] = [0, 1, 2].map(|which: usize| reported[which][at]);
+                rounds.push(Round { alone, gate, bare });
             }
             ratios = rounds.iter().map(|rounds| Ratios::of(rounds)).collect();
         }

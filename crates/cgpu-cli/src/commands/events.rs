@@ -39,11 +39,11 @@ pub struct Events {
 ///
 /// Where they can't be read, or there is none of that container.
 pub fn run(host: &Host, events: &Events, out: &mut dyn Write) -> Result<()> {
-    until_nobody_reads(print(host, events, out))
+    until_reader_leaves(print(host, events, out))
 }
 
 /// Whoever reads our output may have read enough.
-pub(super) fn until_nobody_reads(done: Result<()>) -> Result<()> {
+pub(super) fn until_reader_leaves(done: Result<()>) -> Result<()> {
     let is_pipe = |error: &anyhow::Error| {
         let error = error.downcast_ref::<io::Error>();
         error.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::events::{self, until_nobody_reads};
+use super::events::{self, until_reader_leaves};
 use cgpu::host::Host;
 use cgpu_host::events::{Event, Filter, Kind, Names, plain};
 use cgpu_host::log::{self, Sink};
@@ -27,7 +27,7 @@ const MOST_LINE_BYTES: u64 = 64 << 10;
 pub fn run(host: &Host, word: &str, out: &mut dyn Write) -> Result<()> {
     let registered = events::registered(host, Some(word))?;
     let registered = registered.as_deref();
-    until_nobody_reads(match Sink::of(&host.config.log) {
+    until_reader_leaves(match Sink::of(&host.config.log) {
         Sink::File(path) => from_file(path, word, registered, out),
         Sink::Journald => from_journald(host, word, registered),
         Sink::None | Sink::Stderr => from_events(host, word, registered, out),

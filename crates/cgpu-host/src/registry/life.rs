@@ -17,7 +17,7 @@ pub(super) enum First {
     /// A process that lives.
     Alive(ProcessId),
     /// Nobody: there is no state, or its process has ended.
-    Nobody,
+    NoProcess,
     /// It can't be read: a container may live by it.
     Unknown,
 }
@@ -42,7 +42,7 @@ pub(super) fn seen(record: Record, facts: &mut impl Facts) -> Record {
     let Holder::Launched { state_file, .. } = &record.holder else { return record };
     match facts.first(state_file) {
         First::Alive(init) => Record { holder: Holder::Active { init: Some(init) }, ..record },
-        First::Nobody | First::Unknown => record,
+        First::NoProcess | First::Unknown => record,
     }
 }
 
@@ -57,7 +57,7 @@ pub(super) fn is_over(record: &Record, boot_id: &str, facts: &mut impl Facts) ->
         | Holder::Active { init: Some(process) } => !facts.is_alive(*process),
         // In this order: see above.
         Holder::Launched { by, state_file } => {
-            !facts.is_alive(*by) && facts.first(state_file) == First::Nobody
+            !facts.is_alive(*by) && facts.first(state_file) == First::NoProcess
         }
         Holder::Announced { until_boot_s, by } => {
             facts.is_past(*until_boot_s) || by.is_some_and(|by| !facts.is_alive(by))
@@ -180,7 +180,7 @@ mod tests {
         fn first(&mut self, _: &Path) -> First {
             match self.0.state && self.0.init {
                 true => First::Alive(INIT),
-                false => First::Nobody,
+                false => First::NoProcess,
             }
         }
 

@@ -22,7 +22,7 @@ impl Facts for World {
     fn first(&mut self, state_file: &Path) -> First {
         let first = match process::first_of(state_file) {
             Ok(Some(init)) => First::Alive(init),
-            Ok(None) => First::Nobody,
+            Ok(None) => First::NoProcess,
             Err(_) => First::Unknown,
         };
         failpoint("state-read");

@@ -8,7 +8,7 @@
 use crate::number::*;
 
 /// The pid of nobody: beyond `PID_MAX_LIMIT`.
-pub const NOBODY: u32 = 0x7fff_ffff;
+pub const FOREIGN_PID: u32 = 0x7fff_ffff;
 
 /// `NV2080_GPUMON_PID_INVALID`.
 const NO_PROCESS: u32 = u32::MAX;
@@ -75,7 +75,7 @@ pub fn ask(command: u32, params: &mut [u8], to_ours: impl Fn(u32) -> Option<u32>
         match get(entry, 0) {
             // The driver says what it says to that.
             0 => {}
-            pid => set(entry, 0, to_ours(pid).unwrap_or(NOBODY)),
+            pid => set(entry, 0, to_ours(pid).unwrap_or(FOREIGN_PID)),
         }
     }
 }
@@ -187,7 +187,7 @@ mod tests {
         let asked = params.clone();
         ask(NV2080_CTRL_CMD_GPU_GET_PID_INFO, &mut params, |pid| (pid < 10).then(|| pid + 99));
         let ours: Vec<u32> = (0..3).map(|at| get(&params, 8 + 72 * at)).collect();
-        assert_eq!(ours, [100, NOBODY, 0]);
+        assert_eq!(ours, [100, FOREIGN_PID, 0]);
         set(&mut params, 16, 0x57);
         show(NV2080_CTRL_CMD_GPU_GET_PID_INFO, &mut params, &asked, to_theirs);
         set(&mut params, 16, 0);
