@@ -242,18 +242,18 @@ impl Admission<'_> {
         self.sink().report(Event { cause: Some(cause), ..event.because(reason) });
     }
 
-    /// Makes room for a container of `bundle` that `heir` will hold, whose key is that of `old`.
+    /// Makes room for a container of `bundle` that `successor` will hold, whose key is that of `old`.
     fn give_up(
         &self,
         registry: &Registry,
         locked: &mut Locked<'_>,
         old: &Record,
         bundle: &Path,
-        heir: &Holder,
+        successor: &Holder,
     ) -> Result<(), AdmissionError> {
         let process = old.holder.process();
         let by = match process {
-            Some(process) if Some(process) == heir.process() => None,
+            Some(process) if Some(process) == successor.process() => None,
             Some(process) => Some(format!("has process {}", process.pid)),
             // Of the same bundle: it's made again.
             None if old.bundle == bundle => None,

@@ -24,7 +24,7 @@ const MOST_REASON: usize = 1200;
 const PAST_THE_MONITOR: &str = "killed: it used memory past the quota's monitor";
 
 /// It has a file that a process opened which is dead.
-const AS_HEIR: &str = "killed: it kept GPU memory of a process that has ended";
+const AS_SUCCESSOR: &str = "killed: it kept GPU memory of a process that has ended";
 
 /// It is a process outside the container.
 const OPENED_INSIDE: &str =
@@ -55,7 +55,7 @@ const MONITOR_REPLACED: &str = "a newer program goes on in the monitor";
 
 /// Sentences of events that are warnings in the log.
 pub const WARNINGS: [&str; 6] =
-    [PAST_THE_MONITOR, AS_HEIR, OPENED_INSIDE, LEAKED, ENDED_FOR_LEAK, MONITOR_LOST];
+    [PAST_THE_MONITOR, AS_SUCCESSOR, OPENED_INSIDE, LEAKED, ENDED_FOR_LEAK, MONITOR_LOST];
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -319,7 +319,7 @@ impl Event {
     /// A process was killed that has a file of the driver's by which memory outlives its maker.
     #[must_use]
     pub fn killed_for_dead_client() -> Self {
-        Event::new(Kind::Killed).because(AS_HEIR)
+        Event::new(Kind::Killed).because(AS_SUCCESSOR)
     }
 
     /// A process outside the container was killed that has a descriptor of the container's.

@@ -50,7 +50,7 @@ const ATTACKS: &[(&str, Attack)] = &[
     ("dup2-ioctl", races::dup2_ioctl),
     ("dup2-mmap", races::dup2_mmap),
     ("dup2-range", races::dup2_range),
-    ("dup2-heir", races::dup2_heir),
+    ("dup2-heir", races::dup2_inherited),
     ("name-race", races::names),
     ("dup2-maker", races::dup2_creator),
     ("remap", races::remap),

@@ -369,7 +369,7 @@ pub(super) fn remap(place: &Place, _: &[String]) -> anyhow::Result<u64> {
 }
 
 /// The mapping is asked for by a helper that has our memory and descriptors, and ends at once.
-pub(super) fn dup2_heir(place: &Place, _: &[String]) -> anyhow::Result<u64> {
+pub(super) fn dup2_inherited(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     const BYTES: usize = 64 << 10;
     struct Ask {
         descriptor: i32,
