@@ -75,9 +75,13 @@ pub(crate) fn least(work: &Path, look: Look, waiting: usize) -> (Duration, Durat
     let (mut stream, _) = listener.accept().expect("the caller comes");
     let mut bytes = [0; 16];
     let mut parts = [IoSliceMut::new(&mut bytes)];
-    let mut room = nix::cmsg_space!([i32; 1]);
-    let message =
-        recvmsg::<()>(stream.as_raw_fd(), &mut parts, Some(&mut room), MsgFlags::MSG_CMSG_CLOEXEC);
+    let mut control_buffer = nix::cmsg_space!([i32; 1]);
+    let message = recvmsg::<()>(
+        stream.as_raw_fd(),
+        &mut parts,
+        Some(&mut control_buffer),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    );
     let message = message.expect("the listener comes");
     let Some(ControlMessageOwned::ScmRights(given)) =
         message.cmsgs().expect("all of it fits").next()

@@ -117,9 +117,9 @@ impl AdmissionError {
     pub fn why(&self) -> Cause {
         match self {
             AdmissionError::Refused(refusal) => match refusal {
-                Refusal::Memory { .. } | Refusal::TooMuch { .. } | Refusal::NoRoom { .. } => {
-                    Cause::Memory
-                }
+                Refusal::Memory { .. }
+                | Refusal::TooMuch { .. }
+                | Refusal::NotEnoughMemory { .. } => Cause::Memory,
                 Refusal::Containers { .. } => Cause::Containers,
                 Refusal::Weight { .. } | Refusal::Share { .. } | Refusal::SmallShare { .. } => {
                     Cause::Weight

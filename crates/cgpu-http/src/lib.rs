@@ -72,7 +72,7 @@ impl Places {
     }
 
     /// Waits until one of `most` places is free, or takes it from who has been silent longest.
-    async fn make_room(&self, most: usize) {
+    async fn evict_slowest(&self, most: usize) {
         loop {
             let ended = self.ended.notified();
             {
@@ -135,7 +135,7 @@ where
     let places = Arc::new(Places::default());
     loop {
         let (stream, _) = listener.accept().await;
-        places.make_room(bounds.connections).await;
+        places.evict_slowest(bounds.connections).await;
         let is_asked = Arc::new(AtomicBool::new(false));
         let (mark, ends) = (Arc::clone(&is_asked), Ends(Arc::clone(&places)));
         let (shaken, router) = (handshake(stream), router.clone());

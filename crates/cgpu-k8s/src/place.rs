@@ -73,9 +73,9 @@ pub fn preferred(
             let needs = must.get(index).map_or(0, BTreeSet::len);
             ids.len() >= retained + each.max(needs)
         };
-        let with_room: ByIndex<'_> =
+        let with_capacity_left: ByIndex<'_> =
             free.iter().filter(|(index, ids)| of_gpu((index, ids))).map(cloned).collect();
-        choose(&with_room, &must, each, *count, *placement)
+        choose(&with_capacity_left, &must, each, *count, *placement)
     };
     is_decided.then(as_decided).flatten().or_else(left)
 }
@@ -101,11 +101,11 @@ fn choose(
     let mut fitting: Vec<(&u32, &BTreeSet<UnitId<'_>>)> = free.iter().filter(fits).collect();
     // Stable: equal ones stay in the driver's order.
     fitting.sort_by_key(|(index, ids)| {
-        let room = match placement {
+        let capacity = match placement {
             Placement::Binpack => ids.len(),
             Placement::Spread => usize::MAX - ids.len(),
         };
-        (needs(index) == 0, room)
+        (needs(index) == 0, capacity)
     });
     let mut chosen = fitting.get(..count)?.to_vec();
     if must.keys().any(|index| chosen.iter().all(|(chosen, _)| *chosen != index)) {
@@ -277,8 +277,8 @@ mod tests {
             count in 1_usize..4,
         ) {
             let (gpus, size) = (node(), each * count);
-            let room = gpus.iter().zip(taken).map(|(gpu, taken)| gpu.units as usize - taken);
-            let fits = room.filter(|room| *room >= each).count() >= count;
+            let capacity = gpus.iter().zip(taken).map(|(gpu, taken)| gpu.units as usize - taken);
+            let fits = capacity.filter(|capacity| *capacity >= each).count() >= count;
             for placement in [Placement::Binpack, Placement::Spread] {
                 let demand = demand(size, count, placement);
                 let ids = preferred(&gpus, &free(&gpus, taken), &[], &demand);

@@ -258,8 +258,8 @@ impl Rm<'_> {
         class: u32,
         params: &mut [u8],
     ) -> Result<u32, Failure> {
-        let mut room = Buffer::of(params);
-        let address = if params.is_empty() { 0 } else { room.address() };
+        let mut params_copy = Buffer::of(params);
+        let address = if params.is_empty() { 0 } else { params_copy.address() };
         let made = self.call_for(
             NV_ESC_RM_ALLOC,
             &[
@@ -272,7 +272,7 @@ impl Rm<'_> {
             ],
             Meaning::Handle,
         );
-        params.copy_from_slice(&room);
+        params.copy_from_slice(&params_copy);
         made
     }
 
@@ -323,16 +323,16 @@ impl Rm<'_> {
         command: u32,
         params: &mut [u8],
     ) -> Result<(), Failure> {
-        let mut room = Buffer::of(params);
+        let mut params_copy = Buffer::of(params);
         let fields = [
             (Meaning::Client, client.into()),
             (Meaning::Handle, object.into()),
             (Meaning::Command, command.into()),
-            (Meaning::Params, room.address()),
+            (Meaning::Params, params_copy.address()),
             (Meaning::ParamsSize, params.len() as u64),
         ];
         let done = self.call(NV_ESC_RM_CONTROL, &fields).map(drop);
-        params.copy_from_slice(&room);
+        params.copy_from_slice(&params_copy);
         done
     }
 

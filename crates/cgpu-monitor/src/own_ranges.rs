@@ -4,7 +4,7 @@
 //! numbers that are no addresses, one in thousands looks like one of these.
 
 /// How far from the existing mappings a later one may lie, in bytes.
-const ROOM_BYTES: u64 = 4 << 30;
+const RESERVED_BYTES: u64 = 4 << 30;
 
 /// The end of the addresses of programs.
 const END: u64 = 1 << 56;
@@ -21,7 +21,8 @@ pub(crate) fn own_ranges(maps: &str) -> Vec<(u64, u64)> {
         if from >= END {
             continue;
         }
-        let (first, last) = (from.saturating_sub(ROOM_BYTES), to.saturating_add(ROOM_BYTES));
+        let (first, last) =
+            (from.saturating_sub(RESERVED_BYTES), to.saturating_add(RESERVED_BYTES));
         match ranges.last_mut() {
             Some((_, before)) if first <= *before => *before = last,
             _ => ranges.push((first, last)),
@@ -43,10 +44,10 @@ mod tests {
 7ffffffde000-7ffffffff000 rw-p 00000000 00:00 0 [stack]
 ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
 ";
-        let room = ROOM_BYTES;
+        let capacity = RESERVED_BYTES;
         let wanted = [
-            (0x5555_5555_4000 - room, 0x5555_5570_0000 + room),
-            (0x7fff_f7c0_0000 - room, 0x7fff_ffff_f000 + room),
+            (0x5555_5555_4000 - capacity, 0x5555_5570_0000 + capacity),
+            (0x7fff_f7c0_0000 - capacity, 0x7fff_ffff_f000 + capacity),
         ];
         assert_eq!(own_ranges(maps), wanted);
         assert!(own_ranges("").is_empty());

@@ -132,20 +132,20 @@ fn paint(text: &str, severity: Severity, ink: Ink) -> String {
 /// fits no line is broken.
 fn paragraph(text: &mut String, words: &str, lead: &str) {
     let indent = lead.chars().count();
-    let room = WIDTH - MARGIN - indent;
+    let width = WIDTH - MARGIN - indent;
     text.push_str(lead);
     let mut used = 0;
     for word in words.split_whitespace() {
         let mut rest: Vec<char> = word.chars().collect();
-        if used > 0 && used + 1 + rest.len() <= room {
+        if used > 0 && used + 1 + rest.len() <= width {
             text.push(' ');
             used += 1;
         } else if used > 0 {
             new_line(text, indent);
             used = 0;
         }
-        while used + rest.len() > room {
-            let tail = rest.split_off(room - used);
+        while used + rest.len() > width {
+            let tail = rest.split_off(width - used);
             text.extend(rest);
             new_line(text, indent);
             (rest, used) = (tail, 0);

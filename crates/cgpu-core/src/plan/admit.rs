@@ -115,7 +115,7 @@ impl Refusal {
             | Refusal::Weight { holders, .. }
             | Refusal::Exclusive { holders, .. } => holders.name(&mut name_of),
             Refusal::TooMuch { .. }
-            | Refusal::NoRoom { .. }
+            | Refusal::NotEnoughMemory { .. }
             | Refusal::Share { .. }
             | Refusal::SmallShare { .. } => {}
         }
@@ -146,7 +146,7 @@ impl Refusal {
             Refusal::SmallShare { index, uuid, parts, .. } => {
                 format!("GPU {index} ({uuid}) is divided into {parts} parts")
             }
-            Refusal::NoRoom { .. } => self.to_string(),
+            Refusal::NotEnoughMemory { .. } => self.to_string(),
         }
     }
 }
@@ -204,7 +204,7 @@ pub enum Refusal {
         "no {wanted} is left: {}; ask for less, or stop containers (`cgpu ps` shows them)",
         lacks.join("; ")
     )]
-    NoRoom {
+    NotEnoughMemory {
         /// What is asked for.
         wanted: String,
         /// What each GPU of the host lacks.
@@ -337,12 +337,12 @@ pub fn admit<'a>(
     limits: &Limits,
 ) -> Result<(), Refusal> {
     let holdings = holdings.into_iter();
-    plan.gpus.iter().try_for_each(|gpu| room(plan, gpu, holdings.clone(), limits).map(drop))
+    plan.gpus.iter().try_for_each(|gpu| available(plan, gpu, holdings.clone(), limits).map(drop))
 }
 
 /// The room of a GPU for one of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
+pub(super) struct Available {
     /// Memory that can still be promised, in bytes, before this container has any.
     pub(super) left_bytes: u64,
     /// Containers that don't go well with this one: those that have the GPU as a whole, or to one that
@@ -368,12 +368,12 @@ pub fn unheld<'a>(
 }
 
 /// The room for `gpu` of `plan` beside `holdings`.
-pub(super) fn room<'a>(
+pub(super) fn available<'a>(
     plan: &Plan,
     gpu: &PlannedGpu,
     holdings: impl Iterator<Item = &'a Holding> + Clone,
     limits: &Limits,
-) -> Result<Room, Refusal> {
+) -> Result<Available, Refusal> {
     let (index, uuid) = (gpu.index, gpu.given_uuid().to_owned());
     let (mut held_bytes, mut weight, mut sharing, mut whole) = (0u64, 0u32, 0usize, 0usize);
     let on_gpu = |holding: &Holding| {
@@ -406,7 +406,7 @@ pub(super) fn room<'a>(
             let wanted = "held as a whole";
             return Err(Refusal::Exclusive { index, uuid, wanted, found, holders: holders() });
         }
-        return Ok(Room { left_bytes: left, unlike: sharing + whole });
+        return Ok(Available { left_bytes: left, unlike: sharing + whole });
     };
     if limits.exclusive && whole > 0 {
         let (wanted, found) = ("shared", "held as a whole");
@@ -451,7 +451,7 @@ pub(super) fn room<'a>(
             holders: holders(),
         });
     }
-    Ok(Room { left_bytes: left, unlike: whole })
+    Ok(Available { left_bytes: left, unlike: whole })
 }
 
 /// The bytes that may be promised of `total`, rounded down; never more than `u64` holds.

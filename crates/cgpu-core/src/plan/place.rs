@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use super::admit::{self, Holding, Limits, Refusal, Room};
+use super::admit::{self, Available, Holding, Limits, Refusal};
 use super::gpu::POLICY_FIXED;
 use super::{Kind, Plan, PlannedGpu};
 
@@ -125,25 +125,25 @@ impl Proposal {
             return Ok(plan);
         }
         let mut refusals: Vec<Refusal> = Vec::new();
-        let mut fitting: Vec<Vec<(&Candidate, Room)>> = Vec::new();
+        let mut fitting: Vec<Vec<(&Candidate, Available)>> = Vec::new();
         for candidates in &self.places {
             let mut fits = Vec::new();
             for candidate in candidates {
-                let room = self
-                    .of([candidate], limits)
-                    .and_then(|plan| admit::room(&plan, &candidate.gpu, holdings.clone(), limits));
-                match room {
-                    Ok(room) => fits.push((candidate, room)),
+                let available = self.of([candidate], limits).and_then(|plan| {
+                    admit::available(&plan, &candidate.gpu, holdings.clone(), limits)
+                });
+                match available {
+                    Ok(available) => fits.push((candidate, available)),
                     Err(refusal) if !refusals.contains(&refusal) => refusals.push(refusal),
                     Err(_) => {}
                 }
             }
-            fits.sort_by_key(|(candidate, room)| {
+            fits.sort_by_key(|(candidate, available)| {
                 let left = match placement {
-                    Placement::Binpack => room.left_bytes,
-                    Placement::Spread => u64::MAX - room.left_bytes,
+                    Placement::Binpack => available.left_bytes,
+                    Placement::Spread => u64::MAX - available.left_bytes,
                 };
-                (candidate.is_cut, room.unlike, left, candidate.gpu.index)
+                (candidate.is_cut, available.unlike, left, candidate.gpu.index)
             });
             fitting.push(fits);
         }
@@ -155,7 +155,7 @@ impl Proposal {
             None => {
                 let mut lacks: Vec<String> = refusals.iter().map(Refusal::lack).collect();
                 lacks.extend(self.unusable.iter().cloned());
-                Err(Refusal::NoRoom { wanted: self.wanted(), lacks })
+                Err(Refusal::NotEnoughMemory { wanted: self.wanted(), lacks })
             }
         }
     }
@@ -201,7 +201,7 @@ impl Proposal {
         Ok(smallest.unwrap_or(1))
     }
 
-    /// What is wanted, as a message has it: `2 GPUs with room for CGPU_MEMORY=4GiB`.
+    /// What is wanted, as a message has it: `2 GPUs with available for CGPU_MEMORY=4GiB`.
     fn wanted(&self) -> String {
         let gpus = match self.places.len() {
             1 => "GPU".to_owned(),
@@ -216,7 +216,7 @@ impl Proposal {
 
 /// For each place the position of the candidate that it gets, none for two; the first in each list that
 /// can be. `None` if some place can't have any.
-fn matched(fitting: &[Vec<(&Candidate, Room)>]) -> Option<Vec<usize>> {
+fn matched(fitting: &[Vec<(&Candidate, Available)>]) -> Option<Vec<usize>> {
     let mut chosen: Vec<Option<usize>> = vec![None; fitting.len()];
     for place in 0..fitting.len() {
         if !give(fitting, place, &mut chosen, &mut Vec::new()) {
@@ -229,7 +229,7 @@ fn matched(fitting: &[Vec<(&Candidate, Room)>]) -> Option<Vec<usize>> {
 /// Gives `place` a GPU, if need be by giving others another one. `asked` are the GPUs that this was tried
 /// with already.
 fn give<'c>(
-    fitting: &[Vec<(&'c Candidate, Room)>],
+    fitting: &[Vec<(&'c Candidate, Available)>],
     place: usize,
     chosen: &mut [Option<usize>],
     asked: &mut Vec<&'c str>,

@@ -16,7 +16,7 @@ pub const ALL_PERCENT: u32 = 100;
 
 /// What is free of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct Capacity {
     /// Its index.
     pub index: u32,
     /// Units of memory in all.
@@ -44,7 +44,7 @@ pub struct Choice {
 
 /// Why a node's GPUs don't do.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum NoRoom {
+pub enum NotEnoughMemory {
     /// The pod asks for what can't be.
     #[error("{0}")]
     Impossible(String),
@@ -55,7 +55,7 @@ pub enum NoRoom {
     #[error("{}", large_enough(.0))]
     TooSmall(Wanted),
     /// Too much is taken.
-    #[error("{}{}", with_room(.wanted), though_sum(*.sum))]
+    #[error("{}{}", with_capacity_left(.wanted), though_sum(*.sum))]
     Taken {
         /// What there is not.
         wanted: Wanted,
@@ -63,7 +63,7 @@ pub enum NoRoom {
         sum: Option<u32>,
     },
     /// There is the room, and there are as many pods as a GPU may have.
-    #[error("{}, with fewer than {most_pods} pods", with_room(.wanted))]
+    #[error("{}, with fewer than {most_pods} pods", with_capacity_left(.wanted))]
     Crowded {
         /// What there is.
         wanted: Wanted,
@@ -85,11 +85,11 @@ pub struct Wanted {
     pub percent: u32,
 }
 
-impl NoRoom {
+impl NotEnoughMemory {
     /// Whether it stays so if all other pods go.
     #[must_use]
     pub fn is_for_ever(&self) -> bool {
-        !matches!(self, NoRoom::Taken { .. } | NoRoom::Crowded { .. })
+        !matches!(self, NotEnoughMemory::Taken { .. } | NotEnoughMemory::Crowded { .. })
     }
 }
 
@@ -103,7 +103,7 @@ fn large_enough(wanted: &Wanted) -> String {
     }
 }
 
-fn with_room(wanted: &Wanted) -> String {
+fn with_capacity_left(wanted: &Wanted) -> String {
     let Wanted { gpus, units, unit, percent } = wanted;
     let compute = if *percent > 0 { format!(" and {percent} % of compute") } else { String::new() };
     match gpus {
@@ -138,19 +138,19 @@ fn though_sum(sum: Option<u32>) -> String {
 ///
 /// Why none do.
 pub fn choose(
-    rooms: &[Room],
+    capacities: &[Capacity],
     ask: &PodAsk,
     unit: Unit,
     placement: Placement,
     most_pods: u32,
-) -> Result<Choice, NoRoom> {
-    let count = ask.gpus.clone().map_err(NoRoom::Impossible)?;
-    if rooms.is_empty() {
-        return Err(NoRoom::NoGpus);
+) -> Result<Choice, NotEnoughMemory> {
+    let count = ask.gpus.clone().map_err(NotEnoughMemory::Impossible)?;
+    if capacities.is_empty() {
+        return Err(NotEnoughMemory::NoGpus);
     }
     for container in &ask.containers {
         if !container.units.is_multiple_of(count) {
-            return Err(NoRoom::Impossible(indivisible(container.units, count, unit)));
+            return Err(NotEnoughMemory::Impossible(indivisible(container.units, count, unit)));
         }
     }
     let beside: Vec<&ContainerAsk> = ask.containers.iter().filter(|ask| !ask.is_init).collect();
@@ -158,18 +158,19 @@ pub fn choose(
     let surplus = ask.surplus() / count;
     let wanted = |units, percent| Wanted { gpus: count, units, unit, percent };
     let whole = ask.need().map_or(wanted(0, 0), |need| wanted(need.units, need.percent));
-    let why_not = |need: Wanted, rooms: &[Room]| {
-        let can = |room: &&Room| room.total >= need.units && need.percent <= ALL_PERCENT;
-        if rooms.iter().filter(can).count() < count as usize {
-            NoRoom::TooSmall(need)
-        } else if best(rooms, need, placement, u32::MAX).is_some() {
-            NoRoom::Crowded { wanted: need, most_pods }
+    let why_not = |need: Wanted, capacities: &[Capacity]| {
+        let can =
+            |capacity: &&Capacity| capacity.total >= need.units && need.percent <= ALL_PERCENT;
+        if capacities.iter().filter(can).count() < count as usize {
+            NotEnoughMemory::TooSmall(need)
+        } else if best(capacities, need, placement, u32::MAX).is_some() {
+            NotEnoughMemory::Crowded { wanted: need, most_pods }
         } else {
-            let has_units = |room: &&Room| room.free >= need.units;
-            let is_for_units = rooms.iter().filter(has_units).count() < count as usize;
-            let free = rooms.iter().map(|room| room.free).fold(0, u32::saturating_add);
+            let has_units = |capacity: &&Capacity| capacity.free >= need.units;
+            let is_for_units = capacities.iter().filter(has_units).count() < count as usize;
+            let free = capacities.iter().map(|capacity| capacity.free).fold(0, u32::saturating_add);
             let suffices = free >= need.units.saturating_mul(count);
-            NoRoom::Taken { wanted: need, sum: (is_for_units && suffices).then_some(free) }
+            NotEnoughMemory::Taken { wanted: need, sum: (is_for_units && suffices).then_some(free) }
         }
     };
     let mut choice = Choice::default();
@@ -181,7 +182,7 @@ pub fn choose(
             choice.percent.insert(container.name.clone(), percent);
         }
     };
-    if let Some(indices) = best(rooms, whole, placement, most_pods) {
+    if let Some(indices) = best(capacities, whole, placement, most_pods) {
         beside.iter().for_each(|container| give(container, &indices));
         if surplus > 0 {
             choice.surplus = indices.iter().map(|index| (*index, surplus)).collect();
@@ -190,18 +191,18 @@ pub fn choose(
     }
     // An init container's units become the others', who have to be on its GPUs therefore.
     if has_init || beside.len() < 2 {
-        return Err(why_not(whole, rooms));
+        return Err(why_not(whole, capacities));
     }
-    let mut left = rooms.to_vec();
+    let mut left = capacities.to_vec();
     let mut largest_first = beside;
     largest_first.sort_by_key(|ask| Reverse(ask.units));
     for container in largest_first {
         let need = wanted(container.units / count, container.percent.div_ceil(count));
         let indices =
             best(&left, need, placement, most_pods).ok_or_else(|| why_not(need, &left))?;
-        for room in left.iter_mut().filter(|room| indices.contains(&room.index)) {
-            room.free -= need.units;
-            room.free_percent -= need.percent;
+        for capacity in left.iter_mut().filter(|capacity| indices.contains(&capacity.index)) {
+            capacity.free -= need.units;
+            capacity.free_percent -= need.percent;
         }
         give(container, &indices);
     }
@@ -209,20 +210,29 @@ pub fn choose(
 }
 
 /// The indices of so many GPUs with the room, in order.
-fn best(rooms: &[Room], need: Wanted, placement: Placement, most_pods: u32) -> Option<Vec<u32>> {
-    let has_room = |room: &&Room| {
-        room.free >= need.units && room.free_percent >= need.percent && room.pods < most_pods
+fn best(
+    capacities: &[Capacity],
+    need: Wanted,
+    placement: Placement,
+    most_pods: u32,
+) -> Option<Vec<u32>> {
+    let has_capacity = |capacity: &&Capacity| {
+        capacity.free >= need.units
+            && capacity.free_percent >= need.percent
+            && capacity.pods < most_pods
     };
-    let mut fitting: Vec<&Room> = rooms.iter().filter(has_room).collect();
+    let mut fitting: Vec<&Capacity> = capacities.iter().filter(has_capacity).collect();
     match placement {
-        Placement::Binpack => fitting.sort_by_key(|room| (room.free, room.index)),
+        Placement::Binpack => fitting.sort_by_key(|capacity| (capacity.free, capacity.index)),
         // Replicas of one workload fail together where they share a GPU.
         Placement::Spread => {
-            fitting.sort_by_key(|room| (room.siblings, Reverse(room.free), room.index));
+            fitting.sort_by_key(|capacity| {
+                (capacity.siblings, Reverse(capacity.free), capacity.index)
+            });
         }
     }
     let chosen = fitting.get(..need.gpus as usize)?;
-    let mut indices: Vec<u32> = chosen.iter().map(|room| room.index).collect();
+    let mut indices: Vec<u32> = chosen.iter().map(|capacity| capacity.index).collect();
     indices.sort_unstable();
     Some(indices)
 }
@@ -233,15 +243,15 @@ mod tests {
 
     const BINPACK: Placement = Placement::Binpack;
 
-    fn rooms(free: &[u32]) -> Vec<Room> {
-        let room = |(index, free): (usize, &u32)| Room {
+    fn capacities(free: &[u32]) -> Vec<Capacity> {
+        let capacity = |(index, free): (usize, &u32)| Capacity {
             index: u32::try_from(index).unwrap(),
             total: 16,
             free: *free,
             free_percent: ALL_PERCENT,
-            ..Room::default()
+            ..Capacity::default()
         };
-        free.iter().enumerate().map(room).collect()
+        free.iter().enumerate().map(capacity).collect()
     }
 
     /// A pod of containers that ask for so much, of which those with a negative number are init containers.
@@ -255,15 +265,20 @@ mod tests {
         PodAsk { containers: units.iter().enumerate().map(container).collect(), gpus: Ok(gpus) }
     }
 
-    fn chosen(rooms: &[Room], ask: &PodAsk, placement: Placement) -> Result<Vec<Vec<u32>>, String> {
-        let choice = choose(rooms, ask, Unit::GiB, placement, 20).map_err(|why| why.to_string())?;
+    fn chosen(
+        capacities: &[Capacity],
+        ask: &PodAsk,
+        placement: Placement,
+    ) -> Result<Vec<Vec<u32>>, String> {
+        let choice =
+            choose(capacities, ask, Unit::GiB, placement, 20).map_err(|why| why.to_string())?;
         Ok(choice.memory.into_values().map(|shares| shares.into_keys().collect()).collect())
     }
 
     #[test]
     fn the_smallest_room_that_suffices_or_the_emptiest_gpu() {
         let of = |units: &[i32], gpus, placement| {
-            chosen(&rooms(&[16, 6, 4, 9]), &ask(units, gpus), placement)
+            chosen(&capacities(&[16, 6, 4, 9]), &ask(units, gpus), placement)
         };
         assert_eq!(of(&[5], 1, BINPACK), Ok(vec![vec![1]]));
         assert_eq!(of(&[5], 1, Placement::Spread), Ok(vec![vec![0]]));
@@ -276,7 +291,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_told_and_whether_it_ever_can() {
         let why = |units: &[i32], gpus| {
-            choose(&rooms(&[16, 6, 4]), &ask(units, gpus), Unit::GiB, BINPACK, 20).unwrap_err()
+            choose(&capacities(&[16, 6, 4]), &ask(units, gpus), Unit::GiB, BINPACK, 20).unwrap_err()
         };
         let reported = |units: &[i32], gpus| {
             let why = why(units, gpus);
@@ -291,45 +306,48 @@ mod tests {
         assert_eq!(reported(&[16, 7], 1), ("no GPU has 7 GiB free, though all together have 10; the scheduler ends no pod for that".into(), false));
         assert!(reported(&[7], 2).0.contains("ask for a multiple of 2"));
         let impossible = PodAsk { gpus: Err("is no number".into()), ..ask(&[1], 1) };
-        let why = choose(&rooms(&[1]), &impossible, Unit::GiB, BINPACK, 20).unwrap_err();
+        let why = choose(&capacities(&[1]), &impossible, Unit::GiB, BINPACK, 20).unwrap_err();
         assert!(why.is_for_ever());
         let none = choose(&[], &ask(&[1], 1), Unit::GiB, BINPACK, 20).unwrap_err();
-        assert_eq!(none, NoRoom::NoGpus);
+        assert_eq!(none, NotEnoughMemory::NoGpus);
     }
 
     #[test]
     fn an_init_container_s_units_are_on_the_others_gpu_and_stay_there() {
-        let rooms = rooms(&[7, 9]);
-        let choice = choose(&rooms, &ask(&[-8, 3, 2], 1), Unit::GiB, BINPACK, 20).unwrap();
+        let capacities = capacities(&[7, 9]);
+        let choice = choose(&capacities, &ask(&[-8, 3, 2], 1), Unit::GiB, BINPACK, 20).unwrap();
         assert_eq!(choice.memory["c1"], [(1, 3)].into());
         assert_eq!((choice.memory.len(), choice.surplus), (2, [(1, 3)].into()));
-        let error = chosen(&rooms, &ask(&[-1, 7, 8], 1), BINPACK).unwrap_err();
+        let error = chosen(&capacities, &ask(&[-1, 7, 8], 1), BINPACK).unwrap_err();
         assert!(error.contains("no GPU has 15 GiB free"), "{error}");
     }
 
     #[test]
     fn spread_keeps_replicas_apart_and_a_gpu_has_so_many_pods_at_most() {
-        let mut rooms = rooms(&[16, 12, 10]);
-        rooms[0].siblings = 1;
-        assert_eq!(chosen(&rooms, &ask(&[4], 1), Placement::Spread), Ok(vec![vec![1]]));
-        rooms[1].pods = 20;
-        assert_eq!(chosen(&rooms, &ask(&[4], 1), Placement::Spread), Ok(vec![vec![2]]));
+        let mut capacities = capacities(&[16, 12, 10]);
+        capacities[0].siblings = 1;
+        assert_eq!(chosen(&capacities, &ask(&[4], 1), Placement::Spread), Ok(vec![vec![1]]));
+        capacities[1].pods = 20;
+        assert_eq!(chosen(&capacities, &ask(&[4], 1), Placement::Spread), Ok(vec![vec![2]]));
     }
 
     #[test]
     fn percent_of_compute_is_given_once() {
-        let mut rooms = rooms(&[16, 16]);
-        rooms[0].free_percent = 40;
+        let mut capacities = capacities(&[16, 16]);
+        capacities[0].free_percent = 40;
         let mut asked = ask(&[2], 1);
         asked.containers[0].percent = 50;
-        let choice = choose(&rooms, &asked, Unit::GiB, BINPACK, 20).unwrap();
+        let choice = choose(&capacities, &asked, Unit::GiB, BINPACK, 20).unwrap();
         assert_eq!(choice.percent["c0"], [(1, 50)].into());
-        let reported = |rooms: &[Room], asked: &PodAsk| {
-            choose(rooms, asked, Unit::GiB, BINPACK, 20).unwrap_err().to_string()
+        let reported = |capacities: &[Capacity], asked: &PodAsk| {
+            choose(capacities, asked, Unit::GiB, BINPACK, 20).unwrap_err().to_string()
         };
-        rooms[1].free_percent = 40;
-        assert_eq!(reported(&rooms, &asked), "no GPU has 2 GiB and 50 % of compute free");
+        capacities[1].free_percent = 40;
+        assert_eq!(reported(&capacities, &asked), "no GPU has 2 GiB and 50 % of compute free");
         asked.containers[0].percent = 101;
-        assert_eq!(reported(&rooms, &asked), "no GPU has 2 GiB of memory and 101 % of compute");
+        assert_eq!(
+            reported(&capacities, &asked),
+            "no GPU has 2 GiB of memory and 101 % of compute"
+        );
     }
 }

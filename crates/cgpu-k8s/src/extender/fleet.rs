@@ -12,7 +12,7 @@ use crate::place::Placement;
 use crate::units::Unit;
 use crate::written::{ByGpu, Words, digest, shares, sum};
 
-use super::choose::{ALL_PERCENT, Choice, NoRoom, Room, choose};
+use super::choose::{ALL_PERCENT, Capacity, Choice, NotEnoughMemory, choose};
 use super::preempt::{Free, Holder, completed, victims};
 
 /// The most units (or percent) that a pod counts for on one GPU, whatever is written on it: 2 TiB in MiB, and no
@@ -310,7 +310,7 @@ impl Fleet {
     /// # Errors
     ///
     /// Why not.
-    pub fn can_have(&self, seeker: &Seeker, node: &str) -> Result<(), NoRoom> {
+    pub fn can_have(&self, seeker: &Seeker, node: &str) -> Result<(), NotEnoughMemory> {
         self.choice(seeker, node, false).map(|_| ())
     }
 
@@ -320,7 +320,11 @@ impl Fleet {
     /// # Errors
     ///
     /// Why there is none; then nothing has changed.
-    pub fn reservation(&mut self, seeker: &Seeker, node: &str) -> Result<Reservation, NoRoom> {
+    pub fn reservation(
+        &mut self,
+        seeker: &Seeker,
+        node: &str,
+    ) -> Result<Reservation, NotEnoughMemory> {
         let choice = self.choice(seeker, node, true)?;
         let memory = sum(&choice.memory);
         let of_node = self.nodes.get(node).map(|node| &node.gpus.gpus);
@@ -349,16 +353,21 @@ impl Fleet {
         }
     }
 
-    fn choice(&self, seeker: &Seeker, name: &str, for_good: bool) -> Result<Choice, NoRoom> {
-        let node = self.nodes.get(name).ok_or(NoRoom::NoGpus)?;
+    fn choice(
+        &self,
+        seeker: &Seeker,
+        name: &str,
+        for_good: bool,
+    ) -> Result<Choice, NotEnoughMemory> {
+        let node = self.nodes.get(name).ok_or(NotEnoughMemory::NoGpus)?;
         let placement = node.placement.unwrap_or(self.rules.placement);
         let siblings = match (for_good, placement) {
             (true, Placement::Spread) => self.siblings(seeker, name),
             _ => ByGpu::new(),
         };
-        let rooms = self.rooms(seeker, name, node, &siblings, &BTreeSet::new());
+        let capacities = self.capacities(seeker, name, node, &siblings, &BTreeSet::new());
         let most_pods = node.most_pods.unwrap_or(self.rules.most_pods);
-        choose(&rooms, &seeker.ask, node.gpus.unit, placement, most_pods)
+        choose(&capacities, &seeker.ask, node.gpus.unit, placement, most_pods)
     }
 
     /// Which pods of a node have to go so that `seeker` fits there, in place of those that the scheduler `proposed`, by
@@ -372,19 +381,20 @@ impl Fleet {
     ) -> Option<BTreeSet<String>> {
         let node = self.nodes.get(name)?;
         let most_pods = node.most_pods.unwrap_or(self.rules.most_pods);
-        let rooms = |gone: &BTreeSet<String>| self.rooms(seeker, name, node, &ByGpu::new(), gone);
+        let capacities =
+            |gone: &BTreeSet<String>| self.capacities(seeker, name, node, &ByGpu::new(), gone);
         let fits = |gone: &BTreeSet<String>| {
             let placement = node.placement.unwrap_or(self.rules.placement);
-            choose(&rooms(gone), &seeker.ask, node.gpus.unit, placement, most_pods).is_ok()
+            choose(&capacities(gone), &seeker.ask, node.gpus.unit, placement, most_pods).is_ok()
         };
-        let free = |room: Room| Free {
-            index: room.index,
-            total: if node.gpus.closed.contains(&room.index) { 0 } else { room.total },
-            units: room.free,
-            percent: room.free_percent,
-            pods: most_pods.saturating_sub(room.pods),
+        let free = |capacity: Capacity| Free {
+            index: capacity.index,
+            total: if node.gpus.closed.contains(&capacity.index) { 0 } else { capacity.total },
+            units: capacity.free,
+            percent: capacity.free_percent,
+            pods: most_pods.saturating_sub(capacity.pods),
         };
-        let free: Vec<Free> = rooms(&BTreeSet::new()).into_iter().map(free).collect();
+        let free: Vec<Free> = capacities(&BTreeSet::new()).into_iter().map(free).collect();
         let of_node = self.taken.get(name).into_iter().flat_map(|taken| &taken.pods);
         let holder = |(uid, held): (&String, &Held)| Holder {
             uid: uid.clone(),
@@ -410,14 +420,14 @@ impl Fleet {
     }
 
     /// What is free of a node's GPUs for `seeker` once the pods `gone` are.
-    fn rooms(
+    fn capacities(
         &self,
         seeker: &Seeker,
         name: &str,
         node: &FleetNode,
         siblings: &ByGpu,
         gone: &BTreeSet<String>,
-    ) -> Vec<Room> {
+    ) -> Vec<Capacity> {
         let none = Taken::default();
         let taken = self.taken.get(name).unwrap_or(&none);
         // What the pod was promised before is its own; who is lost has nothing of the GPUs that are there.
@@ -435,7 +445,7 @@ impl Fleet {
         let foreign = foreign.saturating_sub(sum(&mut parts.map(|part| part.1)));
         let unknown = taken.unknown - sum(&mut not_here.iter().map(|held| held.unknown));
         let unknown = unknown.saturating_add(foreign);
-        let room = |(index, total): (&u32, &u32)| {
+        let capacity = |(index, total): (&u32, &u32)| {
             let mut of_gpu = taken.gpus.get(index).copied().unwrap_or_default();
             for (_, units, percent) in
                 not_here.iter().flat_map(|held| &held.gpus).filter(|part| part.0 == *index)
@@ -446,7 +456,7 @@ impl Fleet {
             }
             // Units of an unknown GPU may be this one's.
             let free = total.saturating_sub(of_gpu.units.saturating_add(unknown));
-            Room {
+            Capacity {
                 index: *index,
                 total: *total,
                 free: if node.gpus.closed.contains(index) { 0 } else { free },
@@ -455,7 +465,7 @@ impl Fleet {
                 siblings: siblings.get(index).copied().unwrap_or_default(),
             }
         };
-        node.gpus.gpus.iter().map(room).collect()
+        node.gpus.gpus.iter().map(capacity).collect()
     }
 
     /// How many pods of the same workload are on each GPU of a node.

@@ -88,7 +88,7 @@ fn of_one<'a>(
         let (units, percent) = of(holder).unwrap_or_default();
         (holder.priority, std::cmp::Reverse((units, percent)), holder.uid.clone())
     });
-    let has_room = |without: &[&Holder]| {
+    let has_capacity = |without: &[&Holder]| {
         let freed = without.iter().filter_map(|holder| of(holder));
         let (units, percent) = freed.fold((gpu.units, gpu.percent), |sum, part| {
             (sum.0.saturating_add(part.0), sum.1.saturating_add(part.1))
@@ -101,7 +101,7 @@ fn of_one<'a>(
     let mut without = already.clone();
     let mut more: Vec<&Holder> = Vec::new();
     rest.reverse();
-    while !has_room(&without) {
+    while !has_capacity(&without) {
         let next = rest.pop()?;
         without.push(next);
         more.push(next);
@@ -116,7 +116,7 @@ fn of_one<'a>(
             .enumerate()
             .filter_map(|(index, holder)| (index != at).then_some(*holder))
             .collect();
-        if has_room(&[already.clone(), reprieved.clone()].concat()) {
+        if has_capacity(&[already.clone(), reprieved.clone()].concat()) {
             more = reprieved;
         } else {
             retained += 1;
@@ -257,12 +257,12 @@ mod tests {
             let gpus: Vec<(u32, u32)> = totals.iter().copied().zip(left.iter().copied()).collect();
             let gpus = free(&gpus);
             let fits = |gone: &BTreeSet<String>| {
-                let room = |gpu: &&Free| {
+                let capacity = |gpu: &&Free| {
                     let freed = all.iter().filter(|holder| gone.contains(&holder.uid));
                     let freed: u32 = freed.filter_map(|holder| holder.gpus.get(&gpu.index)).map(|part| part.0).sum();
                     gpu.units + freed >= units
                 };
-                gpus.iter().filter(room).count() >= count
+                gpus.iter().filter(capacity).count() >= count
             };
             let lower: BTreeSet<String> =
                 all.iter().filter(|holder| holder.priority < 2).map(|holder| holder.uid.clone()).collect();

@@ -188,8 +188,8 @@ pub(crate) fn search_after_end(monitor: &Monitor, evidence: Evidence) -> Search 
 fn report_holders(monitor: &Monitor, holders: &[Holder]) {
     for holder in holders {
         let mut found = monitor.escapes.lock();
-        let has_room = found.reported_holders.len() < MOST_REPORTED;
-        if has_room && found.reported_holders.insert(holder.pid) {
+        let has_capacity = found.reported_holders.len() < MOST_REPORTED;
+        if has_capacity && found.reported_holders.insert(holder.pid) {
             drop(found);
             let event = described(Event::leaked(), holder.pid);
             monitor.log.report_leaked(event);

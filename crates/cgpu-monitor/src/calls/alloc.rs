@@ -12,7 +12,7 @@ use crate::caller::{Copy, Reply};
 use crate::calls::charge::{
     NewObject, find_gpu, find_gpu_under_rm_lock, gpu_of_new_subdevice, make_charged,
 };
-use crate::calls::groups::{enter_group, make_room_for_group};
+use crate::calls::groups::{enter_group, evict_for_group};
 use crate::case::{Case, EarlyReply, begin_under_rm_lock, note_user};
 use crate::compute::forget_freed_groups;
 use crate::decide::{memory_asked, semaphore_surface, shown_memory};
@@ -51,7 +51,7 @@ pub(crate) fn allocate(case: &mut Case<'_>, alloc: &Alloc) -> Result<Reply, Earl
         case.or_deny(decision)?;
     }
     let group = match class {
-        KEPLER_CHANNEL_GROUP_A => Some(make_room_for_group(case, &rm_lock, object)?),
+        KEPLER_CHANNEL_GROUP_A => Some(evict_for_group(case, &rm_lock, object)?),
         _ => None,
     };
     let params = if size.is_some() { case.scratch.params.address() } else { 0 };

@@ -15,7 +15,7 @@ use crate::caller::{Copy, Reply};
 use crate::calls::charge::{find_gpu, gpu_of_group};
 use crate::calls::copied_control::{begin_control, make_control, write_params_back};
 use crate::calls::exports::export_or_import;
-use crate::calls::groups::{enter_unseen_channel, enter_unseen_group, room_outside_groups};
+use crate::calls::groups::{capacity_outside_groups, enter_unseen_channel, enter_unseen_group};
 use crate::case::{Case, EarlyReply, faked_success};
 use crate::compute::{note_slice_tried, period_of_groups, set_slice};
 use crate::decide::{RefusalReason, shown_memory};
@@ -204,7 +204,7 @@ fn before_control(
             Ok(false)
         }
         control if schedules_a_channel(control) => {
-            room_for_unseen_channel(case, (client, object))?;
+            capacity_for_unseen_channel(case, (client, object))?;
             Ok(false)
         }
         NVA06C_CTRL_CMD_SET_TIMESLICE => {
@@ -269,11 +269,14 @@ fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32, done: boo
 }
 
 /// Refuses a channel that the books don't know where no more may compute outside groups: it counts as one of these.
-fn room_for_unseen_channel(case: &mut Case<'_>, channel: ChannelName) -> Result<(), EarlyReply> {
+fn capacity_for_unseen_channel(
+    case: &mut Case<'_>,
+    channel: ChannelName,
+) -> Result<(), EarlyReply> {
     if !case.monitor.state().knows_channel(channel)
         && let Some(gpu) = gpu_of_group(case, channel.0, channel.1)
     {
-        room_outside_groups(case, gpu)?;
+        capacity_outside_groups(case, gpu)?;
     }
     Ok(())
 }

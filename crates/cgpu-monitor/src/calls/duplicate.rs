@@ -4,9 +4,9 @@
 
 use crate::caller::Reply;
 use crate::calls::charge::{NewObject, make, shown_below, unmake};
-use crate::calls::groups::{enter_name_of_group, make_room_for_name_of_group};
+use crate::calls::groups::{enter_name_of_group, evict_for_handle_of_group};
 use crate::case::{Case, EarlyReply, begin_under_rm_lock, note_user};
-use crate::decide::{RefusalReason, room_for_name};
+use crate::decide::{RefusalReason, capacity_for_handle};
 use crate::driver::{pin_behind, pin_handle};
 use crate::state::UnderRmLock;
 use cgpu_core::ledger::{Client, Entry, Handle};
@@ -19,7 +19,7 @@ pub(crate) fn duplicate(
 ) -> Result<Reply, EarlyReply> {
     let rm_lock = begin_under_rm_lock(case)?;
     let new_object = NewObject { object, part: None };
-    let group = make_room_for_name_of_group(case, source)?;
+    let group = evict_for_handle_of_group(case, source)?;
     let made = make_name(case, &rm_lock, new_object, source)?;
     if let (Some(gpu), Some(made)) = (group, made) {
         enter_name_of_group(case, gpu, made, source);
@@ -46,7 +46,7 @@ fn make_name(
     drop(state);
     // `shown_below` may have entered an object, too, so the objects are counted after it.
     let shown = shown_below(case, rm_lock, object.client, object.parent, gpu);
-    let decision = room_for_name(&case.state().ledger);
+    let decision = capacity_for_handle(&case.state().ledger);
     case.or_deny(decision)?;
     let made = make(case, new_object)?;
     let Some(made) = made else { return Ok(None) };

@@ -17,7 +17,7 @@ const HIGHEST_OBJECT: u32 = 0xff;
 
 /// Makes room for a group that is to be made: at the limit, forgets groups that are gone. Returns the GPU, or refuses
 /// the call.
-pub(crate) fn make_room_for_group(
+pub(crate) fn evict_for_group(
     case: &mut Case<'_>,
     rm_lock: &UnderRmLock<'_>,
     group: Object,
@@ -25,7 +25,7 @@ pub(crate) fn make_room_for_group(
     match only_gpu(case)
         .or_else(|| find_gpu_under_rm_lock(case, rm_lock, group.client, group.parent))
     {
-        Some(gpu) => room_on(case, gpu),
+        Some(gpu) => capacity_on(case, gpu),
         None => {
             Err(case.deny(&RefusalReason::NoGpu { client: group.client, parent: group.parent }))
         }
@@ -34,12 +34,12 @@ pub(crate) fn make_room_for_group(
 
 /// The GPU of a group that is to get another name, which keeps the group when the first name is freed. The GPU has room
 /// for the name. `None` where the object is no known group.
-pub(crate) fn make_room_for_name_of_group(
+pub(crate) fn evict_for_handle_of_group(
     case: &mut Case<'_>,
     (client, handle): (u32, u32),
 ) -> Result<Option<usize>, EarlyReply> {
     let gpu = case.state().groups.gpu(client, handle);
-    gpu.map(|gpu| room_on(case, gpu)).transpose()
+    gpu.map(|gpu| capacity_on(case, gpu)).transpose()
 }
 
 /// Enters a channel whose call continues. Outside a group it is entered as a group, whether the driver makes it or not.
@@ -65,12 +65,12 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
         handle => handle,
     };
     let group = group(gpu, Object { handle, ..object }, false, None);
-    with_room_on(case, gpu, |state| state.write(group))?;
+    with_capacity_on(case, gpu, |state| state.write(group))?;
     // Without `caller_gpu`, client and channel may be another container's, which would lose its channel on the GPU.
     if caller_gpu.is_none() || !computes(engine_of_channel(case, alloc)) {
         return Ok(());
     }
-    room_outside_groups(case, gpu)?;
+    capacity_outside_groups(case, gpu)?;
     enter_computing_channel(case, gpu, object)
 }
 
@@ -87,13 +87,15 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
 }
 
 /// Refuses a channel that computes outside groups where the container has too many of these.
-pub(crate) fn room_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
+pub(crate) fn capacity_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
     // Where slices are set, no slice can be set for such a channel.
     let are_slices_set = case.monitor.shares.round(gpu).is_some_and(|round| !round.each);
     if !are_slices_set {
         return Ok(());
     }
-    decide_twice(case, gpu, |state| decide::room_outside_groups(state.outside_groups(gpu).len()))
+    decide_twice(case, gpu, |state| {
+        decide::capacity_outside_groups(state.outside_groups(gpu).len())
+    })
 }
 
 /// Enters a channel that is scheduled by itself and that nobody was seen to make: it counts as one outside a group.
@@ -102,7 +104,7 @@ pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, 
     let Ok(process) = case.target().map(|target| target.process) else { return };
     let channel = Record::Channel { gpu, client, parent: 0, handle, process };
     let mut state = case.state();
-    if state.channels.has_room() {
+    if state.channels.has_capacity() {
         state.write(channel);
     }
 }
@@ -117,7 +119,7 @@ fn enter_computing_channel(
     let process = case.target()?.process;
     let decision = {
         let mut state = case.state();
-        let decision = decide::room_for_channel(&state.channels);
+        let decision = decide::capacity_for_channel(&state.channels);
         if handle != 0 && decision.is_ok() {
             state.write(Record::Channel { gpu, client, parent, handle, process });
         }
@@ -146,7 +148,7 @@ pub(crate) fn enter_unseen_group(
     object: Object,
 ) -> Result<(), EarlyReply> {
     let record = group(gpu, object, true, reach(case, ENGINE_GRAPHICS));
-    with_room_on(case, gpu, |state| state.write(record))?;
+    with_capacity_on(case, gpu, |state| state.write(record))?;
     case.monitor.shares.wake();
     Ok(())
 }
@@ -158,19 +160,19 @@ fn reach(case: &Case<'_>, engine: u32) -> Option<Reach> {
 }
 
 /// Returns the GPU where it has room for one more group, and refuses the call otherwise.
-fn room_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, EarlyReply> {
-    with_room_on(case, gpu, |_| ()).map(|()| gpu)
+fn capacity_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, EarlyReply> {
+    with_capacity_on(case, gpu, |_| ()).map(|()| gpu)
 }
 
 /// Calls `enter` where a GPU has room for one more group, and refuses the call otherwise.
-fn with_room_on(
+fn with_capacity_on(
     case: &mut Case<'_>,
     gpu: usize,
     enter: impl Fn(&mut OpenState<'_>),
 ) -> Result<(), EarlyReply> {
     let most = case.monitor.settings.channel_groups;
     decide_twice(case, gpu, |state| {
-        decide::room_for_group(&state.groups, gpu, most).map(|()| enter(state))
+        decide::capacity_for_group(&state.groups, gpu, most).map(|()| enter(state))
     })
 }
 

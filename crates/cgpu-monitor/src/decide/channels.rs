@@ -8,8 +8,12 @@ const MOST_OUTSIDE_GROUPS: usize = 4;
 
 /// Decides on a group, or a name of one, on a GPU that may have `most` groups: it is refused where the GPU or the
 /// container has no room.
-pub(crate) fn room_for_group(groups: &Groups, gpu: usize, most: u32) -> Result<(), RefusalReason> {
-    if !groups.has_room() {
+pub(crate) fn capacity_for_group(
+    groups: &Groups,
+    gpu: usize,
+    most: u32,
+) -> Result<(), RefusalReason> {
+    if !groups.has_capacity() {
         return Err(RefusalReason::GroupsFull { most: MOST_GROUPS });
     }
     match groups.count(gpu) < usize::try_from(most).unwrap_or(usize::MAX) {
@@ -19,13 +23,13 @@ pub(crate) fn room_for_group(groups: &Groups, gpu: usize, most: u32) -> Result<(
 }
 
 /// Decides on a channel that computes: it is refused where no more channels can be known.
-pub(crate) fn room_for_channel(channels: &Channels) -> Result<(), RefusalReason> {
-    if channels.has_room() { Ok(()) } else { Err(RefusalReason::ChannelsFull) }
+pub(crate) fn capacity_for_channel(channels: &Channels) -> Result<(), RefusalReason> {
+    if channels.has_capacity() { Ok(()) } else { Err(RefusalReason::ChannelsFull) }
 }
 
 /// Decides on a channel that computes outside groups, where the container has `count` of these on a GPU with slices: it
 /// is refused from [`MOST_OUTSIDE_GROUPS`] on.
-pub(crate) fn room_outside_groups(count: usize) -> Result<(), RefusalReason> {
+pub(crate) fn capacity_outside_groups(count: usize) -> Result<(), RefusalReason> {
     match count < MOST_OUTSIDE_GROUPS {
         true => Ok(()),
         false => Err(RefusalReason::OutsideGroupsFull { most: MOST_OUTSIDE_GROUPS }),
@@ -49,21 +53,24 @@ mod tests {
     fn each_gpu_has_its_bound_of_groups_and_the_container_has_one() {
         let mut groups = Groups::default();
         (0..3).for_each(|handle| enter(&mut groups, 0, handle));
-        assert_eq!(room_for_group(&groups, 0, 4), Ok(()));
-        assert_eq!(room_for_group(&groups, 0, 3), Err(RefusalReason::GroupsOfGpuFull { most: 3 }));
-        assert_eq!(room_for_group(&groups, 1, 3), Ok(()));
+        assert_eq!(capacity_for_group(&groups, 0, 4), Ok(()));
+        assert_eq!(
+            capacity_for_group(&groups, 0, 3),
+            Err(RefusalReason::GroupsOfGpuFull { most: 3 })
+        );
+        assert_eq!(capacity_for_group(&groups, 1, 3), Ok(()));
         let all = u32::try_from(MOST_GROUPS).unwrap();
         (0..all).for_each(|handle| enter(&mut groups, 0, handle));
         assert_eq!(
-            room_for_group(&groups, 1, 3),
+            capacity_for_group(&groups, 1, 3),
             Err(RefusalReason::GroupsFull { most: MOST_GROUPS })
         );
     }
 
     #[test]
     fn four_channels_compute_outside_groups() {
-        assert_eq!(room_outside_groups(3), Ok(()));
-        assert_eq!(room_outside_groups(4), Err(RefusalReason::OutsideGroupsFull { most: 4 }));
+        assert_eq!(capacity_outside_groups(3), Ok(()));
+        assert_eq!(capacity_outside_groups(4), Err(RefusalReason::OutsideGroupsFull { most: 4 }));
     }
 
     #[test]
@@ -71,9 +78,9 @@ mod tests {
         let mut channels = Channels::default();
         let (gpu, client, parent, process) = (0, 1, 2, Process(3));
         for handle in 0..MOST_CHANNELS {
-            assert_eq!(room_for_channel(&channels), Ok(()), "{handle}");
+            assert_eq!(capacity_for_channel(&channels), Ok(()), "{handle}");
             channels.replay(Record::Channel { gpu, client, parent, handle, process });
         }
-        assert_eq!(room_for_channel(&channels), Err(RefusalReason::ChannelsFull));
+        assert_eq!(capacity_for_channel(&channels), Err(RefusalReason::ChannelsFull));
     }
 }

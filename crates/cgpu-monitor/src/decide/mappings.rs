@@ -92,7 +92,7 @@ pub(crate) fn managed_records(
             Some(_) => {}
         }
     }
-    if !ranges.has_room_for(space, base, bytes) {
+    if !ranges.has_capacity_for(space, base, bytes) {
         return Err(full);
     }
     let (client, parent, handle) = (Client(u32::MAX), Handle(u32::MAX), Handle(0));

@@ -23,7 +23,7 @@ mod names;
 mod refusal_reason;
 mod verdict;
 
-pub(crate) use channels::{room_for_channel, room_for_group, room_outside_groups};
+pub(crate) use channels::{capacity_for_channel, capacity_for_group, capacity_outside_groups};
 pub(crate) use mappings::{
     NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
 };
@@ -32,7 +32,7 @@ pub(crate) use memory::{
     shown_memory,
 };
 pub(crate) use names::{
-    Imported, export_entries, imported, may_export, nth_handle, plan_import, room_for_name,
+    Imported, capacity_for_handle, export_entries, imported, may_export, nth_handle, plan_import,
     unknown_objects,
 };
 pub(crate) use refusal_reason::RefusalReason;

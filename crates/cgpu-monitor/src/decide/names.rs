@@ -19,7 +19,7 @@ pub(crate) fn nth_handle(first: u32, number: u32) -> u32 {
 }
 
 /// Decides on another name of an object, by a duplicate: it is refused where no more objects can be known.
-pub(crate) fn room_for_name(ledger: &Ledger) -> Result<(), RefusalReason> {
+pub(crate) fn capacity_for_handle(ledger: &Ledger) -> Result<(), RefusalReason> {
     match ledger.size().objects < BOUNDS.objects {
         true => Ok(()),
         false => Err(RefusalReason::Full("objects")),
@@ -265,11 +265,11 @@ mod tests {
     fn no_name_is_made_that_the_books_have_no_room_for() {
         let mut ledger = ledger();
         export(&mut ledger, &[10], &[]).unwrap();
-        assert_eq!(room_for_name(&ledger), Ok(()));
+        assert_eq!(capacity_for_handle(&ledger), Ok(()));
         for handle in 0..u32::try_from(BOUNDS.objects).unwrap() {
             ledger.note(OF, Handle(2), Handle(100 + handle));
         }
-        assert_eq!(room_for_name(&ledger), Err(RefusalReason::Full("objects")));
+        assert_eq!(capacity_for_handle(&ledger), Err(RefusalReason::Full("objects")));
         let plan = plan_import(&ledger, FILE, &places(&[0]));
         assert_eq!(plan, Err(RefusalReason::Full("objects")));
         let full = Err(RefusalReason::Export(LedgerError::Full));

@@ -116,7 +116,7 @@ impl Channels {
     }
 
     /// Whether one more channel can be known.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         self.all.len() < MOST_CHANNELS as usize
     }
 
@@ -181,9 +181,9 @@ mod tests {
         for handle in 0..MOST_CHANNELS {
             again.replay(channel(0, 3, 1, handle));
         }
-        assert!(!again.has_room());
+        assert!(!again.has_capacity());
         again.forget(Process(3));
-        assert!(again.has_room());
+        assert!(again.has_capacity());
         assert_eq!(on(&again, 0, &[1, 2, 3]).len(), 3);
     }
 }

@@ -238,11 +238,11 @@ impl ContainerState {
 
     /// Remembers a range. `false` where it can't be remembered.
     pub(crate) fn add_range(&mut self, space: Space, base: u64, length: u64) -> bool {
-        let room = self.ranges.has_room_for(space, base, length);
-        if room {
+        let capacity = self.ranges.has_capacity_for(space, base, length);
+        if capacity {
             self.write(Record::AddRange { space: space.number(), base, length });
         }
-        room
+        capacity
     }
 
     /// Forgets a range.

@@ -76,7 +76,7 @@ impl Groups {
     }
 
     /// Whether one more group can be known.
-    pub(crate) fn has_room(&self) -> bool {
+    pub(crate) fn has_capacity(&self) -> bool {
         self.all.len() < MOST_GROUPS
     }
 
@@ -232,7 +232,7 @@ mod tests {
     fn a_container_has_no_more_than_the_most() {
         let mut groups = Groups::default();
         for number in 0..u32::try_from(MOST_GROUPS).unwrap() {
-            assert!(groups.has_room());
+            assert!(groups.has_capacity());
             let (gpu, client, parent, handle) = ((number % 64) as usize, 1, 2, number);
             groups.replay(Record::Group {
                 gpu,
@@ -243,9 +243,9 @@ mod tests {
                 reach: None,
             });
         }
-        assert!(!groups.has_room());
+        assert!(!groups.has_capacity());
         groups.replay(Record::Ungroup { client: 1, handle: 7 });
-        assert!(groups.has_room());
+        assert!(groups.has_capacity());
     }
 
     #[test]

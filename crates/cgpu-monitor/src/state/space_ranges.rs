@@ -81,10 +81,10 @@ impl SpaceRanges {
     }
 
     /// Whether the range can be remembered.
-    pub(crate) fn has_room_for(&self, space: Space, base: u64, length: u64) -> bool {
-        let room = self.all.len() < MOST_RANGES;
+    pub(crate) fn has_capacity_for(&self, space: Space, base: u64, length: u64) -> bool {
+        let capacity = self.all.len() < MOST_RANGES;
         let fits = base & MANAGED == 0 && length > 0;
-        fits && (room || self.all.contains_key(&(space.number(), base)))
+        fits && (capacity || self.all.contains_key(&(space.number(), base)))
     }
 
     /// First address and length in bytes of the range that `base` lies in.

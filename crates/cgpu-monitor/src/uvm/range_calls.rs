@@ -11,7 +11,7 @@ use crate::state::{Space, UnderRmLock};
 use crate::uvm::callers_file::{call_uvm, change_under_rm_lock, gpu_of, refuse_denied};
 use crate::uvm::files::UvmFile;
 use crate::uvm::queries::{PAGE_BYTES, Ranges};
-use crate::uvm::retained_files::has_room_for_range;
+use crate::uvm::retained_files::has_capacity_for_range;
 use cgpu_core::ledger::{ChargeId, Client, Handle, Span, Tree};
 use nvrm::number::{NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_DEVICE, NV_OK};
 use nvrm::uvm::{self, Range, Source};
@@ -33,8 +33,8 @@ pub(crate) fn make_range(
     change_under_rm_lock(case, |case, rm_lock, UvmFile { number: file, .. }| {
         let file = *file;
         let space = Space::File(file);
-        let room = has_room_for_range(case.monitor);
-        if !room || !case.state().ranges.has_room_for(space, range.base, range.length) {
+        let capacity = has_capacity_for_range(case.monitor);
+        if !capacity || !case.state().ranges.has_capacity_for(space, range.base, range.length) {
             return Err(case.deny(&RefusalReason::Full("ranges")));
         }
         let done = make(case, rm_lock, file)?;

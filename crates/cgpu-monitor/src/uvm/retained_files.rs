@@ -74,7 +74,7 @@ pub(crate) fn keep_uvm_file(
 }
 
 /// Whether the files may have one more range.
-pub(crate) fn has_room_for_range(monitor: &Monitor) -> bool {
+pub(crate) fn has_capacity_for_range(monitor: &Monitor) -> bool {
     let files = monitor.uvm_files.files.lock().len();
     files * (monitor.state().ranges.of_files() + 1) <= MOST_QUESTIONS
 }

@@ -226,7 +226,7 @@ fn labels_of_a_node_and_its_closed_gpus_are_followed() {
     let why = fleet.can_have(&of("d"), "n").unwrap_err();
     assert_eq!((why.to_string(), why.is_for_ever()), ("no GPU has 4 GiB free".into(), false));
     fleet.remove_node("n");
-    assert_eq!(fleet.can_have(&of("d"), "n"), Err(NoRoom::NoGpus));
+    assert_eq!(fleet.can_have(&of("d"), "n"), Err(NotEnoughMemory::NoGpus));
 }
 
 #[test]

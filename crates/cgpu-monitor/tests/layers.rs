@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
 /// The rooms of the monitor, the lowest first: each knows those before it, and itself.
-const ROOMS: [&str; 14] = [
+const LAYERS: [&str; 14] = [
     "snapshot",
     "log",
     "state",
@@ -160,22 +160,22 @@ fn named(file: &Path) -> Named {
     named
 }
 
-/// The place of a module's room among [`ROOMS`].
-fn room(module: &[String]) -> Option<usize> {
+/// The place of a module's room among [`LAYERS`].
+fn layer(module: &[String]) -> Option<usize> {
     match module {
-        [room, ..] => ROOMS.iter().position(|of| of == room),
+        [layer, ..] => LAYERS.iter().position(|of| of == layer),
         [] => None,
     }
 }
 
 /// The fields of the monitor that belong to a room, each with the highest room of which its type is.
-fn fields_by_room() -> BTreeMap<String, usize> {
+fn fields_by_layer() -> BTreeMap<String, usize> {
     let file = parsed(&src().join("shared.rs"));
     let mut named = Named::default();
     named.visit_file(&file);
     let of_type = |name: &str| {
         let of = named.paths.iter().find(|path| path.last().is_some_and(|last| last == name));
-        of.and_then(|path| room(path.get(1..)?))
+        of.and_then(|path| layer(path.get(1..)?))
     };
     let monitor = file.items.iter().find_map(|item| match item {
         syn::Item::Struct(item) if item.ident == "Monitor" => Some(item),
@@ -186,8 +186,8 @@ fn fields_by_room() -> BTreeMap<String, usize> {
     let fields = fields.filter_map(|field| {
         let mut types = Named::default();
         types.visit_type(&field.ty);
-        let rooms = types.paths.iter().flatten().filter_map(|name| of_type(name));
-        Some((field.ident.as_ref()?.to_string(), rooms.max()?))
+        let layers = types.paths.iter().flatten().filter_map(|name| of_type(name));
+        Some((field.ident.as_ref()?.to_string(), layers.max()?))
     });
     fields.collect()
 }
@@ -228,7 +228,7 @@ fn a_room_knows_those_below_it_alone() {
     for (module, file) in &all {
         let targets = named(file).paths.into_iter().filter_map(|path| target(&all, module, &path));
         for target in targets {
-            if let (Some(from), Some(to)) = (room(module), room(&target)) {
+            if let (Some(from), Some(to)) = (layer(module), layer(&target)) {
                 edges.insert((from, to));
                 // A file that goes through its own room's door could hide a circle.
                 if to > from || to == from && is_door(&target) {
@@ -237,8 +237,8 @@ fn a_room_knows_those_below_it_alone() {
             }
         }
     }
-    let missing: Vec<_> = (0..ROOMS.len())
-        .filter(|room| edges.iter().all(|(from, to)| from != room && to != room))
+    let missing: Vec<_> = (0..LAYERS.len())
+        .filter(|layer| edges.iter().all(|(from, to)| from != layer && to != layer))
         .collect();
     assert!(missing.is_empty(), "nothing was found of {missing:?}");
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -258,26 +258,26 @@ fn no_two_types_share_a_name() {
 
 #[test]
 fn a_room_uses_the_fields_of_those_below_it_alone() {
-    let by_room = fields_by_room();
-    assert!(by_room.len() > 12, "{by_room:?}");
+    let by_layer = fields_by_layer();
+    assert!(by_layer.len() > 12, "{by_layer:?}");
     let mut used = BTreeSet::new();
     let mut wrong = BTreeSet::new();
     for (module, file) in modules() {
-        let Some(of) = room(&module) else { continue };
+        let Some(of) = layer(&module) else { continue };
         for name in named(&file).fields {
-            match by_room.get(&name) {
-                Some(room) if *room > of => {
+            match by_layer.get(&name) {
+                Some(layer) if *layer > of => {
                     wrong.insert(format!(
                         "{} uses {name}, which {} has",
                         module.join("/"),
-                        ROOMS[*room]
+                        LAYERS[*layer]
                     ));
                 }
                 _ => _ = used.insert(name),
             }
         }
     }
-    let unused: Vec<_> = by_room.keys().filter(|name| !used.contains(*name)).collect();
+    let unused: Vec<_> = by_layer.keys().filter(|name| !used.contains(*name)).collect();
     assert!(unused.is_empty(), "nothing was found of {unused:?}");
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
