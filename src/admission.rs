@@ -7,11 +7,11 @@
 //! and files are found for that plan; isolation goes on while there is a record, and
 //! off before it goes. Must not know command lines or how errors are shown.
 
+pub mod bundle_marks;
+mod container_history;
 pub mod error;
-mod gpus;
-pub mod marks;
+mod gpu_settings;
 mod orphans;
-mod past;
 
 use std::error::Error;
 use std::path::Path;

@@ -19,7 +19,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::Admission;
-use crate::admission::marks::{PROGRAM, WHOLE};
+use crate::admission::bundle_marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError};
 use crate::host;
 use crate::host::Host;

@@ -14,12 +14,12 @@ use std::time::Duration;
 use nix::unistd::geteuid;
 use tracing::warn;
 
+use crate::admission::bundle_marks;
 use crate::admission::error::AdmissionError;
-use crate::admission::marks;
 use crate::backend::{self, Isolation, Tenant};
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::{self, Kind, Plan, PlannedGpu, Proposal};
-use cgpu_core::request::brought::DriNode;
+use cgpu_core::request::brought_gpus::DriNode;
 use cgpu_core::request::grant::{PodContainer, TOKEN};
 use cgpu_core::request::{
     self, Brought, BroughtName, Decision, DefaultMemory, EntryPoint, Quoted, Request, Rules, Said,
@@ -240,7 +240,7 @@ impl Host {
     /// What others brought into `bundle` or will bring, with what this host knows of it.
     fn brought(&self, bundle: &Bundle) -> Brought {
         let mut brought = bundle.brought();
-        if bundle.hooks().is_some_and(marks::are_ours) {
+        if bundle.hooks().is_some_and(bundle_marks::are_ours) {
             // These nodes are what an earlier create of ours gave.
             brought.forget_nodes();
         }
@@ -456,7 +456,7 @@ impl Host {
             // create of ours gave.
             keeps_other_gpus: plan.is_whole()
                 && !self.config.admission.exclusive
-                && !bundle.hooks().is_some_and(marks::are_ours),
+                && !bundle.hooks().is_some_and(bundle_marks::are_ours),
             // A second hook must not act on what we hold.
             renamed_env: match plan.backend {
                 Kind::None => Vec::new(),
@@ -554,7 +554,7 @@ fn token<'a>(env: &[&'a str]) -> Option<&'a str> {
 /// setting of it asks for anything.
 pub(crate) fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
     let host = Host::new(config::Config::default(), None);
-    let is_ours = bundle.hooks().is_some_and(marks::are_ours);
+    let is_ours = bundle.hooks().is_some_and(bundle_marks::are_ours);
     let decision = host.decide(bundle, id, EntryPoint::Runtime);
     let asks =
         |decision: Decision| decision.request().is_some_and(|one| !one.may_be_unregistered());

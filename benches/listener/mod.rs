@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cgpu_monitor::gate::enter::LISTENER_TAKEN;
+use cgpu_monitor::gate::entry::LISTENER_TAKEN;
 use nix::libc::{self, seccomp_notif, seccomp_notif_resp};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -38,7 +38,7 @@ pub(crate) enum Look {
 pub(crate) fn was_the_caller() -> bool {
     let Some(socket) = std::env::var_os(CALLER) else { return false };
     if !socket.is_empty() {
-        cgpu_monitor::gate::enter::enter(Path::new(&socket)).expect("the filter is put on");
+        cgpu_monitor::gate::entry::enter(Path::new(&socket)).expect("the filter is put on");
     }
     let (pipe, _other) = pipe().expect("a pipe can be made");
     let mut times: Vec<u128> = Vec::new();

@@ -2,7 +2,7 @@
 //! same.
 #![no_main]
 
-use cgpu_inject::cdi::parse::{Form, kind, parse};
+use cgpu_inject::cdi::parser::{Form, kind, parse};
 use cgpu_inject::cdi::{HostFacts, Specifications, Wanted, yaml};
 use libfuzzer_sys::fuzz_target;
 

@@ -1,7 +1,7 @@
 //! No `NVIDIA_REQUIRE_*` of an image breaks its reader, and no refusal is long.
 #![no_main]
 
-use cgpu_inject::require::{Facts, check};
+use cgpu_inject::requirements::{Facts, check};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {

@@ -2,13 +2,13 @@
 //!
 //! Knows what a plan becomes for a monitor: its settings, its place. What becomes of the calls is not known here.
 
-mod ability;
-mod held;
+mod compute_use;
+mod kernel_support;
 mod slices;
-mod unknown;
+mod unknown_driver;
 
-pub use ability::{AbilityError, check_kernel};
-pub use held::note_held;
+pub use compute_use::note_held;
+pub use kernel_support::{AbilityError, check_kernel};
 
 use std::fs;
 use std::io;
@@ -30,7 +30,7 @@ use cgpu_inject::bundle::Edits;
 use cgpu_inject::host_nodes::device_root;
 use cgpu_monitor::daemon::{self, Unanswered};
 use cgpu_monitor::gate::client::{AskError, ask, ask_all, is_listening};
-use cgpu_monitor::gate::enter::{EnterError, abilities, enter};
+use cgpu_monitor::gate::entry::{EnterError, abilities, enter};
 use cgpu_monitor::gate::launch::{LaunchError, MonitorDir, StartedMonitor, start_monitor};
 use cgpu_monitor::gate::profile::{ProfileError, check_no_listener};
 use cgpu_monitor::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
@@ -432,7 +432,7 @@ fn node(kind: NodeKind, path: PathBuf) -> Result<Node, GateError> {
 
 impl Isolation for Gate {
     fn usable(&self) -> Result<(), BackendError> {
-        ability::of_host().map_err(GateError::from)?;
+        kernel_support::of_host().map_err(GateError::from)?;
         if !self.monitor.is_file() {
             return Err(GateError::NoMonitor { program: self.monitor.clone() }.into());
         }

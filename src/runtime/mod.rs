@@ -24,7 +24,7 @@ use thiserror::Error;
 use tracing::warn;
 
 use crate::admission::Admission;
-use crate::admission::{self, AdmissionError, marks};
+use crate::admission::{self, AdmissionError, bundle_marks};
 use crate::backend::{Launch, Launcher};
 use crate::hook;
 use crate::host;
@@ -456,7 +456,7 @@ fn prepare(
     let request = match decision.verdict {
         Verdict::Ours(request) => request,
         Verdict::NotOurs(reason) => {
-            return match bundle.hooks().is_some_and(marks::are_ours) {
+            return match bundle.hooks().is_some_and(bundle_marks::are_ours) {
                 true => Err(RuntimeError::Leftover { bundle: bundle.dir().to_owned(), reason }),
                 false => Ok(None),
             };
@@ -529,7 +529,7 @@ fn register(
     let caller = hook::Caller::Wrapper { key: key.clone() };
     let calls = hook::calls(&host, &caller, proposal.is_whole(), stages)?;
     // What a precreate hook has reserved for this bundle is ours to give.
-    let program = host::own_program(marks::PROGRAM)?;
+    let program = host::own_program(bundle_marks::PROGRAM)?;
     if let Some(token) = bundle.hook_argument(&program, "--reservation") {
         Admission::of(&host).release_unmade(&hook::announced(token))?;
     }

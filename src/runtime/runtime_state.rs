@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use super::argv;
 use super::real::Real;
-use crate::admission::marks;
+use crate::admission::bundle_marks;
 use cgpu_host::process::{first_of, is_absence};
 use cgpu_host::registry::Record;
 
@@ -150,7 +150,7 @@ fn retained(state: State, dir: Option<&Path>) -> RuntimeState {
     let label = labels.iter().find_map(|label| label.strip_prefix("bundle=")).map(PathBuf::from);
     let bundle = state.bundle.or(label).map(|path| path.canonicalize().unwrap_or(path));
     // crun keeps a copy of the bundle's configuration; the bundle itself may be gone.
-    let has_quota = config.hooks.as_ref().is_some_and(marks::hold)
+    let has_quota = config.hooks.as_ref().is_some_and(bundle_marks::hold)
         || [dir, bundle.as_deref()]
             .iter()
             .flatten()
@@ -166,10 +166,10 @@ fn is_edited(file: &Path) -> bool {
     }
     // Most are told apart by a look at the bytes.
     let Ok(bytes) = fs::read(file) else { return false };
-    let name = OsStr::new(marks::PROGRAM).as_encoded_bytes();
+    let name = OsStr::new(bundle_marks::PROGRAM).as_encoded_bytes();
     bytes.windows(name.len()).any(|part| part == name)
         && serde_json::from_slice::<Hooked>(&bytes)
-            .is_ok_and(|config| config.hooks.as_ref().is_some_and(marks::hold))
+            .is_ok_and(|config| config.hooks.as_ref().is_some_and(bundle_marks::hold))
 }
 
 #[cfg(test)]

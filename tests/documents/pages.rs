@@ -347,7 +347,7 @@ fn links_lead_somewhere() {
 /// The table of what becomes of bundles is printed from the code that decides.
 #[test]
 fn the_table_of_requests_is_the_codes_own() {
-    let table = cgpu_core::request::table::markdown();
+    let table = cgpu_core::request::decision_table::markdown();
     let text = page("docs/compatibility.md").text;
     assert!(text.contains(&table), "docs/compatibility.md should have this table:\n{table}");
 }

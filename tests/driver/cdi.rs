@@ -13,7 +13,7 @@ use crate::support::{IMAGE, Outcome, Podman, program, run_with_timeout, timeout}
 use cgpu_core::gpu::Inventory;
 use cgpu_inject::Nodes;
 use cgpu_inject::bundle::DeviceNode;
-use cgpu_inject::cdi::generate::generate;
+use cgpu_inject::cdi::generator::generate;
 use cgpu_inject::cdi::{HostFacts, Specifications, Wanted, yaml};
 use cgpu_inject::driver::{Capability, Driver, DriverFile, Use, Width};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};

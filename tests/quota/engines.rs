@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::gated::{ASK, Gated, MIB, NO_MEMORY, RMTOOL, RUNTIME, got_bytes, monitors, rmtool};
 use crate::host::ask;
-use crate::lost::{UNREGISTERED, lose_records};
+use crate::orphaned::{UNREGISTERED, lose_records};
 use crate::support::{
     Containerd, Docker, IMAGE, Outcome, Podman, Restart, Scratch, run_with_timeout, timeout,
     wait_until,

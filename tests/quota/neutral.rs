@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use serde_json::{Value, json};
 
-use crate::brought::cdi;
+use crate::brought_gpus::cdi;
 use crate::engines::{APP, config, volume, was_held};
 use crate::gated::{Gated, MIB, RMTOOL, RUNTIME, got_bytes};
 use crate::support::{Docker, IMAGE, Podman};

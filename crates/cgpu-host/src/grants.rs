@@ -14,7 +14,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use thiserror::Error;
 
-use crate::replace::replace;
+use crate::atomic_file::replace;
 use cgpu_core::request::grant::{FORMAT, Grant, PodContainer, TOKEN, is_token};
 
 /// Most bytes of a record that are read: the devices of a large GPU in MiB are a hundred thousand short names.

@@ -11,7 +11,7 @@ pub mod process;
 
 pub mod failpoint;
 
-pub mod replace;
+pub mod atomic_file;
 
 pub mod grants;
 

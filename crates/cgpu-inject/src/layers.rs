@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, StatVfsMountFlags, statvfs};
 
-use super::place::{MountPoint, Obstacle};
+use super::mounts::{MountPoint, Obstacle};
 use super::root::Root;
 use crate::bundle::{Mounted, plain};
 

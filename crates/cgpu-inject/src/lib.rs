@@ -10,16 +10,16 @@ pub mod catalogue;
 pub mod cdi;
 pub mod device_numbers;
 pub mod driver;
-pub mod find;
+pub mod driver_cache;
 pub mod host_nodes;
 pub mod kernel_modules;
-pub mod known;
 pub mod layers;
+pub mod mounts;
 pub mod native;
 mod nodes;
-pub mod place;
-pub mod require;
+pub mod requirements;
 pub mod root;
+pub mod search;
 pub mod tree;
 pub mod userland;
 
@@ -99,16 +99,16 @@ pub enum InjectError {
     Capability(#[from] catalogue::UnknownCapability),
     /// The driver is none for the image.
     #[error(transparent)]
-    Require(#[from] require::RequireError),
+    Require(#[from] requirements::RequireError),
     /// No CDI specification serves.
     #[error(transparent)]
     Cdi(#[from] CdiError),
     /// There is no driver.
     #[error("{0}; or set inject = \"off\" under [driver]")]
-    Find(#[from] find::FindError),
+    Find(#[from] search::FindError),
     /// Something is in their way in the container.
     #[error(transparent)]
-    Place(#[from] place::PlaceError),
+    Place(#[from] mounts::PlaceError),
     /// Its files can't be mounted.
     #[error(transparent)]
     Tree(#[from] tree::TreeError),
@@ -138,7 +138,7 @@ pub fn injection(
     if let Some(version) = kernel {
         let env = bundle.env()?;
         let env = env.iter().filter_map(|item| item.split_once('='));
-        require::check(env, &require::Facts::of_driver(version))?;
+        requirements::check(env, &requirements::Facts::of_driver(version))?;
     }
     let configured = || "configured".to_owned();
     let native = || native::edits(config, plan, inventory, bundle, kernel, purpose);
@@ -216,7 +216,7 @@ fn best(
     };
     match native() {
         Ok(edits) => Ok(Injection { mode: Mode::Native, why, edits }),
-        Err(InjectError::Find(error @ find::FindError::Nothing { .. })) => {
+        Err(InjectError::Find(error @ search::FindError::Nothing { .. })) => {
             if has_driver {
                 warn!("this container gets device nodes only: {error}");
             }
@@ -255,7 +255,7 @@ pub fn variables(bundle: &Bundle, env: &[&str], state_dir: &Path) -> Vec<(String
     let home = tree::home(state_dir);
     let mut mounted = bundle.mounted().filter(|(_, source)| Path::new(source).starts_with(&home));
     let place = mounted.find_map(|(path, _)| tree::PLACES.iter().find(|place| **place == path));
-    place.map_or_else(Vec::new, |place| place::variables(env, place))
+    place.map_or_else(Vec::new, |place| mounts::variables(env, place))
 }
 
 /// What a bundle asks NVIDIA's runtime and hook for beside its GPUs; any of it may bring devices

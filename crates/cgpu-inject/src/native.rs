@@ -15,11 +15,11 @@ use cgpu_host::config::Config;
 use nvrm::Version;
 
 use super::driver::DriverFile;
-use super::find::{self, FindError};
 use super::layers::Layers;
-use super::place::{MountPoint, Obstacle};
+use super::mounts::{MountPoint, Obstacle};
 use super::root::Root;
-use super::{InjectError, Purpose, catalogue, known, place, tree, userland};
+use super::search::{self, FindError};
+use super::{InjectError, Purpose, catalogue, driver_cache, mounts, tree, userland};
 
 /// The version of the kernel's module; `None` where none is loaded.
 #[must_use]
@@ -51,7 +51,7 @@ pub fn edits(
     let root = Root::open(driver_root)
         .map_err(|source| FindError::NoRoot { root: driver_root.clone(), source })?;
     let kernel = kernel.map(|version| version.to_string());
-    let known = known::driver(&root, kernel.as_deref(), &config.state_dir, purpose)?;
+    let known = driver_cache::driver(&root, kernel.as_deref(), &config.state_dir, purpose)?;
     let tree = match purpose {
         Purpose::Create => tree::prepare(&config.state_dir, &known, &wanted)?,
         Purpose::Unregistered => None,
@@ -59,7 +59,7 @@ pub fn edits(
         Purpose::Inspect => Some(tree::home(&config.state_dir)),
     };
 
-    let sockets = find::sockets(&root);
+    let sockets = search::sockets(&root);
     let given = |file: &&DriverFile| file.capabilities.iter().any(|by| wanted.contains(by));
     let files: Vec<&DriverFile> =
         known.driver.files_for(&wanted).chain(sockets.iter().filter(given)).collect();
@@ -69,12 +69,12 @@ pub fn edits(
     let layers =
         image.map(|image| Layers::new(image, bundle.mounts(), &tree::home(&config.state_dir)));
     let obstacle = |path: &str, point: MountPoint<'_>| layers.as_ref()?.obstacle(path, point);
-    let placed = place::mounts(tree.as_deref(), &files, &linkers, obstacle)?;
+    let placed = mounts::mounts(tree.as_deref(), &files, &linkers, obstacle)?;
     if purpose != Purpose::Inspect {
         warn_of(&placed.left_out);
     }
     Ok(Edits {
-        env: placed.directory.map_or_else(Vec::new, |place| place::variables(&env, place)),
+        env: placed.directory.map_or_else(Vec::new, |place| mounts::variables(&env, place)),
         mounts: placed.mounts,
         masked: others(&config.driver.proc_root, plan, inventory),
         ..Edits::default()

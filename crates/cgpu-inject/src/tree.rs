@@ -24,7 +24,7 @@ use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, s
 use thiserror::Error;
 
 use super::driver::{Capability, DriverFile, Use, Width};
-use super::known::Known;
+use super::driver_cache::Known;
 
 /// Where the directory goes in a container: where images of NVIDIA's and of Google's look; else below no
 /// directory over which something can be mounted.

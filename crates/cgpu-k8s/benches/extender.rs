@@ -6,11 +6,11 @@ use std::fmt::Display;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use cgpu_k8s::ask::AskRules;
+use cgpu_k8s::annotations::words;
 use cgpu_k8s::extender::fleet::{Fleet, FleetRules, Seeker};
 use cgpu_k8s::extender::protocol::{FilterArgs, filter};
-use cgpu_k8s::place::Placement;
-use cgpu_k8s::written::words;
+use cgpu_k8s::placement::Placement;
+use cgpu_k8s::pod_request::AskRules;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::json;
 

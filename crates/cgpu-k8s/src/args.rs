@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::ask::{AskRules, MEMORY, WHOLE};
 use crate::certificate::CertificateFiles;
-use crate::place::Placement;
+use crate::placement::Placement;
+use crate::pod_request::{AskRules, MEMORY, WHOLE};
 use crate::units::Unit;
 
 /// What pods ask for, and whose containers are made by cgpu.

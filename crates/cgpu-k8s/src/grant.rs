@@ -18,7 +18,7 @@ use crate::cluster::Cluster;
 use crate::complaint::Complaint;
 use crate::environment::{Known, environment, weight, whole_environment};
 use crate::node::said;
-use crate::place::parts;
+use crate::placement::parts;
 use crate::plugin::Plugin;
 use crate::pods::{PodContainer, holdings, named, of_pod};
 use crate::units::{SharedGpu, Unit};

@@ -7,10 +7,10 @@ use cgpu_cli::commands::table::{aligned, printable};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
-use crate::ask::PodAsk;
+use crate::annotations::{shares, sum};
 use crate::extender::protocol::Inspection;
 use crate::node::{Given, GivenByUid, Lost, given_of, gpus_of};
-use crate::written::{shares, sum};
+use crate::pod_request::PodAsk;
 
 /// The line below the table, as the user guide of gpushare prints it.
 const LINE: usize = 87;

@@ -4,7 +4,7 @@
 //! nobody to anything: the variables that a container is made with are the runtime's to read. A crate
 //! of its own, so that no runtime links gRPC.
 
-pub mod ask;
+pub mod pod_request;
 
 pub mod authority;
 
@@ -22,7 +22,7 @@ pub mod inspect;
 
 pub mod node;
 
-pub mod place;
+pub mod placement;
 
 pub mod plugin;
 
@@ -32,11 +32,11 @@ pub mod setup;
 
 pub mod units;
 
-pub mod uses;
+pub mod gpu_modes;
 
-pub mod whole;
+pub mod exclusive;
 
-pub mod written;
+pub mod annotations;
 
 pub mod xid;
 
@@ -54,18 +54,18 @@ mod identity;
 
 mod kernel_log;
 
-mod life;
+mod lifecycle;
 
-mod record;
+mod node_record;
 
-mod serving;
+mod engine_check;
 
-mod show;
+mod inspect_command;
 
 mod pod_events;
 
-mod turn;
+mod lease;
 
 pub use args::{Args, InspectArgs};
-pub use life::run;
-pub use show::inspect_cluster;
+pub use inspect_command::inspect_cluster;
+pub use lifecycle::run;

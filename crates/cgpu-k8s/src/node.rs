@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
-use crate::ask::whole;
-use crate::place::Placement;
+use crate::annotations::{ByContainer, Words, words};
+use crate::placement::Placement;
+use crate::pod_request::whole;
 use crate::units::{SharedGpu, Unit};
-use crate::written::{ByContainer, Words, words};
 
 /// The label of a node whose containers are to be held to nothing (AliyunContainerService's).
 pub const DISABLE_ISOLATION: &str = "cgpu.disable.isolation";

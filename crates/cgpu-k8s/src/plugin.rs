@@ -25,18 +25,18 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
-use crate::ask::AskRules;
+use crate::annotations::ByGpu;
 use crate::cluster::Cluster;
 use crate::environment::{Known, environment, weight};
+use crate::gpu_modes::{Use, Uses, reported};
 use crate::grant::{self, Beside};
 use crate::node::{Lost, said};
-use crate::place::{Demand, Placement, parts, preferred};
+use crate::placement::{Demand, Placement, parts, preferred};
+use crate::pod_request::AskRules;
 use crate::pods::{
     Answered, DeviceRequest, Holdings, candidates, device_requests, holdings, mistaken, reserved,
 };
 use crate::units::{SharedGpu, Unit};
-use crate::uses::{Use, Uses, reported};
-use crate::written::ByGpu;
 
 /// What a plugin gives out, and how.
 #[derive(Debug, Clone)]

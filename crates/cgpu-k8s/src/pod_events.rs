@@ -17,10 +17,10 @@ use kube::Client;
 use kube::api::{Api, PostParams};
 use tokio::time::sleep;
 
-use crate::ask::AskRules;
 use crate::cluster::{Cluster, in_time};
 use crate::complaint::Complaint;
 use crate::plugin::Plugin;
+use crate::pod_request::AskRules;
 use crate::pods::{lost, named};
 
 /// Why a pod gets nothing, in a word.

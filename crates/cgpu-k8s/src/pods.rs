@@ -11,11 +11,11 @@ use cgpu_core::request::grant::{self, Grant};
 use cgpu_kubelet::api::ListPodResourcesResponse;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::ask::{AskRules, ContainerAsk, GPU_COUNT, PodAsk};
+use crate::annotations::{ByContainer, ByGpu, Words, shares, sum};
 use crate::node::Given;
-use crate::place::parts;
+use crate::placement::parts;
+use crate::pod_request::{AskRules, ContainerAsk, GPU_COUNT, PodAsk};
 use crate::units::{SharedGpu, Unit};
-use crate::written::{ByContainer, ByGpu, Words, shares, sum};
 
 /// A container of this node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

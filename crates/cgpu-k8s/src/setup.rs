@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use cgpu_host::replace::replace;
+use cgpu_host::atomic_file::replace;
 use clap::{Parser, Subcommand};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::sched::{CloneFlags, setns};
@@ -25,7 +25,7 @@ use rustix::thread::{
 };
 use serde_json::json;
 
-use crate::serving::{EngineArgs, require, restart_in_turn, seen_at};
+use crate::engine_check::{EngineArgs, require, restart_in_turn, seen_at};
 
 /// The first process of the node, where the pod has `hostPID: true`.
 const NODE: &str = "/proc/1";

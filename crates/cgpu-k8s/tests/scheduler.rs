@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 
-use cgpu_k8s::ask::AskRules;
 use cgpu_k8s::extender::fleet::{Fleet, FleetRules};
 use cgpu_k8s::extender::protocol::{BindArgs, FilterArgs, filter, inspection};
-use cgpu_k8s::place::Placement;
+use cgpu_k8s::placement::Placement;
+use cgpu_k8s::pod_request::AskRules;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 

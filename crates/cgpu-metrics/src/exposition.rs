@@ -18,7 +18,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::creates::Creates;
+use crate::creations::Creates;
 use crate::pods::PodGpu;
 
 /// A label and its value.

@@ -4,13 +4,13 @@
 //! come from: see [`cgpu_cli::view`]. A crate of its own, so that no runtime links an HTTP server.
 
 mod args;
-mod counter;
-mod creates;
+mod creation_counter;
+mod creations;
 mod exposition;
 mod pods;
 #[cfg(test)]
-mod scraped;
-mod serve;
+mod scrape;
+mod server;
 
 pub use args::Args;
-pub use serve::run;
+pub use server::run;

@@ -4,12 +4,12 @@
 //! programs speak with it. The other modules are the monitor's rooms: each uses those below it alone (`tests/rooms.rs`).
 
 mod audit;
+#[cfg(test)]
+mod call_counters;
 mod caller;
 mod calls;
 mod case;
 mod compute;
-#[cfg(test)]
-mod counted;
 pub mod daemon;
 pub mod decide;
 mod driver;

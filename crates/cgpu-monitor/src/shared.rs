@@ -210,7 +210,7 @@ impl Monitor {
     /// Opens the books. Other threads wait until they are dropped.
     pub(crate) fn state(&self) -> OpenState<'_> {
         #[cfg(test)]
-        crate::counted::count(|counted| counted.state += 1);
+        crate::call_counters::count(|counted| counted.state += 1);
         let state = self.state.lock();
         OpenState { state, monitor: self, changed: false }
     }

@@ -5,7 +5,7 @@ use cgpu::host::Host;
 use cgpu_cli::view::{Driver, Processes, Snapshot, collect};
 use cgpu_host::registry::RegistryError;
 
-use crate::choose::chosen;
+use crate::gpu_choice::chosen;
 use crate::socket;
 
 /// Collects what is shown.

@@ -6,17 +6,17 @@
 
 mod args;
 mod cells;
-mod choose;
 mod collector;
+mod command;
 mod environment;
+mod gpu_choice;
 mod history;
-mod print;
+mod printer;
 mod query;
-mod run;
 mod sheet;
 mod socket;
 mod watch;
 
 pub use args::{Args, Format};
-pub use print::is_broken_pipe;
-pub use run::run;
+pub use command::run;
+pub use printer::is_broken_pipe;

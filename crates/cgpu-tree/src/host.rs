@@ -19,9 +19,9 @@ use fuser::Errno;
 use nix::sys::stat::major;
 use tracing::{info, warn};
 
+use crate::containers::{Records, Registered};
 use crate::node::Node;
-use crate::registered::{Records, Registered};
-use crate::write::{Senseless, WriteRequest, request};
+use crate::write_request::{Senseless, WriteRequest, request};
 
 /// Major number of NVIDIA's nodes, where none can be looked at (`nv-linux.h`).
 const MAJOR: u64 = 195;

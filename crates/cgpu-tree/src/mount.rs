@@ -20,7 +20,7 @@ use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::files::Tree;
 use crate::host::Shown;
-use crate::place::{self, MountPoint};
+use crate::mount_point::{self, MountPoint};
 
 /// How many readers are answered at once.
 const THREADS: usize = 4;
@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> Result<()> {
     // Its directory is ours alone, or it isn't there yet.
     host.registry()?;
     if args.unmount {
-        return place::clear(&dir);
+        return mount_point::clear(&dir);
     }
     if args.detach {
         return detach(args);
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
     let reported = SignalFd::with_flags(&ends, SfdFlags::SFD_CLOEXEC)?;
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName(place::SOURCE.to_owned()),
+        MountOption::FSName(mount_point::SOURCE.to_owned()),
         MountOption::DefaultPermissions,
         MountOption::NoDev,
         MountOption::NoSuid,

@@ -11,8 +11,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{Gate, GateError};
+use cgpu_host::atomic_file::replace;
 use cgpu_host::process::boot_id;
-use cgpu_host::replace::replace;
 use cgpu_monitor::daemon::{Failure, try_slice};
 use cgpu_monitor::gate::settings::{self, Node};
 use nvrm::Release;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::share::{self, Share};
-use cgpu_monitor::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
+use cgpu_monitor::gate::entry::{LISTENER_SENT, LISTENER_TAKEN};
 use cgpu_monitor::gate::launch::MonitorDir;
 use cgpu_monitor::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
 use cgpu_monitor::gate::upgrade::{UpgradeError, upgrade};

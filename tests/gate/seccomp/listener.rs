@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use cgpu_monitor::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
+use cgpu_monitor::gate::entry::{LISTENER_SENT, LISTENER_TAKEN};
 use nix::errno::Errno;
 use nix::libc::{seccomp_notif, seccomp_notif_resp};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::support::{Bundle, Outcome, Runtime, Scratch, run_with_timeout, timeout};
-use cgpu_monitor::gate::enter::enter;
+use cgpu_monitor::gate::entry::enter;
 use cgpu_monitor::gate::filter::{Machine, program};
 use cgpu_monitor::gate::{is_decided_by_monitor, may_have_grown};
 use filter::{Call, Filter, Verdict};

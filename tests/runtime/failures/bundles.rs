@@ -181,7 +181,7 @@ fn a_bundle_on_a_full_disk_keeps_its_configuration_and_nothing_stays_promised() 
     let bundle = host.asking("full", TOTAL_MIB);
     let old = fs::read(bundle.directory.join("config.json")).unwrap();
     host.scratch.directory("small");
-    let small = crate::failures::places::full_tmpfs(&host, "small", 64 << 10, |path| {
+    let small = crate::failures::configuration::full_tmpfs(&host, "small", 64 << 10, |path| {
         fs::write(path.join("config.json"), &old).unwrap();
     });
     let mut create = host.runtime().command();

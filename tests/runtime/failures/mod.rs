@@ -8,9 +8,9 @@
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
 
 mod bundles;
+mod configuration;
 mod crashes;
 mod crowd;
-mod looks;
-mod places;
 mod runtimes;
 mod stale;
+mod stale_checks;

@@ -1,6 +1,5 @@
 //! The verbs of `cgpu`, a file each: parse and print only.
 
-mod beside;
 pub mod cdi;
 pub mod doctor;
 pub mod events;
@@ -13,6 +12,7 @@ pub mod nodes;
 pub mod ps;
 pub mod set;
 pub mod setup;
+mod sibling_programs;
 pub mod table;
 pub mod upgrade_monitors;
 
@@ -196,11 +196,11 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
         Verb::Get(get) => get::run(&host()?, &get, out)?,
         Verb::Events(events) => events::run(&host()?, &events, out)?,
         Verb::Logs { container } => logs::run(&host()?, &container, out)?,
-        Verb::Metrics { arguments } => beside::run(&host()?, "cgpu-metrics", &arguments)?,
-        Verb::Mount { arguments } => beside::run(&host()?, "cgpu-tree", &arguments)?,
+        Verb::Metrics { arguments } => sibling_programs::run(&host()?, "cgpu-metrics", &arguments)?,
+        Verb::Mount { arguments } => sibling_programs::run(&host()?, "cgpu-tree", &arguments)?,
         Verb::Unmount { dir } => {
             let arguments = ["--unmount".into()].into_iter().chain(dir.map(Into::into));
-            beside::run(&host()?, "cgpu-tree", &arguments.collect::<Vec<_>>())?;
+            sibling_programs::run(&host()?, "cgpu-tree", &arguments.collect::<Vec<_>>())?;
         }
         Verb::Gc => gc::run(&host()?, out)?,
         Verb::Nodes => nodes::run(&host()?, out)?,

@@ -18,7 +18,7 @@ use cgpu_host::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Setti
 use cgpu_inject::cdi::{HostFacts, Specifications, State, Wanted};
 use cgpu_inject::device_numbers::{Module, NodeRights, character_majors, identity};
 use cgpu_inject::root::Root;
-use cgpu_inject::{find, host_nodes};
+use cgpu_inject::{host_nodes, search};
 use nvrm::Version;
 
 /// NVIDIA's kernel modules, as `/sys/module` calls them.
@@ -70,7 +70,7 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
     };
     let library = Root::open(&root).ok().and_then(|files| {
         let (version, path) =
-            find::installed(&files, kernel.map(|version| version.to_string()).as_deref())?;
+            search::installed(&files, kernel.map(|version| version.to_string()).as_deref())?;
         let path = config.driver.root.join(path.strip_prefix("/").unwrap_or(&path));
         Some(Library { version: version.parse().ok()?, path })
     });

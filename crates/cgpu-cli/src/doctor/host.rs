@@ -10,7 +10,7 @@ use crate::engines::program;
 use cgpu::backend::gate::check_kernel;
 use cgpu::host::Host;
 use cgpu_monitor::daemon::check_sizes;
-use cgpu_monitor::gate::enter;
+use cgpu_monitor::gate::entry;
 
 /// Runtimes that are known to work, whether configured or not.
 const KNOWN: [&str; 2] = ["runc", "crun"];
@@ -26,7 +26,7 @@ pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
     let release = text("osrelease");
     let ability =
         check_kernel(&release, &text("seccomp/actions_avail"), &text("randomize_va_space"));
-    let abilities = enter::abilities();
+    let abilities = entry::abilities();
     Isolation {
         kernel: release,
         ability: ability.map_err(|error| error.to_string()),

@@ -8,7 +8,7 @@
 
 pub mod facts;
 
-mod look;
+mod collector;
 
 mod driver;
 
@@ -20,8 +20,8 @@ mod own;
 
 mod judge;
 
+pub use collector::{Roots, look};
 pub use judge::judge;
-pub use look::{Roots, look};
 
 use serde::Serialize;
 

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::change::{Backup, Change};
 use super::original::{backup_of, read};
-use cgpu_host::replace::{replace, replace_after};
+use cgpu_host::atomic_file::{replace, replace_after};
 
 /// Why a file isn't written.
 #[derive(Debug, Error)]

@@ -4,13 +4,13 @@
 //! unit, and "unknown" (`None`) apart from zero. [`collect()`] asks once; tables, JSON,
 //! metrics and the tree of files print what it found. Must not know how any of them prints.
 
-mod assemble;
-mod collect;
+mod assembly;
+mod collector;
 mod driver;
 
 use serde::{Deserialize, Serialize};
 
-pub use collect::{Processes, collect, collect_records, observe};
+pub use collector::{Processes, collect, collect_records, observe};
 pub use driver::{Driver, DriverGpu, DriverProcess, DriverUsage};
 
 use cgpu_core::calls::{Calls, Durations};

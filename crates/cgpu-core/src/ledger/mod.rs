@@ -21,7 +21,7 @@ mod mapped_ranges;
 mod objects;
 mod pins;
 mod process;
-mod questions;
+mod queries;
 mod users;
 
 use alloc::collections::BTreeMap;

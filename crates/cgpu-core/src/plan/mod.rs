@@ -3,11 +3,11 @@
 //! Arithmetic and decisions only: requests and inventories come in, plans and errors a
 //! user can act on go out. Must not know OCI or files.
 
-mod admit;
-mod change;
-mod gpu;
-mod place;
+mod capacity;
+mod gpu_rules;
+mod placement;
 mod resolve;
+mod update;
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -19,15 +19,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::bytes_to_mib;
 
-pub use admit::LEAKED_MARK;
-pub use admit::{Holders, Holding, Limits, Refusal, admit, unheld};
-pub use change::{Change, ChangeError};
-pub use gpu::{
+pub use capacity::LEAKED_MARK;
+pub use capacity::{Holders, Holding, Limits, Refusal, admit, unheld};
+pub use gpu_rules::{
     GpuChange, GpuChangeError, GpuRules, Occupancy, POLICY_FIXED, POLICY_NATIVE, POLICY_PREEMPTIVE,
     WEIGHTED, policy_of,
 };
-pub use place::{Candidate, Placement, Proposal, ShareAsked, WeightAsked};
+pub use placement::{Candidate, Placement, Proposal, ShareAsked, WeightAsked};
 pub use resolve::{ResolveError, resolve};
+pub use update::{Change, ChangeError};
 
 /// What a create gives to a container: the `plan` of `cgpu inspect`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

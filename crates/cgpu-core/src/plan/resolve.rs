@@ -1358,7 +1358,7 @@ mod tests {
 
     #[test]
     fn the_table_is_what_becomes_of_bundles() {
-        let mut seen = vec![false; request::table::ROWS.len()];
+        let mut seen = vec![false; request::decision_table::ROWS.len()];
         let mut note = |words: &[&str], rules: &Rules<'_>| {
             if let Some(row) = said(words, |said| testing::row(said, rules)) {
                 seen[row] = true;

@@ -7,12 +7,13 @@
 //! all are kept and the smallest holds on each GPU.
 //!
 //! [`decide()`] is the one question: what becomes of a bundle, by its settings and by what others
-//! [brought](Brought) into it.
+//! [brought_gpus](Brought) into it.
 
 pub mod amount;
-pub mod brought;
+pub mod brought_gpus;
 mod cri;
-mod decide;
+mod decision;
+pub mod decision_table;
 mod error;
 pub mod grant;
 pub mod name;
@@ -21,11 +22,10 @@ mod quota;
 pub mod reach;
 mod selection;
 mod setting;
-pub mod table;
 mod ungranted;
 
-pub use brought::{Brought, BroughtGpu, BroughtName, MigInstance};
-pub use decide::{Decision, EntryPoint, Said, Verdict, decide};
+pub use brought_gpus::{Brought, BroughtGpu, BroughtName, MigInstance};
+pub use decision::{Decision, EntryPoint, Said, Verdict, decide};
 pub use error::RequestError;
 pub use grant::Grant;
 pub use near_miss::NearMiss;
@@ -34,18 +34,18 @@ pub use setting::{Quoted, Setting};
 pub use ungranted::Ungranted;
 
 pub(crate) use amount::{GIB, Measure};
+pub(crate) use decision_table::{On, Outcome};
 pub(crate) use quota::{Quota, Source, Spelling, WeightValue};
 pub(crate) use selection::{Extent, GpuName, Selection};
-pub(crate) use table::{On, Outcome};
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
+use decision_table::{Because, Named};
 use name::{GPUS, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES, Name, SET_ASIDE, VISIBLE_DEVICES};
 use quota::{Ask, Off};
-use table::{Because, Named};
 
 /// How the device plugin's value begins if the scheduler found no GPU.
 const NO_GPU_FOUND: &str = "no-gpu-has-";
@@ -250,7 +250,7 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
 
     let unless_empty = |setting: &Setting| setting.text() != Ok("");
     let resource = resource(said.env, rules).filter(|_| trust.env);
-    let by_mounts = |setting: &Setting| setting.value == brought::DEVICE_MOUNTS;
+    let by_mounts = |setting: &Setting| setting.value == brought_gpus::DEVICE_MOUNTS;
     let counts = |nvidia: &Selection| resource.is_none() || nvidia.extent() == Extent::List;
     let nvidia = nvidia.filter(|setting| !by_mounts(setting)).map(Selection::new).filter(counts);
     let annotation = [
@@ -342,20 +342,20 @@ fn resource(env: &[&str], rules: &Rules<'_>) -> Option<Selection> {
 
 impl Request {
     /// What is asked for by way of a quota.
-    fn quota_asked(&self) -> table::Quota {
+    fn quota_asked(&self) -> decision_table::Quota {
         let is = |of: fn(&Off) -> bool| self.off.iter().any(of);
         if !self.quotas.is_empty() {
-            table::Quota::Asked
+            decision_table::Quota::Asked
         } else if is(|off| matches!(off, Off::Disabled(_, Some(_)))) {
-            table::Quota::Lifted
+            decision_table::Quota::Lifted
         } else if is(|off| matches!(off, Off::Untrusted(_, Some(_)))) {
-            table::Quota::Untrusted
+            decision_table::Quota::Untrusted
         } else if is(|off| matches!(off, Off::Sandbox(_, Some(_)))) {
-            table::Quota::Sandbox
+            decision_table::Quota::Sandbox
         } else if is(|off| matches!(off, Off::Zero(_) | Off::Empty(_))) {
-            table::Quota::Zero
+            decision_table::Quota::Zero
         } else {
-            table::Quota::Unasked
+            decision_table::Quota::Unasked
         }
     }
 
@@ -363,7 +363,7 @@ impl Request {
     fn takes_default(&self, said: &Said<'_>) -> bool {
         let is_silent = |off: &Off| matches!(off, Off::NotSet(_) | Off::Empty(_));
         let has_gpus = matches!(self.named(), Named::All | Named::Counted | Named::Listed)
-            || said.brought.choice() == brought::Extent::Gpus;
+            || said.brought.choice() == brought_gpus::Extent::Gpus;
         self.quotas.is_empty()
             && self.off.iter().all(is_silent)
             && has_gpus
@@ -450,8 +450,8 @@ impl Request {
     fn narrowed(&self, outcome: Outcome, brought: &Brought, rules: &Rules<'_>) -> Outcome {
         // A quota that is asked for, and lifted, isn't forgotten where the GPUs have come already.
         let has_some = match self.quota_asked() {
-            table::Quota::Unasked => !brought.usable().is_empty(),
-            _ => brought.extent_of_memory() != brought::Extent::Nothing,
+            decision_table::Quota::Unasked => !brought.usable().is_empty(),
+            _ => brought.extent_of_memory() != brought_gpus::Extent::Nothing,
         };
         let as_brought = if has_some { Outcome::AsBrought } else { Outcome::NotOurs };
         match outcome {
@@ -725,9 +725,9 @@ pub(crate) mod testing {
     /// The row of the table that a bundle finds, counted from 0.
     pub(crate) fn row(said: &Said<'_>, rules: &Rules<'_>) -> Option<usize> {
         let (request, _) = read(said, rules).ok()?;
-        let (quota, named, brought) = decide::facts(&request, said);
-        let found = table::find(quota, named, brought);
-        table::ROWS.iter().position(|row| std::ptr::eq(row, found))
+        let (quota, named, brought) = decision::facts(&request, said);
+        let found = decision_table::find(quota, named, brought);
+        decision_table::ROWS.iter().position(|row| std::ptr::eq(row, found))
     }
 
     /// What becomes of an unprivileged bundle with these settings, into which nothing was brought.

@@ -9,7 +9,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::RequestError;
-use super::brought::{BroughtName, cdi_gpu};
+use super::brought_gpus::{BroughtName, cdi_gpu};
 use super::setting::Setting;
 
 /// A choice of GPUs, as it came.

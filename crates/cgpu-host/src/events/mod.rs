@@ -8,15 +8,15 @@
 mod bucket;
 mod cause;
 mod event;
-mod read;
-mod select;
+mod filter;
+mod reader;
 mod sink;
 mod store;
 
 pub use bucket::Bucket;
 pub use cause::Cause;
 pub use event::{Event, Kind, MONITOR_KILLED, MOST_LINE_BYTES, Share, WARNINGS, plain};
-pub use read::Follower;
-pub use select::{Filter, Names};
+pub use filter::{Filter, Names};
+pub use reader::Follower;
 pub use sink::EventSink;
 pub use store::{MOST_FILE_BYTES, NAMES, Store};

@@ -18,7 +18,7 @@ use thiserror::Error;
 
 use super::Fingerprint;
 use super::file::FILE_BYTES_MAX;
-use crate::replace::replace;
+use crate::atomic_file::replace;
 use cgpu_core::gpu::{Gpu, Inventory};
 
 const FILE_NAME: &str = "inventory.json";

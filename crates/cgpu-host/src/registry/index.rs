@@ -12,7 +12,7 @@
 
 use std::fmt::Write;
 
-use super::life;
+use super::lifecycle;
 use super::record::{Holder, Record, decoded, encoded};
 use crate::process::ProcessId;
 use cgpu_core::plan::Holding;
@@ -70,7 +70,7 @@ pub(super) enum Life {
 impl Entry {
     pub(super) fn of(record: &Record, boot_id: &str) -> Self {
         let life = match &record.holder {
-            _ if life::is_of_another_boot(record, boot_id) => Life::Over,
+            _ if lifecycle::is_of_another_boot(record, boot_id) => Life::Over,
             Holder::Launched { by, state_file } => {
                 Life::Launched { by: *by, state_file: encoded(&state_file.to_string_lossy()) }
             }

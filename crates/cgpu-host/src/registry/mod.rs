@@ -15,12 +15,12 @@
 //! backend does: whoever collects stale records ends their isolation first.
 
 mod error;
-mod gpu;
-mod host;
+mod gpu_settings;
+mod host_settings;
 mod index;
-mod life;
-mod look;
+mod lifecycle;
 pub mod notice;
+mod process_facts;
 mod record;
 pub mod share;
 
@@ -35,8 +35,8 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::geteuid;
 
 pub use error::RegistryError;
-pub use gpu::GpuSettings;
-pub use host::HostSettings;
+pub use gpu_settings::GpuSettings;
+pub use host_settings::HostSettings;
 pub use index::Stamp;
 pub use record::{Holder, Key, Record, short_id};
 
@@ -45,7 +45,7 @@ use crate::process::{ProcessId, boot_time_s};
 use cgpu_core::plan::Holding;
 use error::failed;
 use index::{Entry, Life};
-use look::World;
+use process_facts::World;
 
 /// How long to wait for the lock; a create holds it for less than a millisecond.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -253,7 +253,7 @@ impl Registry {
         let path = self.containers().join(name);
         match fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(record) => Ok(Some(life::seen(record, &mut World))),
+                Ok(record) => Ok(Some(lifecycle::seen(record, &mut World))),
                 Err(source) => Err(RegistryError::Damaged { path, source }),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -287,13 +287,13 @@ impl Registry {
     /// hands the record on to another holder; without, see [`living`](Self::living).
     #[must_use]
     pub fn is_stale(&self, record: &Record) -> bool {
-        life::is_over(record, &self.boot_id, &mut World)
+        lifecycle::is_over(record, &self.boot_id, &mut World)
     }
 
     /// As [`is_stale`](Self::is_stale), for what `but` holds no longer, though it lives.
     #[must_use]
     pub fn is_stale_but_for(&self, record: &Record, but: i32) -> bool {
-        life::is_over(record, &self.boot_id, &mut look::Without(but))
+        lifecycle::is_over(record, &self.boot_id, &mut process_facts::Without(but))
     }
 }
 

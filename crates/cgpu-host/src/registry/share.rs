@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::error::failed;
 use super::notice::Notice;
 use super::{Locked, RegistryError};
-use crate::replace::replace;
+use crate::atomic_file::replace;
 use cgpu_core::plan::GpuRules;
 use cgpu_core::sched::{Frame, Idle, Period, Span, Tenant, Turn, frame, part, periods};
 

@@ -4,7 +4,7 @@
 use oci_spec::runtime::{LinuxDeviceBuilder, LinuxDeviceCgroupBuilder, LinuxDeviceType};
 use serde_json::Value;
 
-use super::edits::{DeviceNode, Edits};
+use super::plan_edits::{DeviceNode, Edits};
 use super::shape::{Misshapen, list, mounts, number, plain, text};
 use nvrm::NVIDIA_MAJOR;
 

@@ -6,9 +6,9 @@ use oci_spec::runtime::{Hook, HookBuilder, MountBuilder};
 use serde_json::Value;
 
 use super::devices::{allow, declare, withhold};
-use super::edits::{Bind, Edits, HookCall, HookStage, Mount};
+use super::plan_edits::{Bind, Edits, HookCall, HookStage, Mount};
 use super::shape::{Misshapen, list, mounts, plain, text};
-use cgpu_core::request::brought::{DEVICE_MOUNTS, by_cli_hook, is_cdi_annotation};
+use cgpu_core::request::brought_gpus::{DEVICE_MOUNTS, by_cli_hook, is_cdi_annotation};
 
 /// Applies `edits`; what it was before, where that changed anything.
 pub(super) fn apply(config: &mut Value, edits: &Edits) -> Result<Option<Value>, Misshapen> {
@@ -278,7 +278,7 @@ fn forget_former(config: &mut Value, calls: &[HookCall]) {
 #[cfg(test)]
 mod tests {
     use super::super::devices::{allows_every_device, rule};
-    use super::super::edits::{DeviceNode, Withheld};
+    use super::super::plan_edits::{DeviceNode, Withheld};
     use super::super::shape::number;
     use super::*;
     use serde_json::json;

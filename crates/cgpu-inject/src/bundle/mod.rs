@@ -5,13 +5,13 @@
 //! for what changed: unknown fields, order, numbers and escapes stay to the byte. Nothing
 //! is written where nothing changed.
 
-mod brought;
+mod brought_gpus;
 mod devices;
 mod edit;
-mod edits;
+mod json_splice;
+mod plan_edits;
 mod process;
 mod shape;
-mod splice;
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -25,7 +25,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use edit::{leads_to_daemon, leads_to_mps};
-pub use edits::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
+pub use plan_edits::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
 pub use process::ProcessFile;
 pub use shape::plain;
 
@@ -339,7 +339,7 @@ impl Bundle {
     /// for this.
     #[must_use]
     pub fn brought(&self) -> Brought {
-        brought::brought(&self.value)
+        brought_gpus::brought(&self.value)
     }
 
     /// What of the host appears in the container: the sources of its bind mounts.
@@ -401,7 +401,7 @@ impl Bundle {
     #[must_use]
     pub fn to_text(&self) -> String {
         let before = self.before.as_ref().unwrap_or(&self.value);
-        splice::splice(&self.text, before, &self.value)
+        json_splice::splice(&self.text, before, &self.value)
     }
 
     /// Replaces the configuration on disk in one step, with its mode and owner. Where

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::dirs::{Listing, Source};
-use cgpu_host::replace::replace;
+use cgpu_host::atomic_file::replace;
 
 const VERSION: u32 = 1;
 

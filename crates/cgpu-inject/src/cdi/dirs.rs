@@ -15,7 +15,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use super::parse::{self, Form};
+use super::parser::{self, Form};
 use super::spec::Specification;
 
 /// Where specifications are, the last having the last word (`pkg/cdi/spec-dirs.go`). The first is
@@ -160,11 +160,11 @@ fn content(file: &Path, form: Form) -> Option<Content> {
         Ok(Err(problem)) => return Some(Content::Unusable(problem.to_owned())),
         Err(error) => return Some(Content::Unusable(error.to_string())),
     };
-    match parse::parse(&bytes, form) {
+    match parser::parse(&bytes, form) {
         Ok(spec) if spec.kind == KIND => Some(Content::Specification(Box::new(spec))),
         Ok(_) => None,
         // What another vendor does in a file of his, perhaps of a version to come, is no matter.
-        Err(_) if parse::kind(&bytes, form).is_some_and(|kind| kind != KIND) => None,
+        Err(_) if parser::kind(&bytes, form).is_some_and(|kind| kind != KIND) => None,
         Err(error) => Some(Content::Unusable(error.to_string())),
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::dirs::{Content, Source};
-use super::parse::{Form, parse};
+use super::parser::{Form, parse};
 use super::spec::Edits;
 use super::{HostFacts, Specifications};
 

@@ -5,11 +5,11 @@
 use std::path::{Path, PathBuf};
 
 use super::Specifications;
-use super::choose::{Devices, Part, Place, places};
+use super::device_choice::{Devices, Part, Place, places};
 use super::dirs::KIND;
-use super::merge::Collected;
-use super::nature::{Nature, nature};
-use super::stale::{HostFacts, look};
+use super::merger::Collected;
+use super::node_kind::{Nature, nature};
+use super::staleness::{HostFacts, look};
 
 /// A device of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,21 +1,21 @@
 //! The driver as a CDI specification on this host describes it (Container Device Interface).
 //!
-//! Owns specifications: reading them ([`dirs`], [`parse`], kept by a cache), finding the device of
-//! a GPU in them ([`choose()`]), what of them reaches a container ([`merge`]), telling what is stale
-//! ([`stale()`]), and writing one ([`generate`]). Must not know quotas or who asks. Invariants: no
+//! Owns specifications: reading them ([`dirs`], [`parser`], kept by a cache), finding the device of
+//! a GPU in them ([`choose()`]), what of them reaches a container ([`merger`]), telling what is stale
+//! ([`stale()`]), and writing one ([`generator`]). Must not know quotas or who asks. Invariants: no
 //! node of a GPU that wasn't asked for is ever in the edits; nothing is left out in silence.
 
 mod cache;
-pub mod choose;
+pub mod device_choice;
 pub mod dirs;
-pub mod generate;
+pub mod generator;
 mod listing;
-pub mod merge;
-mod nature;
-pub mod parse;
+pub mod merger;
+mod node_kind;
+pub mod parser;
 pub mod spec;
-pub mod stale;
-pub mod validate;
+pub mod staleness;
+pub mod validation;
 pub mod yaml;
 
 #[cfg(test)]
@@ -29,14 +29,14 @@ use tracing::warn;
 
 use crate::bundle::Edits;
 use cgpu_core::plan::PlannedGpu;
-use choose::{ChoiceError, Devices, choose, common};
+use device_choice::{ChoiceError, Devices, choose, common};
 use dirs::{Content, DIRECTORIES, KIND, Source};
-use merge::{Collected, LeftOut, Unsupported};
+use merger::{Collected, LeftOut, Unsupported};
 use spec::Specification;
-use stale::{Stale, look};
+use staleness::{Stale, look};
 
 pub use listing::{DeviceState, State};
-pub use stale::HostFacts;
+pub use staleness::HostFacts;
 
 /// A GPU, or a MIG device of it, that a container is to have.
 #[derive(Debug, Clone, PartialEq, Eq)]

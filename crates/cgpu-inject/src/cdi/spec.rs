@@ -1,7 +1,7 @@
 //! A CDI specification as a file has it (Container Device Interface, versions 0.3.0 to 1.1.0,
 //! `specs-go/config.go` of `cncf-tags/container-device-interface`).
 //!
-//! Owns the fields and their names; [`super::validate`] owns what may stand in them. A field that
+//! Owns the fields and their names; [`super::validation`] owns what may stand in them. A field that
 //! isn't here refuses the file, as the reference implementation does: what somebody asked for and
 //! we don't know must not be left out silently. `null` is what a field is where it is missing, as
 //! it is for the reference implementation. Pure.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::fixture::{DRIVER, Host, MINIMAL, specifications, text};
 use super::*;
 use crate::bundle::{Bind, DeviceNode, HookStage, Mount};
-use merge::Why;
+use merger::Why;
 
 const UUID_0: &str = "GPU-5c1f1a0e-3b7d-4e0a-9f7c-0000a0000000";
 
@@ -83,7 +83,7 @@ fn a_gpu_gets_the_common_edits_once_and_its_own_node() {
             source: library.clone(),
             destination: library,
             kind: String::new(),
-            options: merge::MOUNT_OPTIONS.map(String::from).to_vec(),
+            options: merger::MOUNT_OPTIONS.map(String::from).to_vec(),
         }
     );
     assert!(edits.hooks.is_empty() && edits.withheld.is_empty() && edits.binds.is_empty());
@@ -151,7 +151,7 @@ fn a_hook_has_an_environment_of_its_own() {
     );
     assert_eq!(edits.driver_hooks[1].timeout_s, Some(5));
     assert_eq!(edits.gids, [44]);
-    assert_eq!(edits.mounts[0].options, merge::MOUNT_OPTIONS);
+    assert_eq!(edits.mounts[0].options, merger::MOUNT_OPTIONS);
     let of_a_socket = ["nosuid", "nodev", "rbind", "rprivate", "noexec", "ro"];
     assert_eq!(edits.mounts[1].options, of_a_socket);
 }

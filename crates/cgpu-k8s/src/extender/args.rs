@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::AskArgs;
 use crate::certificate::CertificateFiles;
-use crate::place::Placement;
+use crate::placement::Placement;
 
 /// Tells Kubernetes' scheduler which nodes have a GPU with the room, and decides which GPU a pod gets.
 #[derive(Debug, Parser)]

@@ -15,10 +15,10 @@ use thiserror::Error;
 use tokio::time::sleep;
 
 use super::fleet::{Fleet, Reservation, Seeker};
-use super::lead::Leadership;
+use super::leadership::Leadership;
 use super::protocol::BindArgs;
+use crate::annotations::{ASSUME_TIME, CORE_ALLOCATION, Words, sum, words};
 use crate::cluster::{Refused, TIMEOUT, annotate, in_time};
-use crate::written::{ASSUME_TIME, CORE_ALLOCATION, Words, sum, words};
 
 /// Why nothing is known of the fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

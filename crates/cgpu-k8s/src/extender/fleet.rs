@@ -6,14 +6,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::ask::{AskRules, PodAsk};
+use crate::annotations::{ByGpu, Words, digest, shares, sum};
 use crate::node::{Given, GivenByUid, NodeGpus, given_of, gpus_of, most_pods_of, placement_of};
-use crate::place::Placement;
+use crate::placement::Placement;
+use crate::pod_request::{AskRules, PodAsk};
 use crate::units::Unit;
-use crate::written::{ByGpu, Words, digest, shares, sum};
 
-use super::choose::{ALL_PERCENT, Capacity, Choice, NotEnoughMemory, choose};
-use super::preempt::{Free, Holder, completed, victims};
+use super::choice::{ALL_PERCENT, Capacity, Choice, NotEnoughMemory, choose};
+use super::preemption::{Free, Holder, completed, victims};
 
 /// The most units (or percent) that a pod counts for on one GPU, whatever is written on it: 2 TiB in MiB, and no
 /// sum over a node's pods overflows.

@@ -4,11 +4,11 @@
 //! as the pod's memory is to be on, and has us bind the pod. What is decided is written on the pod; the node's
 //! device plugin follows it.
 
-pub mod choose;
+pub mod choice;
 
 pub mod fleet;
 
-pub mod preempt;
+pub mod preemption;
 
 pub mod protocol;
 
@@ -18,13 +18,13 @@ mod bind;
 
 mod certificates;
 
-mod lead;
+mod leadership;
 
-mod life;
+mod lifecycle;
 
-mod serve;
+mod server;
 
-mod watch;
+mod watcher;
 
 pub use args::ExtenderArgs;
-pub use life::run;
+pub use lifecycle::run;

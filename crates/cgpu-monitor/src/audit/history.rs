@@ -1,5 +1,5 @@
 //! What audits know: the driver's figures, when the last audit was, what is doubted, and what looks at outside processes
-//! found. [`look`](crate::audit::look) audits, and [`judge`](crate::audit::judge) judges the figures.
+//! found. [`look`](crate::audit::reconciliation) audits, and [`judge`](crate::audit::judge) judges the figures.
 //!
 //! The driver is asked on the [rm_lock](crate::state::RmLock), so that figures and books are of one moment: the
 //! driver rounds up the memory that it gives a call, and shows that memory before the call is back. Where a call

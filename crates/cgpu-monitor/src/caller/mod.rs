@@ -1,7 +1,7 @@
 //! The container's callers: listeners, processes, copies of their memory, and calls that a caller makes again.
 
 mod audit_wait;
-mod interrupted;
+mod interrupted_calls;
 mod listeners;
 mod pid_ns;
 mod scratch;
@@ -10,7 +10,7 @@ mod target;
 mod test_callers;
 
 pub(crate) use audit_wait::{AuditWait, WaitEnd, Watched};
-pub(crate) use interrupted::{Fingerprint, Interrupted, Match, Registers, UnclaimedCall};
+pub(crate) use interrupted_calls::{Fingerprint, Interrupted, Match, Registers, UnclaimedCall};
 pub use listeners::check_sizes;
 pub(crate) use listeners::{Listener, Listeners, QUEUES, Queue, Reply};
 pub(crate) use pid_ns::PidMaps;

@@ -120,7 +120,7 @@ impl Targets {
 
     fn known(&self, tid: i32) -> Option<Arc<Target>> {
         #[cfg(test)]
-        crate::counted::count(|counted| counted.callers += 1);
+        crate::call_counters::count(|counted| counted.callers += 1);
         self.known.lock().get(&tid).cloned()
     }
 

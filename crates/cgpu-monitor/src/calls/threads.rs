@@ -17,8 +17,8 @@ use std::time::Duration;
 use nix::unistd::gettid;
 
 use crate::caller::{Listeners, QUEUES, Queue, Scratch};
+use crate::calls::dispatch::serve;
 use crate::calls::processor_budget::ProcessorBudget;
-use crate::calls::serve::serve;
 use crate::case::Case;
 use crate::compute::{follow_shares_forever, read_shares, set_slices_forever};
 use crate::log::Topic;

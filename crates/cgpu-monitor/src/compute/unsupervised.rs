@@ -18,9 +18,9 @@ use crate::compute::last_turn::LastTurn;
 use crate::gate::launch::MonitorDir;
 use crate::state::ChannelName;
 use cgpu_core::sched::Span;
+use cgpu_host::atomic_file::replace;
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::share::Turns;
-use cgpu_host::replace::replace;
 
 /// A container whose monitor is gone, on one GPU.
 #[derive(Debug, Default)]

@@ -145,7 +145,7 @@ mod tests {
     use nix::sys::prctl::set_no_new_privs;
 
     use super::*;
-    use crate::gate::enter::confine;
+    use crate::gate::entry::confine;
 
     /// In a thread of its own, which takes its filter along.
     #[test]

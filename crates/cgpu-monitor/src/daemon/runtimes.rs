@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 
-use crate::gate::enter::{LISTENER_SENT, LISTENER_TAKEN};
-use crate::gate::passing::{self, Wait};
+use crate::gate::entry::{LISTENER_SENT, LISTENER_TAKEN};
+use crate::gate::fd_passing::{self, Wait};
 use cgpu_host::process::{ProcessId, pidfd};
 
 /// Connections that wait for their listener at the same time.
@@ -107,7 +107,7 @@ impl Runtimes {
         let connection = self.connections.get_mut(at)?;
         let mut buffer = [0; LISTENER_SENT.len()];
         loop {
-            match passing::receive(connection.as_ref()?, &mut buffer, Wait::Never) {
+            match fd_passing::receive(connection.as_ref()?, &mut buffer, Wait::Never) {
                 Ok((_, Some(listener))) if is_listener(&listener) => {
                     self.had_listener = true;
                     return Some(listener);
@@ -123,7 +123,7 @@ impl Runtimes {
     /// Reports to the sender at index `at`, which waits for it, that the monitor holds its listener.
     pub(crate) fn acknowledge(&self, at: usize) {
         if let Some(Some(socket)) = self.connections.get(at)
-            && let Err(error) = passing::send(socket, LISTENER_TAKEN, None, Wait::Never)
+            && let Err(error) = fd_passing::send(socket, LISTENER_TAKEN, None, Wait::Never)
         {
             debug!(%error, "the sender of a listener has not waited for the answer");
         }

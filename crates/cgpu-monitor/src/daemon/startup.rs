@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
 
 use crate::daemon::deny_list;
-use crate::gate::enter::confine;
+use crate::gate::entry::confine;
 
 /// Takes the monitor out of the OOM killer's choice.
 pub(super) fn avoid_oom_killer() {

@@ -19,8 +19,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
 use crate::driver::client_if_open;
+use crate::gate::fd_passing::{self, Wait};
 use crate::gate::inherited::{PROGRAM, occupy_program, put_program, set_close_on_exec};
-use crate::gate::passing::{self, Wait};
 use crate::gate::wire::{Answer, PROGRAM_SENT};
 use crate::shared::Monitor;
 use crate::snapshot::{ClientDescriptors, FileNumbers, Snapshot};
@@ -92,7 +92,7 @@ pub(super) fn hand_over(stream: &UnixStream, snapshot: &Snapshot) -> io::Result<
     let mut text = serde_json::to_vec(&Answer::Snapshot)?;
     text.push(b'\n');
     stream.set_read_timeout(Some(CHECK))?;
-    passing::send(stream, &text, Some(file.as_fd()), Wait::Always)?;
+    fd_passing::send(stream, &text, Some(file.as_fd()), Wait::Always)?;
     let program = receive_program(stream)?;
     put_program(&program)?;
     drop(program);
@@ -115,7 +115,7 @@ fn sealed(bytes: &[u8]) -> io::Result<File> {
 
 fn receive_program(stream: &UnixStream) -> io::Result<OwnedFd> {
     let mut buffer = [0; PROGRAM_SENT.len()];
-    match passing::receive(stream, &mut buffer, Wait::Always) {
+    match fd_passing::receive(stream, &mut buffer, Wait::Always) {
         Ok((1.., Some(program))) => Ok(program),
         Ok(_) => Err(io::Error::other("the new program can't go on with this container")),
         Err(Errno::AGAIN) => Err(io::Error::other("the new program was not ready in time")),

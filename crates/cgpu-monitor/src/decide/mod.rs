@@ -10,30 +10,30 @@
 //! | the bytes of the call alone | executed, refused, or continues | [`verdict`] |
 //! | the books and the rules | memory: how much is charged, on which GPU, and whether the quota has room | [`memory`] |
 //! | | channel groups and channels: whether there is room | [`channels`] |
-//! | | names of memory: duplicates, exports, imports | [`names`] |
+//! | | names of memory: duplicates, exports, imports | [`handles`] |
 //! | | what nvidia-uvm maps, and managed memory | [`mappings`] |
 //!
 //! A [`RefusalReason`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
 //! would refuse a call, too, for its shape, the files of these rooms give the driver's answer themselves.
 
 mod channels;
+mod handles;
 mod mappings;
 mod memory;
-mod names;
 mod refusal_reason;
 mod verdict;
 
 pub(crate) use channels::{capacity_for_channel, capacity_for_group, capacity_outside_groups};
+pub(crate) use handles::{
+    Imported, capacity_for_handle, export_entries, imported, may_export, nth_handle, plan_import,
+    unknown_objects,
+};
 pub(crate) use mappings::{
     NO_GPU, chargeable_mapping, freed_spans, managed_records, plan_map, uvm_flags,
 };
 pub(crate) use memory::{
     charged_bytes, is_within_quota, memory_asked, reserve_within_quota, semaphore_surface,
     shown_memory,
-};
-pub(crate) use names::{
-    Imported, capacity_for_handle, export_entries, imported, may_export, nth_handle, plan_import,
-    unknown_objects,
 };
 pub(crate) use refusal_reason::RefusalReason;
 pub(crate) use verdict::refusal;

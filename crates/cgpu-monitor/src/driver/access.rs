@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::driver::monitor_client::{MonitorClient, Presence};
-use crate::driver::unanswered::{Amount, Unanswered};
+use crate::driver::unanswered_calls::{Amount, Unanswered};
 use crate::node::Failure;
 use crate::shared::Monitor;
 

@@ -5,7 +5,7 @@ mod export_files;
 mod monitor_client;
 mod pins;
 mod probe;
-mod unanswered;
+mod unanswered_calls;
 
 pub(crate) use access::{
     answered, client_if_open, close_client_if_unused, driver_usage_of, own_client, presence,
@@ -17,5 +17,5 @@ pub(crate) use pins::{
     free_pins, free_pins_soon, pin_behind, pin_behind_export, pin_export, pin_handle, pin_mappings,
 };
 pub use probe::{examine, try_slice};
-pub(crate) use unanswered::WarningTimes;
-pub use unanswered::{Amount, Unanswered};
+pub(crate) use unanswered_calls::WarningTimes;
+pub use unanswered_calls::{Amount, Unanswered};

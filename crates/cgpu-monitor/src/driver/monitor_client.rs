@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use crate::driver::unanswered::Unanswered;
+use crate::driver::unanswered_calls::Unanswered;
 use crate::gate::settings::{Node, NodeKind};
 use crate::node::{Device, Failure, Rm};
 use nvrm::about::{self, Held};

@@ -1,7 +1,7 @@
 //! Asks the driver once what audits and shares will ask, for whoever wants to know before a container is made.
 
 use crate::driver::monitor_client::MonitorClient;
-use crate::driver::unanswered::{Amount, Unanswered};
+use crate::driver::unanswered_calls::{Amount, Unanswered};
 use crate::gate::settings::{Gpu, Node};
 use crate::node::Failure;
 use nvrm::about;

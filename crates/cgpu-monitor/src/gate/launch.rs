@@ -35,7 +35,7 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-use super::passing::{self, Wait};
+use super::fd_passing::{self, Wait};
 use super::settings::{Settings, SettingsError};
 use cgpu_host::events::{Event, MONITOR_KILLED};
 use cgpu_host::process::ProcessId;
@@ -350,8 +350,12 @@ impl StartedMonitor {
             .map_err(|errno| SettingsError::from(io::Error::from(errno)))?;
         let file = File::from(memory);
         settings.write(&file)?;
-        let sent =
-            passing::send(&self.settings_socket, SETTINGS_SENT, Some(file.as_fd()), Wait::Always);
+        let sent = fd_passing::send(
+            &self.settings_socket,
+            SETTINGS_SENT,
+            Some(file.as_fd()),
+            Wait::Always,
+        );
         sent.map_err(|_| LaunchError::Ended { program: self.program.clone() })
     }
 }
@@ -360,7 +364,7 @@ impl StartedMonitor {
 /// sending any. Fails where the settings can't be received.
 pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<File>> {
     let mut buffer = [0; SETTINGS_SENT.len()];
-    match passing::receive(settings_socket, &mut buffer, Wait::Always)? {
+    match fd_passing::receive(settings_socket, &mut buffer, Wait::Always)? {
         (0, None) => Ok(None),
         (_, Some(settings)) => Ok(Some(settings.into())),
         (_, None) => Err(io::Error::other("told nothing")),

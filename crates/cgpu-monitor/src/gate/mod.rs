@@ -3,7 +3,7 @@
 //! Owns a call's way to the monitor, and how other programs speak with a monitor. The [monitor](crate::daemon) decides
 //! what becomes of a call. Of OCI the gate knows a bundle's seccomp profile alone.
 
-pub mod enter;
+pub mod entry;
 
 pub(crate) mod bpf;
 
@@ -15,7 +15,7 @@ pub mod settings;
 
 pub mod wire;
 
-pub(crate) mod passing;
+pub(crate) mod fd_passing;
 
 pub(crate) mod inherited;
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::client::{AskError, ask};
+use super::fd_passing::{self, Wait};
 use super::launch::MonitorDir;
-use super::passing::{self, Wait};
 use super::wire::{Answer, PROGRAM_SENT, Question, Status};
 
 /// How long a monitor may take to stop, and the new program to begin: calls may have to be finished first.
@@ -144,7 +144,7 @@ fn hand_over(socket: &Path, program: &File) -> Result<(), UpgradeError> {
         _ => return Err(UpgradeError::NoAnswer),
     }
     let lost = |source| UpgradeError::Lost { source };
-    passing::send(&stream, PROGRAM_SENT, Some(program.as_fd()), Wait::Always)
+    fd_passing::send(&stream, PROGRAM_SENT, Some(program.as_fd()), Wait::Always)
         .map_err(|errno| lost(errno.into()))?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).map_err(lost)?;
@@ -167,7 +167,7 @@ fn begin(socket: &Path) -> io::Result<UnixStream> {
 /// The monitor's answer, and the descriptor that comes with it.
 fn receive(stream: &UnixStream) -> io::Result<(Option<Answer>, Option<OwnedFd>)> {
     let mut buffer = [0; MOST_BYTES];
-    let (length, descriptor) = passing::receive(stream, &mut buffer, Wait::Always)?;
+    let (length, descriptor) = fd_passing::receive(stream, &mut buffer, Wait::Always)?;
     Ok((serde_json::from_slice(buffer.get(..length).unwrap_or_default()).ok(), descriptor))
 }
 

@@ -6,7 +6,7 @@
 use super::super::facts::{BusGpu, Cdi, Driver as Facts, Node, NodeKind, Seen};
 use super::{Driver, Error, Finding, Fine, Note, Warning, listed};
 use cgpu_host::config::Inject;
-use cgpu_inject::require::cuda_of;
+use cgpu_inject::requirements::cuda_of;
 use nvrm::{Release, Standing as Known, Version};
 
 /// Whether there is anything that a driver is for.

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::written::{ASSUME_TIME, words};
+use crate::annotations::{ASSUME_TIME, words};
 
 const MEM: &str = "aliyun.com/gpu-mem";
 

@@ -11,8 +11,8 @@ mod uvm;
 
 use super::program::Why;
 use super::{Fate, Program, QUOTA, World};
+use crate::call_counters::{self, Counted};
 use crate::case::{has_unclaimed, undo_unclaimed};
-use crate::counted::{self, Counted};
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
@@ -221,9 +221,9 @@ fn an_allocation_passes_few_locks_and_lookups() {
     let program = world.program();
     program.takes(MIB);
     let handle = program.handle();
-    counted::take();
+    call_counters::take();
     assert_eq!(one_allocation(&program, handle), Ok(handle));
-    assert_eq!(counted::take(), Counted { state: 2, callers: 1 });
+    assert_eq!(call_counters::take(), Counted { state: 2, callers: 1 });
 }
 
 /// A function of its own, so that profilers find it.

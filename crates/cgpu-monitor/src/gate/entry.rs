@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::libc::{self, sock_filter, sock_fprog};
 use thiserror::Error;
 
+use super::fd_passing::{self, Wait};
 use super::filter::{Machine, program};
-use super::passing::{self, Wait};
 
 /// The message that goes to the monitor with a listener. It says nothing that the monitor does not know. The sender of
 /// this message waits for [`LISTENER_TAKEN`].
@@ -74,7 +74,7 @@ pub fn enter(socket: &Path) -> Result<(), EnterError> {
         Err(Errno::EBUSY) => return Err(EnterError::OtherListener),
         put => put.map_err(|errno| EnterError::Filter { source: errno.into() })?,
     };
-    let sent = passing::send(&monitor, LISTENER_SENT, Some(listener.as_fd()), Wait::Always);
+    let sent = fd_passing::send(&monitor, LISTENER_SENT, Some(listener.as_fd()), Wait::Always);
     sent.map_err(|errno| no_monitor(errno.into()))?;
     wait_until_taken(&monitor).map_err(no_monitor)
 }

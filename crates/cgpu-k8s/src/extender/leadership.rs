@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
 
-use crate::turn::Turn;
+use crate::lease::Turn;
 
 /// The lease's name.
 const LEASE: &str = "cgpu-scheduler-extender";

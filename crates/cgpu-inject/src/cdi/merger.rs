@@ -23,10 +23,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::choose::Part;
-use super::nature::{Nature, gpu_minor, nature};
+use super::device_choice::Part;
+use super::node_kind::{Nature, gpu_minor, nature};
 use super::spec::{self, Edits, Hook, Mount, Node};
-use super::validate::stage;
+use super::validation::stage;
 use crate::bundle::{self, Bind, DeviceNode, HookCall, leads_to_mps, plain};
 use cgpu_core::request::name::NVIDIA_VISIBLE_DEVICES;
 

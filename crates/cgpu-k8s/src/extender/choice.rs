@@ -4,12 +4,12 @@ use std::cmp::Reverse;
 
 use thiserror::Error;
 
-use super::preempt::Need;
-use crate::ask::{ContainerAsk, PodAsk};
-use crate::place::Placement;
+use super::preemption::Need;
+use crate::annotations::{ByContainer, ByGpu};
+use crate::placement::Placement;
+use crate::pod_request::{ContainerAsk, PodAsk};
 use crate::pods::indivisible;
 use crate::units::Unit;
-use crate::written::{ByContainer, ByGpu};
 
 /// A GPU's percent of compute.
 pub const ALL_PERCENT: u32 = 100;

@@ -17,9 +17,9 @@ use super::args::ExtenderArgs;
 use super::bind::Binder;
 use super::certificates::Certificates;
 use super::fleet::FleetRules;
-use super::lead::{Leadership, turn};
-use super::serve::router;
-use super::watch::{SeesTo, follow};
+use super::leadership::{Leadership, turn};
+use super::server::router;
+use super::watcher::{SeesTo, follow};
 use crate::server::api_server;
 
 /// How long a replica that ends waits for bindings that it has begun.

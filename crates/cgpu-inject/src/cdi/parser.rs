@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use super::spec::Specification;
-use super::validate::{self, Invalid};
+use super::validation::{self, Invalid};
 
 /// How a specification is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ fn yaml_text(error: &serde_saphyr::Error) -> String {
 /// Where there is none.
 pub fn parse(bytes: &[u8], form: Form) -> Result<Specification, ParseError> {
     let spec: Specification = read(bytes, form)?;
-    validate::validate(&spec)?;
+    validation::validate(&spec)?;
     Ok(spec)
 }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
+use crate::annotations::ByGpu;
 use crate::units::{SharedGpu, gpu_of};
-use crate::written::ByGpu;
 
 /// Which GPU is preferred of those that have room.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

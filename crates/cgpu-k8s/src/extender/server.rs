@@ -216,12 +216,12 @@ async fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ask::AskRules;
     use crate::certificate::Pem;
     use crate::extender::certificates::tests::{AS_BOTH, AS_CLIENT, Ca, Secret};
     use crate::extender::fleet::{Fleet, FleetRules};
-    use crate::extender::lead::Leadership;
-    use crate::place::Placement;
+    use crate::extender::leadership::Leadership;
+    use crate::placement::Placement;
+    use crate::pod_request::AskRules;
     use crate::server::EXTENDER;
     use cgpu_http::tls::answer_tls;
     use cgpu_http::{Bounds, answer};
@@ -235,7 +235,8 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(100_000);
 
-    const BOUNDS: Bounds = Bounds { header: LONG, answer: LONG, ..crate::extender::life::BOUNDS };
+    const BOUNDS: Bounds =
+        Bounds { header: LONG, answer: LONG, ..crate::extender::lifecycle::BOUNDS };
 
     const INSPECT: &str = "/gpushare-scheduler/inspect";
 

@@ -1,7 +1,7 @@
 //! One question: what becomes of a bundle, by all that it says of GPUs and by the host's rules: [`decide`].
 //!
 //! Owns the order: the bundle is [read](super::read), its facts find their row in the
-//! [table](super::table), and then the host's other rules refuse what the row would allow. Pure. Must
+//! [table](super::decision_table), and then the host's other rules refuse what the row would allow. Pure. Must
 //! not know which GPUs there are: which GPU a name or a node means is `plan`'s matter.
 
 use alloc::borrow::{Cow, ToOwned};
@@ -11,13 +11,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::brought::{self, Brought, BroughtGpu, BroughtName, Extent};
+use super::brought_gpus::{self, Brought, BroughtGpu, BroughtName, Extent};
+use super::decision_table::{self, Because, Named, On, Outcome, Quota};
 use super::grant::Grant;
 use super::name::NAMES;
 use super::near_miss::NearMiss;
 use super::quota as asked;
 use super::reach::Reaches;
-use super::table::{self, Because, Named, On, Outcome, Quota};
 use super::ungranted::{Ungranted, stripped};
 use super::{
     DefaultMemory, NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, Setting, cri, read,
@@ -194,7 +194,7 @@ fn by_settings(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestEr
     if request.contradicts_itself() && (quota == Quota::Asked || must_be_held) {
         return Err(request.contradiction());
     }
-    let row = table::find(quota, named, brought);
+    let row = decision_table::find(quota, named, brought);
     if rules.is_strict()
         && !matches!(row.open, Outcome::NotOurs | Outcome::FilesAlone)
         && let Some(near) = near_misses.iter().find(|near| near.is_refused_by_strict())
@@ -257,14 +257,14 @@ fn by_settings(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestEr
 /// What the table and the rules of whole GPUs make of a bundle.
 fn outcome(request: &Request, said: &Said<'_>, rules: &Rules<'_>) -> Outcome {
     let (quota, named, brought) = facts(request, said);
-    let row = table::find(quota, named, brought);
+    let row = decision_table::find(quota, named, brought);
     let outcome = if rules.is_strict() { row.strict } else { row.open };
     request.narrowed(outcome, said.brought, rules)
 }
 
 /// What NVIDIA's hook or runtime brings by the container's variables, whomever the host trusts.
 fn by_nvidias_hook(said: &Said<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
-    let by = |setting: &Setting| brought::by_nvidias_hook(&setting.value, setting);
+    let by = |setting: &Setting| brought_gpus::by_nvidias_hook(&setting.value, setting);
     // Where its `swarm-resource` names them, it takes the numbers that Swarm only counts by for indices.
     let resources = said.env.iter().filter_map(|item| item.split_once('='));
     let resources = resources.filter(|(name, _)| rules.is_resource_variable(name));
@@ -280,7 +280,7 @@ fn by_nvidias_hook(said: &Said<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
             let is_set =
                 |name| variable(said.env, name).filter(|setting| !setting.value.is_empty());
             let of_old = is_set("CUDA_VERSION").filter(|_| is_set("NVIDIA_REQUIRE_CUDA").is_none());
-            of_old.map_or_else(Vec::new, |setting| brought::by_nvidias_hook("all", &setting))
+            of_old.map_or_else(Vec::new, |setting| brought_gpus::by_nvidias_hook("all", &setting))
         }
     });
     gpus

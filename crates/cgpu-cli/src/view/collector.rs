@@ -9,7 +9,7 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::Duration;
 
-use super::assemble::{Found, FoundContainer};
+use super::assembly::{Found, FoundContainer};
 use super::{Driver, DriverUsage, Snapshot};
 use cgpu::admission::Admission;
 use cgpu::backend::gate::note_held;

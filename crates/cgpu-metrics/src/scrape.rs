@@ -14,11 +14,11 @@ use cgpu_host::events::Cause;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::creates::Creates;
+use crate::creations::Creates;
 use crate::exposition::tests::snapshot;
 use crate::exposition::{Found, text};
 use crate::pods::PodGpu;
-use crate::serve::{Asked, BOUNDS, router};
+use crate::server::{Asked, BOUNDS, router};
 
 /// How long a program may take to do what it does soon.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{major, minor};
 use thiserror::Error;
 
-use super::merge::{Collected, Seen};
-use super::nature::{Nature, nature};
+use super::merger::{Collected, Seen};
+use super::node_kind::{Nature, nature};
 use super::spec::Node;
 use nvrm::{NVIDIA_MAJOR, Version};
 

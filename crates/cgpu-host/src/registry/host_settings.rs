@@ -8,7 +8,7 @@ use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::gpu::{read_settings, write_settings};
+use super::gpu_settings::{read_settings, write_settings};
 use super::{Locked, Registry, RegistryError};
 
 /// The file's name.

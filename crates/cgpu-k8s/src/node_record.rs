@@ -15,11 +15,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::Client;
 use tokio::time::sleep;
 
-use crate::ask::{CORE_PERCENTAGE, whole};
 use crate::cluster::{Cluster, annotate};
 use crate::complaint::Complaint;
 use crate::node::{self, GPU_COUNT_CAPACITY, Given, GivenByUid, Lost, labels};
 use crate::plugin::Plugin;
+use crate::pod_request::{CORE_PERCENTAGE, whole};
 use crate::pods::{given, holdings, named};
 use crate::units::SharedGpu;
 

@@ -6,9 +6,9 @@
 use std::fs;
 
 use super::{Gate, GateError};
+use cgpu_host::atomic_file::replace;
 use cgpu_host::config::UnknownDriver;
 use cgpu_host::process::boot_id;
-use cgpu_host::replace::replace;
 use cgpu_monitor::daemon::examine;
 use cgpu_monitor::gate::settings::Settings;
 use nvrm::Release;

@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::Wanted;
 use super::dirs::{Content, KIND, Source};
-use super::nature::{Nature, nature};
+use super::node_kind::{Nature, nature};
 use super::spec::{Device, Specification};
 
 /// The device that stands for all others of its file.

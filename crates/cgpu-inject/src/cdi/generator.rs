@@ -12,9 +12,9 @@ use std::path::Path;
 use thiserror::Error;
 
 use super::dirs::KIND;
-use super::merge::MOUNT_OPTIONS;
+use super::merger::MOUNT_OPTIONS;
 use super::spec::{Device, Edits, Mount, Node, Specification};
-use super::validate::{self, Invalid};
+use super::validation::{self, Invalid};
 use crate::Nodes;
 use crate::driver::{Capability, Driver, DriverFile, Use, Width};
 use cgpu_core::gpu::{Gpu, GpuState, Inventory};
@@ -118,8 +118,8 @@ pub fn generate(
         container_edits: common,
         ..Specification::default()
     };
-    spec.cdi_version = validate::minimum_version(&spec).to_owned();
-    validate::validate(&spec)?;
+    spec.cdi_version = validation::minimum_version(&spec).to_owned();
+    validation::validate(&spec)?;
     Ok(Generated { spec, left_out })
 }
 
@@ -185,7 +185,7 @@ fn options(used_as: &Use) -> &'static [&'static str] {
 mod tests {
     use super::*;
     use crate::bundle::{Bind, DeviceNode};
-    use crate::cdi::parse::{Form, parse};
+    use crate::cdi::parser::{Form, parse};
     use crate::cdi::yaml;
 
     fn inventory(gpus: &str) -> Inventory {

@@ -30,17 +30,17 @@ use crate::authority::KubeletConnection;
 use crate::cluster::{Cluster, TIMEOUT};
 use crate::complaint::Complaint;
 use crate::directory::Directory;
+use crate::engine_check::RUNTIME;
+use crate::exclusive::WholePlugin;
 use crate::grant::keep_grants;
 use crate::health::Health;
 use crate::identity::{Identity, identity};
+use crate::node_record::keep_record;
 use crate::plugin::{Plugin, PluginRules};
 use crate::pod_events::keep_reporting;
 use crate::pods::holdings;
-use crate::record::keep_record;
 use crate::server::client;
-use crate::serving::RUNTIME;
 use crate::units::{SharedGpu, Unit, shared};
-use crate::whole::WholePlugin;
 
 /// The names of our sockets: of shared GPUs, and of GPUs as a whole.
 const SHARED_SOCKET: &str = "cgpu-gpu-mem.sock";

@@ -11,10 +11,10 @@ use tonic::{Request, Response, Status};
 use tracing::info;
 
 use crate::environment::whole_environment;
+use crate::gpu_modes::Use;
 use crate::grant::{self, Beside};
 use crate::plugin::{Devices, Plugin, answer};
 use crate::pods::DeviceRequest;
-use crate::uses::Use;
 
 /// The same plugin for GPUs as a whole.
 #[derive(Debug, Clone)]

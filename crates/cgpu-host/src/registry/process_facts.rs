@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::life::{Facts, First};
+use super::lifecycle::{Facts, First};
 use crate::failpoint::failpoint;
 use crate::process::{self, ProcessId, boot_time_s};
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::devices::{LAST_GPU_MINOR, allows_every_device};
 use super::shape::{is_bind, number, plain, text};
-use cgpu_core::request::brought::{DriNode, by_cli_hook, device_mount, is_cdi_annotation};
+use cgpu_core::request::brought_gpus::{DriNode, by_cli_hook, device_mount, is_cdi_annotation};
 use cgpu_core::request::{Brought, BroughtGpu, BroughtName, Quoted};
 use nvrm::NVIDIA_MAJOR;
 

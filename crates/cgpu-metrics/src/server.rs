@@ -25,7 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::spawn_blocking;
 
 use crate::args::{Address, Args};
-use crate::counter::Counter;
+use crate::creation_counter::Counter;
 use crate::exposition::{Found, text};
 use crate::pods::{PodGpu, pod_gpus};
 

@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 
 use serde_json::json;
 
-use crate::ask::{ContainerAsk, PodAsk};
+use crate::pod_request::{ContainerAsk, PodAsk};
 
 /// `{"CONTAINER":{"INDEX":UNITS}}`, as newer schedulers write it.
 pub const ALLOCATION: &str = "scheduler.framework.gpushare.allocation";
@@ -113,7 +113,7 @@ pub fn digest(annotations: &Words) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ask::ContainerAsk;
+    use crate::pod_request::ContainerAsk;
 
     fn ask(units: &[u32]) -> PodAsk {
         let container = |(at, units): (usize, &u32)| ContainerAsk {

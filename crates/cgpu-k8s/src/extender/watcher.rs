@@ -19,12 +19,12 @@ use tracing::{debug, info};
 
 use super::bind::Binder;
 use super::fleet::{Fleet, FleetRules, PodName};
-use crate::ask::{AskRules, PodAsk};
+use crate::annotations::shares;
 use crate::cluster::{annotate, in_time};
 use crate::complaint::Complaint;
 use crate::node::Given;
 use crate::pod_events::{By, REFUSED, report_to_pod, warning};
-use crate::written::shares;
+use crate::pod_request::{AskRules, PodAsk};
 
 /// How long an eviction waits for the next one: of what is refused, as by a disruption budget, it is tried again.
 const BETWEEN_EVICTIONS: Duration = Duration::from_secs(10);

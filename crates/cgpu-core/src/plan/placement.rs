@@ -12,8 +12,8 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use super::admit::{self, Available, Holding, Limits, Refusal};
-use super::gpu::POLICY_FIXED;
+use super::capacity::{self, Available, Holding, Limits, Refusal};
+use super::gpu_rules::POLICY_FIXED;
 use super::{Kind, Plan, PlannedGpu};
 
 /// Which GPU is chosen of those with room.
@@ -121,7 +121,7 @@ impl Proposal {
             self.places.iter().all(|candidates| candidates.len() == 1) && self.unusable.is_empty();
         if is_said {
             let plan = self.of(self.places.iter().flatten(), limits)?;
-            admit::admit(&plan, holdings, limits)?;
+            capacity::admit(&plan, holdings, limits)?;
             return Ok(plan);
         }
         let mut refusals: Vec<Refusal> = Vec::new();
@@ -130,7 +130,7 @@ impl Proposal {
             let mut fits = Vec::new();
             for candidate in candidates {
                 let available = self.of([candidate], limits).and_then(|plan| {
-                    admit::available(&plan, &candidate.gpu, holdings.clone(), limits)
+                    capacity::available(&plan, &candidate.gpu, holdings.clone(), limits)
                 });
                 match available {
                     Ok(available) => fits.push((candidate, available)),

@@ -15,8 +15,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 
 use crate::cluster::TIMEOUT;
+use crate::lease::Turn;
 use crate::server::client;
-use crate::turn::Turn;
 
 /// How RuntimeClasses name our runtime, in the configuration that `cgpu setup` writes.
 pub(crate) const RUNTIME: &str = "cgpu";

@@ -19,9 +19,9 @@ use tracing::warn;
 
 use super::Purpose;
 use super::driver::Driver;
-use super::find::{self, FindError};
 use super::root::{Root, Watched};
-use cgpu_host::replace::replace;
+use super::search::{self, FindError};
+use cgpu_host::atomic_file::replace;
 
 const FILE_NAME: &str = "driver.cache";
 /// What the file begins with; the form tells nothing of itself.
@@ -66,7 +66,7 @@ pub fn driver(
         return found.ok_or_else(nothing);
     }
     let begun = SystemTime::now();
-    let found = match find::driver(root, kernel) {
+    let found = match search::driver(root, kernel) {
         Ok(driver) => Some(Known { identity: identity(&driver), driver }),
         Err(FindError::Nothing { .. }) => None,
         Err(error) => return Err(error),

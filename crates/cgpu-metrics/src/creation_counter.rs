@@ -4,7 +4,7 @@ use std::io;
 
 use cgpu_host::events::{Event, Follower, Store};
 
-use crate::creates::Creates;
+use crate::creations::Creates;
 
 /// A reader of events, and what it has counted.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::failed;
 use super::{Locked, Registry, RegistryError};
-use crate::replace::replace;
+use crate::atomic_file::replace;
 use cgpu_core::plan::GpuChange;
 
 /// The file's name.
