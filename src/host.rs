@@ -567,7 +567,7 @@ mod tests {
 
     /// `cgpu-metrics` and others run on for weeks, and somebody may load the vendor's module meanwhile.
     #[test]
-    fn a_host_that_is_chosen_anew_sees_a_module_that_was_loaded_since() {
+    fn rechosen_host_sees_a_module_loaded_since() {
         let root = tempfile::tempdir().unwrap();
         let mut config = Config::default();
         config.isolation.km_root = root.path().to_owned();

@@ -263,8 +263,9 @@ mod tests {
         meant(word, &ids, || &mut names)
     }
 
+    /// A word on the command line is an id, a name, or the beginning of one id.
     #[test]
-    fn a_word_is_an_id_or_a_name_or_the_beginning_of_one_id() {
+    fn word_resolves_to_id_name_or_id_prefix() {
         let all = [
             ("3f2a00000000", Some("web")),
             ("3f2b00000000", Some("default/pod/main")),
@@ -292,8 +293,10 @@ mod tests {
         }
     }
 
+    /// The file that docker has of a container lies where docker's mounts of that container come
+    /// from.
     #[test]
-    fn docker_s_file_lies_where_its_mounts_come_from() {
+    fn docker_file_is_located_by_mount_sources() {
         let (own, other) = ("ab".repeat(32), "cd".repeat(32));
         let at = |id: &str| format!("/data/docker/containers/{id}/hosts");
         let file = |id: &str, mounts: &[(&str, &str)]| dockers_file(id, mounts.iter().copied());
@@ -328,8 +331,10 @@ mod tests {
         assert_eq!(names, [("3f2a".to_owned(), "web".to_owned())].into());
     }
 
+    /// A Kubernetes name is the namespace, the pod and the container, as far as the annotations
+    /// give them.
     #[test]
-    fn kubernetes_names_are_namespace_pod_and_container_as_far_as_they_are_told() {
+    fn kubernetes_name_joins_namespace_pod_and_container() {
         let [namespace, pod, container] = KUBERNETES[0];
         let all = [(container, "main"), (pod, "web-0"), (namespace, "default")];
         assert_eq!(annotated(&all).as_deref(), Some("default/web-0/main"));
@@ -343,8 +348,10 @@ mod tests {
         assert_eq!(annotated(&[(NERDCTL, "")]), None);
     }
 
+    /// If a path is no regular file (a pipe, a link), nothing is read from it, and nothing waits
+    /// for it.
     #[test]
-    fn what_is_no_regular_file_is_not_waited_for() {
+    fn irregular_files_are_skipped_without_waiting() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::write(at("plain"), "x").unwrap();

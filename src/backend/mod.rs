@@ -308,8 +308,9 @@ impl BackendError {
 mod tests {
     use super::*;
 
+    /// The auto backend is the kernel module if that is loaded, and never none.
     #[test]
-    fn auto_takes_the_module_where_it_is_loaded_and_never_nothing() {
+    fn auto_backend_takes_the_loaded_module_never_none() {
         use config::Backend::{Auto, Gate, Km, None};
         for (configured, km_loaded, kind) in [
             (Auto, true, Kind::Km),

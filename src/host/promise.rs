@@ -310,8 +310,9 @@ fn last_of_each(settings: &[Setting]) -> Vec<Setting> {
     settings.iter().enumerate().filter(is_last).map(|(_, setting)| *setting).collect()
 }
 
+/// What engines leave in a container's configuration is read as the GPUs that were asked for.
 #[test]
-fn what_engines_leave_is_read_as_the_gpus_that_were_asked_for() {
+fn recorded_engine_configs_yield_the_requested_gpus() {
     assert!(RECORDED.len() > 80, "{}", RECORDED.len());
     for Recorded { by, gpus, config } in RECORDED.iter() {
         let (after, plan) = Rules::OPEN.made(config).unwrap_or_else(|e| panic!("{by}: {e}"));
@@ -326,8 +327,9 @@ fn what_engines_leave_is_read_as_the_gpus_that_were_asked_for() {
     }
 }
 
+/// What engines leave in a container's configuration gets the quota that is asked for next to it.
 #[test]
-fn what_engines_leave_gets_the_quota_that_is_asked_for_beside_it() {
+fn recorded_engine_configs_get_the_requested_quota() {
     let asked = [("ALIYUN_COM_GPU_MEM_CONTAINER", "3"), ("ALIYUN_COM_GPU_MEM_DEV", "15")];
     for Recorded { by, gpus, config } in RECORDED.iter() {
         let mut config = config.clone();
@@ -361,7 +363,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
     #[test]
-    fn a_quota_that_is_asked_for_is_never_lost_in_silence(
+    fn requested_quota_is_never_lost_silently(
         base in recorded(),
         all in proptest::collection::vec(brings(), 0..3),
         settings in settings(),
@@ -400,8 +402,9 @@ proptest! {
         prop_assert!(!found.displays, "it reaches displays: {}\n{}", plan, after);
     }
 
+    /// Under the strict profile, what an image adds makes no container larger.
     #[test]
-    fn under_strict_what_an_image_adds_makes_no_container_larger(
+    fn strict_profile_image_settings_enlarge_no_container(
         base in recorded(),
         of_image in settings(),
         of_user in settings(),

@@ -192,8 +192,9 @@ mod tests {
         }}})
     }
 
+    /// Capabilities and devices are ways past the enforcement wherever the container runs.
     #[test]
-    fn capabilities_and_devices_are_ways_wherever_the_container_runs() {
+    fn capabilities_and_devices_are_reported_in_any_namespace() {
         let value = json!({
             "process": {"capabilities": {"bounding": ["CAP_BPF", "CAP_KILL"], "effective": ["CAP_SYS_ADMIN"]}},
             "linux": {
@@ -209,8 +210,10 @@ mod tests {
         );
     }
 
+    /// The host's pid namespace is identified by the file that it is, not by how the bundle names
+    /// it.
     #[test]
-    fn the_hosts_pid_namespace_is_known_by_what_it_is() {
+    fn host_pid_namespace_is_identified_by_file() {
         let own = std::process::id();
         for (all, is_host) in [
             (json!([]), true),
@@ -237,8 +240,10 @@ mod tests {
         }
     }
 
+    /// Mounts are judged by what their source is: parents, children and links of a protected
+    /// directory count too.
     #[test]
-    fn mounts_count_by_what_they_are_with_parents_children_and_links() {
+    fn mounts_are_judged_by_source_file_not_name() {
         let dir = tempfile::tempdir().unwrap();
         let at = |path: &str| dir.path().join(path).display().to_string();
         for path in ["run/cgpu/gate/x", "run/cgpu/driver/b", "cdi", "data"] {

@@ -719,8 +719,9 @@ mod tests {
         }
     }
 
+    /// The state file of a container is known by the exact name of its runtime only: runc or crun.
     #[test]
-    fn the_state_of_a_runtime_is_known_by_the_runtimes_exact_name() {
+    fn state_file_requires_the_exact_runtime_name() {
         let of = |program: &str| state_file(Path::new(program), Path::new("/r"), "a");
         assert_eq!(of("/usr/sbin/runc"), Some("/r/a/state.json".into()));
         assert_eq!(of("/usr/bin/crun"), Some("/r/a/status".into()));
@@ -730,7 +731,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_the_file_that_the_runtime_would_write() {
+    fn log_path_matches_what_the_runtime_would_write() {
         for (given, of_runc, of_crun) in [
             ("/l/log", Some("/l/log"), Some("/l/log")),
             ("log", Some("/b/log"), Some("/b/log")),
@@ -806,8 +807,9 @@ mod tests {
         assert_eq!(create.id.as_deref(), Some(OsStr::new("id")));
     }
 
+    /// A command line that only resembles a create is passed through to the runtime.
     #[test]
-    fn what_only_looks_like_create_passes_through() {
+    fn lookalikes_of_create_pass_through() {
         for line in [
             "",
             "--version",
@@ -867,7 +869,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_of_an_exec_is_the_first_word_that_no_flag_claims() {
+    fn exec_container_is_first_word_unclaimed_by_flags() {
         use Dialect::{Crun, Runc};
         let ids = |line: &str, dialect| match parse(&words(line), dialect) {
             Command::Exec(exec) => exec
@@ -927,7 +929,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_ends_its_container_unless_a_flag_leaves_it_running() {
+    fn checkpoint_ends_container_unless_flagged_to_leave_running() {
         use Dialect::{Crun, Runc};
         for (line, leaves_running, dialects) in [
             ("checkpoint id", false, &[Runc, Crun][..]),
@@ -987,8 +989,9 @@ mod tests {
         assert_eq!((read.log.as_deref(), read.log_json), (Some(Path::new("/l")), true));
     }
 
+    /// A command line with no id, or with several, is left to the runtime to refuse.
     #[test]
-    fn what_has_no_id_or_several_is_left_to_the_runtime_to_refuse() {
+    fn missing_or_surplus_id_passes_through_to_runtime() {
         for line in ["run", "run -b B", "create -b B id more", "run -- id -b B", "run -b"] {
             for dialect in [Dialect::Runc, Dialect::Crun] {
                 assert_eq!(parse(&words(line), dialect), Command::PassThrough, "{line}");
@@ -1008,8 +1011,9 @@ mod tests {
         assert!(created("--root /r --debug run --no-pivot -b B id", Dialect::Runc).certain);
     }
 
+    /// An empty --bundle is no bundle in runc, and a path in crun.
     #[test]
-    fn an_empty_bundle_is_none_in_runc_and_a_path_in_crun() {
+    fn empty_bundle_differs_between_runc_and_crun() {
         assert_eq!(bundle_and_id("run -b= id", Dialect::Runc), ("-".into(), "id".into()));
         assert_eq!(bundle_and_id("run -b A --b= id", Dialect::Runc), ("-".into(), "id".into()));
         assert_eq!(bundle_and_id("run --bundle= id", Dialect::Crun), ("".into(), "id".into()));
@@ -1028,7 +1032,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_flag_is_taken_out_of_the_global_flags_only() {
+    fn own_flag_is_removed_from_global_flags_only() {
         for line in [
             "--cgpu-config /c --root /r create --bundle B id",
             "--root /r --cgpu-config=/c create --bundle B id",

@@ -42,8 +42,10 @@ mod tests {
         words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect()
     }
 
+    /// The name that podman shows is the one that it knows the runtime by, as in the exit command
+    /// of its conmon.
     #[test]
-    fn podman_shows_the_name_that_it_knows_the_runtime_by() {
+    fn podman_is_identified_by_conmons_runtime_name() {
         let conmon = |runtime: &[&str]| {
             let exit = ["--exit-command", "/usr/bin/podman", "--exit-command-arg", "--root"];
             let dir = ["--exit-command-arg", "/r"];

@@ -591,8 +591,9 @@ fn resolved(root: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
+    /// A root is identified by where its links lead, even if a part of the path doesn't exist yet.
     #[test]
-    fn a_root_is_known_by_where_its_links_lead() {
+    fn root_path_is_resolved_through_links() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         std::fs::create_dir(dir.join("real")).unwrap();

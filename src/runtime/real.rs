@@ -151,8 +151,9 @@ mod tests {
         assert_eq!(find(&absolute, None).unwrap(), Real { file: second, name });
     }
 
+    /// The path by which our runtime is called may name the runtime below it.
     #[test]
-    fn the_path_by_which_ours_is_called_may_name_the_runtime_below() {
+    fn calling_path_may_name_the_runtime_below() {
         let dir = tempfile::tempdir().unwrap();
         let over = dir.path().join("over-crun");
         fs::create_dir(&over).unwrap();

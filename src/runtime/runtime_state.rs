@@ -202,8 +202,9 @@ mod tests {
         RuntimeState { bundle: Some(bundle.into()), has_quota }
     }
 
+    /// A process that joins a container with a quota never runs outside of that quota.
     #[test]
-    fn a_container_with_a_quota_is_never_joined_outside_of_it() {
+    fn exec_never_joins_quota_container_outside_its_isolation() {
         let of = record("/b");
         for (record, retained, joins) in [
             (Some(&of), Some(retained("/b", true)), Joins::Behind(&of)),
@@ -288,8 +289,10 @@ mod tests {
         serde_json::json!({"process": {}, "hooks": hooks}).to_string()
     }
 
+    /// A container of ours is identified by its hook, wherever that is retained: in a state or a
+    /// bundle.
     #[test]
-    fn a_container_of_ours_is_known_by_its_hook_wherever_that_is_kept() {
+    fn hook_identifies_our_container_wherever_retained() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         let ours = config("/usr/bin/cgpu-hook", &["cgpu-hook", "poststop", "--id", "a"]);
@@ -330,8 +333,9 @@ mod tests {
         assert!(!is_ours("crun", crun(), None, Some("cgpu-hook --id")));
     }
 
+    /// A state that can't be read is an error, and isn't taken for a container without a quota.
     #[test]
-    fn a_state_that_can_not_be_read_is_no_container_without_a_quota() {
+    fn unreadable_state_does_not_mean_no_quota() {
         let dir = tempfile::tempdir().unwrap();
         let real = Real { file: "/usr/bin/runc".into(), name: "runc".into() };
         assert_eq!(find(&real, None, dir.path(), "none").unwrap(), None);

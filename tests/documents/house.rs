@@ -122,7 +122,7 @@ fn root() -> &'static Path {
 }
 
 #[test]
-fn pure_rooms_import_no_edge() {
+fn pure_modules_import_no_impure_interfaces() {
     for room in PURE {
         let files = sources(&root().join(room));
         for file in files.into_iter().filter(|file| !is_tests(file)) {
@@ -170,7 +170,7 @@ fn every_module_says_what_it_is_for() {
 }
 
 #[test]
-fn hooks_that_are_shipped_have_an_environment_and_absolute_paths() {
+fn shipped_hooks_have_environment_and_absolute_paths() {
     let files = sources(&root().join("hooks"));
     let hooks = files.iter().filter(|file| file.extension().is_some_and(|ending| ending == "json"));
     assert_eq!(hooks.clone().count(), 3);

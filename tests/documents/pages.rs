@@ -195,7 +195,7 @@ fn keys() -> BTreeSet<(String, String)> {
 }
 
 #[test]
-fn the_table_of_the_configuration_has_every_key_and_no_other() {
+fn configuration_table_lists_exactly_the_existing_keys() {
     let operations = page("docs/operations.md").text;
     let rows = section(&operations, "Configuration").lines().filter(|line| line.starts_with("| "));
     let cell = |text: &str| text.trim().trim_matches('`').to_owned();
@@ -375,7 +375,7 @@ fn the_readme_names_the_engines_of_the_table() {
 }
 
 #[test]
-fn the_readme_is_short_and_leads_to_every_page() {
+fn readme_is_short_and_links_every_page() {
     let readme = page("README.md");
     let lines = readme.text.lines().count();
     assert!(lines <= 150, "README.md has {lines} lines");
@@ -384,8 +384,9 @@ fn the_readme_is_short_and_leads_to_every_page() {
     }
 }
 
+/// The README has every variable and annotation that a container can ask by, and no other.
 #[test]
-fn the_readme_has_every_variable_and_annotation_and_no_other() {
+fn readme_lists_exactly_the_variables_and_annotations() {
     let readme = page("README.md").text;
     let rows = section(&readme, "What a container can ask for").lines();
     let reported: BTreeSet<(&str, &str)> = rows
@@ -403,7 +404,7 @@ fn the_readme_has_every_variable_and_annotation_and_no_other() {
 
 /// The services of the compose file ask by variables that there are.
 #[test]
-fn the_compose_file_asks_by_variables_of_the_readme() {
+fn compose_file_uses_only_variables_of_the_readme() {
     let text = read(&root().join("packaging/compose.yaml"));
     let file: serde_json::Value = serde_saphyr::from_str(&text).expect("it is YAML");
     let services = file["services"].as_object().expect("it has services");

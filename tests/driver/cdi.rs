@@ -71,8 +71,9 @@ fn listed(host: &Host, directory: &str) -> Value {
     host.cgpu(&["cdi", "list", "--spec-dir", directory, "--format", "json"]).ok().json()
 }
 
+/// A host is described the same each time, and the file is replaced completely.
 #[test]
-fn a_host_is_described_the_same_each_time_and_the_file_replaced_as_a_whole() {
+fn cdi_generate_is_deterministic_and_replaces_the_file() {
     let host = host();
     let (directory, file) = specification(&host);
     let printed = host.cgpu(&["cdi", "generate"]).ok();
@@ -101,8 +102,9 @@ fn a_host_is_described_the_same_each_time_and_the_file_replaced_as_a_whole() {
     assert_eq!(serde_json::from_slice::<Value>(&fs::read(&file).unwrap()).unwrap(), json);
 }
 
+/// If a host or an option can't be described, `cgpu cdi generate` fails and reports why.
 #[test]
-fn what_cannot_be_described_is_told() {
+fn cdi_generate_reports_undescribable_hosts_and_options() {
     let host = host();
     for (words, expected) in [
         (
@@ -129,7 +131,7 @@ fn what_cannot_be_described_is_told() {
 }
 
 #[test]
-fn a_lost_gpu_is_left_out_and_named() {
+fn cdi_generate_omits_and_names_a_lost_gpu() {
     let host = Host::with_gpus(&json!([
         {"index": 0, "uuid": GPU_0, "memory_mib": 16130},
         {"index": 1, "uuid": GPU_1, "memory_mib": 0, "state": "lost"},
@@ -283,8 +285,9 @@ fn podman_takes_what_we_write() {
     assert!(unknown.stderr.contains("nvidia.com/gpu=7"), "{unknown}");
 }
 
+/// A container made by our CDI edits has what podman's container has.
 #[test]
-fn a_container_by_our_edits_has_what_podmans_has() {
+fn our_cdi_edits_match_the_podman_result() {
     let host = host();
     let (directory, file) = specification(&host);
     fs::create_dir_all(&directory).unwrap();

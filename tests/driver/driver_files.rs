@@ -171,7 +171,7 @@ fn every_layout_has_the_driver_where_it_says() {
 }
 
 #[test]
-fn caches_of_loaders_lead_to_files_of_the_driver() {
+fn loader_caches_lead_to_driver_files() {
     let scratch = Scratch::new();
     for layout in Layout::ALL.into_iter().filter(|layout| *layout != Layout::ContainerOs) {
         let root = layout.root();
@@ -215,7 +215,7 @@ fn userlands_have_nothing_of_the_driver() {
 }
 
 #[test]
-fn files_mounted_one_by_one_lack_only_the_kernel_driver() {
+fn individually_mounted_files_lack_only_the_kernel_driver() {
     let scratch = Scratch::new();
     for userland in Userland::GLIBC {
         let mut image = Image::new(&scratch, userland, Search::Usual);
@@ -226,8 +226,9 @@ fn files_mounted_one_by_one_lack_only_the_kernel_driver() {
     }
 }
 
+/// One hwcaps directory is enough for the driver's libraries since glibc 2.33.
 #[test]
-fn one_directory_of_hwcaps_is_enough_since_glibc_2_33() {
+fn hwcaps_directory_suffices_since_glibc_2_33() {
     let scratch = Scratch::new();
     for userland in Userland::GLIBC {
         let mut image = Image::new(&scratch, userland, Search::Usual);
@@ -243,8 +244,9 @@ fn one_directory_of_hwcaps_is_enough_since_glibc_2_33() {
     }
 }
 
+/// One directory called tls is enough for the driver's libraries until glibc 2.36.
 #[test]
-fn one_directory_called_tls_is_enough_until_glibc_2_36() {
+fn tls_directory_suffices_until_glibc_2_36() {
     let scratch = Scratch::new();
     for userland in Userland::GLIBC {
         let mut image = Image::new(&scratch, userland, Search::Usual);
@@ -285,7 +287,7 @@ fn images_find_their_own_libraries_beside_the_drivers() {
 
 /// So whoever bakes a library of the driver's into an image gets that one.
 #[test]
-fn a_library_in_the_images_cache_comes_before_a_directory_of_hwcaps() {
+fn image_cache_library_precedes_hwcaps_directory() {
     let scratch = Scratch::new();
     let image = || {
         let mut image = Image::new(&scratch, Userland::Debian12, Search::Usual);
@@ -302,8 +304,9 @@ fn a_library_in_the_images_cache_comes_before_a_directory_of_hwcaps() {
     listed.finds("libcuda.so.1", "/usr/lib/x86_64-linux-gnu");
 }
 
+/// The loader of musl finds by its list the driver's libraries that it can't load.
 #[test]
-fn musl_finds_by_its_list_what_it_can_not_load() {
+fn musl_finds_but_cannot_load_driver_libraries() {
     let scratch = Scratch::new();
     let mut image = Image::new(&scratch, Userland::Musl, Search::Cache);
     assert_eq!(
@@ -329,8 +332,9 @@ fn musl_and_static_images_run_their_programs() {
     }
 }
 
+/// All files that NVIDIA's toolkit lists are in the tree of the layout that it lists.
 #[test]
-fn all_that_nvidias_toolkit_lists_is_in_its_tree() {
+fn driver_tree_has_all_toolkit_listed_files() {
     let version = driver::version();
     for (list, layout, prefix) in [
         ("nvidia-ctk-1.20.0-535.yaml", Layout::Debian, ""),

@@ -167,8 +167,9 @@ fn refreshed_as_a_careless_parent() {
     assert_eq!(inventory.unwrap().gpus().len(), 3);
 }
 
+/// The memory that the driver reserves of a GPU is known in full MiB, rounded up.
 #[test]
-fn what_the_driver_keeps_of_a_gpu_is_known_in_whole_mib_rounded_up() {
+fn driver_reserved_memory_is_rounded_up_to_mib() {
     let host = Host::new(&[A10, "reserved 536870913\n", V100].concat());
     host.driver("535.129.03");
     host.gpu("0000:af:00.0", "GPU-b", 0);
@@ -184,8 +185,9 @@ fn what_the_driver_keeps_of_a_gpu_is_known_in_whole_mib_rounded_up() {
     assert_eq!(retained(&cached(&settings).unwrap().unwrap()), [100, 513]);
 }
 
+/// A driver before 510 reports a GPU's memory by the first form of the query.
 #[test]
-fn a_driver_before_510_tells_a_gpus_memory_by_the_questions_first_form() {
+fn driver_before_510_reports_memory_by_older_query() {
     let host = Host::new(A10);
     host.driver("470.256.02");
     host.gpu("0000:af:00.0", "GPU-b", 0);
@@ -197,8 +199,9 @@ fn a_driver_before_510_tells_a_gpus_memory_by_the_questions_first_form() {
     assert_eq!(a10.state, GpuState::Ok);
 }
 
+/// The inventory lists GPUs of mixed sizes with their MIG devices.
 #[test]
-fn lists_gpus_of_mixed_sizes_with_their_mig_devices() {
+fn inventory_lists_mixed_gpus_with_mig_devices() {
     let inventory = probe(&Host::mixed().settings).unwrap();
     let [v100, a10, a100] = inventory.gpus() else { panic!("{inventory:?}") };
     assert_eq!((v100.index, &*v100.uuid, v100.minor), (0, "GPU-a", 1));
@@ -219,8 +222,9 @@ fn lists_gpus_of_mixed_sizes_with_their_mig_devices() {
     assert!(inventory.gpus().iter().all(|gpu| gpu.state == GpuState::Ok));
 }
 
+/// A lost GPU retains its place in the list and what the kernel knows of it.
 #[test]
-fn a_lost_gpu_keeps_its_place_and_what_the_kernel_knows_of_it() {
+fn lost_gpu_retains_its_index_and_kernel_data() {
     for health in ["lost", "gone"] {
         let host = Host::mixed();
         host.nvml(&[V100, A10, A100].concat().replace("ok off", &format!("{health} off")));
@@ -234,8 +238,9 @@ fn a_lost_gpu_keeps_its_place_and_what_the_kernel_knows_of_it() {
     }
 }
 
+/// A lost GPU without a UUID is named after its bus id.
 #[test]
-fn a_lost_gpu_without_a_uuid_is_named_after_its_bus_id() {
+fn lost_gpu_without_uuid_gets_bus_id_name() {
     let host = Host::mixed();
     host.nvml(&V100.replace("ok", "lost"));
     host.gpu("0000:00:07.0", "GPU-????????-????-????-????-????????????", 1);
@@ -245,7 +250,7 @@ fn a_lost_gpu_without_a_uuid_is_named_after_its_bus_id() {
 }
 
 #[test]
-fn the_cache_is_used_while_the_driver_stays_the_same() {
+fn cache_is_used_while_driver_is_unchanged() {
     let host = Host::mixed();
     assert_eq!(host.cached(), None);
     let inventory = refresh(&host.settings).unwrap();
@@ -269,8 +274,9 @@ fn the_cache_is_refused_under_another_driver() {
     assert_eq!(host.cached(), None);
 }
 
+/// The cache is refused if a GPU comes or goes.
 #[test]
-fn the_cache_is_refused_when_a_gpu_comes_or_goes() {
+fn cache_is_refused_if_the_gpus_change() {
     let host = Host::mixed();
     refresh(&host.settings).unwrap();
     host.gpu("10000:02:00.0", "GPU-d", 3);
@@ -281,8 +287,9 @@ fn the_cache_is_refused_when_a_gpu_comes_or_goes() {
     assert_eq!(host.cached(), None);
 }
 
+/// The cache is refused if MIG instances come or go.
 #[test]
-fn the_cache_is_refused_when_mig_instances_come_or_go() {
+fn cache_is_refused_if_mig_instances_change() {
     let host = Host::mixed();
     refresh(&host.settings).unwrap();
     host.mig("gpu2/mig/gi9");
@@ -303,8 +310,9 @@ fn a_damaged_cache_is_replaced_by_a_refresh() {
     assert_eq!(cached(&host.settings).unwrap(), Some(inventory));
 }
 
+/// Without a kernel module there is nothing to refresh, and the error names the missing driver.
 #[test]
-fn without_a_kernel_module_there_is_nothing_to_refresh() {
+fn refresh_without_kernel_module_reports_missing_driver() {
     let host = Host::new(V100);
     let expected = format!(
         "no NVIDIA driver on this host: {} does not exist; load the nvidia kernel module, or list \
@@ -318,7 +326,7 @@ fn without_a_kernel_module_there_is_nothing_to_refresh() {
 }
 
 #[test]
-fn a_missing_library_is_told_with_where_it_should_be() {
+fn missing_library_is_reported_with_expected_path() {
     let host = Host::mixed();
     host.remove("driver");
     assert_eq!(
@@ -331,8 +339,9 @@ fn a_missing_library_is_told_with_where_it_should_be() {
     );
 }
 
+/// A library that doesn't load is reported with the loader's own words.
 #[test]
-fn a_library_that_does_not_load_is_told_with_the_loaders_words() {
+fn unloadable_library_is_reported_with_loader_error() {
     let host = Host::mixed();
     fs::write(host.libraries().join(LIBRARY), "no library").unwrap();
     let error = sentence(&probe(&host.settings).unwrap_err());
@@ -340,8 +349,9 @@ fn a_library_that_does_not_load_is_told_with_the_loaders_words() {
     assert!(error.contains("file too short"), "{error}");
 }
 
+/// A library of another release than the kernel module's is reported with what to do.
 #[test]
-fn a_library_of_another_release_is_told_with_what_to_do() {
+fn library_release_mismatch_is_reported_with_a_remedy() {
     let host = Host::mixed();
     host.nvml("init_error 18\n");
     assert_eq!(
@@ -373,7 +383,7 @@ fn a_child_fills_the_cache() {
 }
 
 #[test]
-fn a_child_whose_nvml_hangs_is_killed_in_time() {
+fn child_with_hanging_nvml_is_killed_in_time() {
     let host = Host::mixed();
     host.nvml("init_ms 600000\n");
     let begun = Instant::now();
@@ -396,8 +406,9 @@ fn a_child_whose_nvml_fails_is_quoted() {
     assert!(error.contains("the kernel's log: NVIDIA driver is not loaded"), "{error}");
 }
 
+/// A caller that ignores its children (SIGCHLD) gets the GPUs too.
 #[test]
-fn a_caller_that_ignores_its_children_gets_the_gpus_too() {
+fn caller_ignoring_sigchld_still_gets_the_gpus() {
     let host = Host::mixed();
     host.cgpu();
     // A shell can't: dash takes no notice of `trap '' CHLD`.

@@ -107,7 +107,7 @@ impl Driven {
 }
 
 #[test]
-fn a_create_without_a_cache_asks_the_driver_once() {
+fn creation_without_cache_queries_the_driver_once() {
     let driven = Driven::new();
     let host = &driven.host;
     let (first, second) = (driven.asking("first"), driven.asking("second"));
@@ -122,8 +122,9 @@ fn a_create_without_a_cache_asks_the_driver_once() {
     host.check_registry();
 }
 
+/// If the driver hangs, container creation gives up in time and leaves nothing.
 #[test]
-fn a_driver_that_hangs_is_given_up_in_time_and_nothing_stays() {
+fn hanging_driver_fails_creation_in_time_leaving_nothing() {
     let mut driven = Driven::new();
     driven.host.set("inventory.refresh_timeout_s", 1);
     driven.says("init_ms 600000\n");
@@ -158,8 +159,9 @@ fn looking_asks_the_driver_and_keeps_nothing() {
     assert!(!driven.host.state_dir().exists());
 }
 
+/// A container that asks for nothing never waits for the driver.
 #[test]
-fn who_asks_for_nothing_never_waits_for_the_driver() {
+fn plain_container_never_waits_for_the_driver() {
     let driven = Driven::new();
     driven.says("init_ms 600000\n");
     let runtime = driven.host.runtime();
@@ -169,8 +171,9 @@ fn who_asks_for_nothing_never_waits_for_the_driver() {
     assert!(!driven.host.state_dir().exists());
 }
 
+/// Container creation makes the device nodes that a boot left out.
 #[test]
-fn a_create_makes_the_nodes_that_a_boot_left_out() {
+fn creation_makes_nodes_missing_since_boot() {
     let driven = Driven::new();
     driven.boots(LOADED);
     let bundle = driven.looking("first");
@@ -192,7 +195,7 @@ fn a_create_makes_the_nodes_that_a_boot_left_out() {
 }
 
 #[test]
-fn creates_at_one_moment_share_the_nodes_that_they_make() {
+fn concurrent_creations_share_the_nodes_they_make() {
     let driven = Driven::new();
     driven.boots(LOADED);
     let bundles: Vec<_> = (0..8).map(|at| driven.looking(&format!("at-once-{at}"))).collect();
@@ -209,7 +212,7 @@ fn creates_at_one_moment_share_the_nodes_that_they_make() {
 }
 
 #[test]
-fn a_create_loads_no_module_and_makes_no_forbidden_node() {
+fn creation_neither_loads_modules_nor_makes_forbidden_nodes() {
     let driven = Driven::new();
     let bundle = driven.looking("refused");
     let refused = |parts: &[&str]| {
@@ -230,8 +233,9 @@ fn a_create_loads_no_module_and_makes_no_forbidden_node() {
     assert_eq!(crate::host::names(&driven.dev()), [].into());
 }
 
+/// The unit's command, `cgpu nodes`, loads nvidia-uvm and makes all nodes.
 #[test]
-fn the_unit_s_command_loads_nvidia_uvm_and_makes_all_nodes() {
+fn unit_command_loads_nvidia_uvm_and_makes_nodes() {
     let mut driven = Driven::new();
     let probed = driven.modprobe();
     driven.boots("195 nvidia");

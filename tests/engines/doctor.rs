@@ -170,8 +170,9 @@ fn a_host_on_which_nothing_is_wrong() {
     }
 }
 
+/// An updated driver and a node of another boot are errors, each with its remedy.
 #[test]
-fn an_updated_driver_and_a_node_of_another_boot_are_errors_with_their_remedies() {
+fn stale_driver_and_node_are_errors_with_remedies() {
     let host = Host::well();
     host.write("usr/lib64/libnvidia-ml.so.550.54.14", "");
     fs::remove_file(host.path("usr/lib64/libcuda.so.535.161.08")).unwrap();
@@ -198,8 +199,9 @@ fn an_updated_driver_and_a_node_of_another_boot_are_errors_with_their_remedies()
     is_a_screen(&host.doctor(&[]).exits(1).stdout);
 }
 
+/// On a host without a GPU, doctor reports what the host can do, by notes.
 #[test]
-fn a_host_without_a_gpu_is_told_what_it_can_do() {
+fn host_without_gpu_gets_notes_not_errors() {
     let json = Host::bare().findings(0);
     assert_eq!(json["worst"], "note");
     assert!(said(&json, "version", "note")[0].starts_with("this host has no NVIDIA GPU and no"));
@@ -208,7 +210,7 @@ fn a_host_without_a_gpu_is_told_what_it_can_do() {
 }
 
 #[test]
-fn a_gpu_whose_driver_is_not_loaded_is_an_error() {
+fn gpu_without_loaded_driver_is_an_error() {
     let host = Host::well();
     fs::remove_dir_all(host.path("proc/driver/nvidia")).unwrap();
     let json = host.findings(1);
@@ -264,7 +266,7 @@ fn each_engine_is_read_as_it_is_written() {
 
 /// A specification of mounts alone, as people write them for drivers whose nodes are no devices.
 #[test]
-fn a_cdi_file_is_judged_as_a_create_would() {
+fn doctor_judges_cdi_files_as_creation_would() {
     let host = Host::well();
     let spec = |edits: &str| {
         format!(
@@ -296,8 +298,9 @@ fn a_cdi_file_is_judged_as_a_create_would() {
     assert!(error.starts_with("inject is cdi, and CDI device nvidia.com/gpu=GPU-a of "), "{error}");
 }
 
+/// A containerd handler unlike that of runc and a plugin that is off are reported.
 #[test]
-fn a_handler_unlike_runc_and_a_plugin_that_is_off_are_told_of() {
+fn deviating_handler_and_disabled_plugin_are_reported() {
     let host = Host::well();
     let runc = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n\
                 runtime_type = \"io.containerd.runc.v2\"\noptions = {SystemdCgroup = true}\n";
@@ -325,8 +328,9 @@ fn a_handler_unlike_runc_and_a_plugin_that_is_off_are_told_of() {
     );
 }
 
+/// Odd files (pipes, devices, loops) are findings, and nothing waits for them.
 #[test]
-fn odd_files_are_findings_and_nothing_waits_for_them() {
+fn odd_files_are_findings_without_any_waiting() {
     let host = Host::well();
     for path in ["etc/docker/daemon.json", "proc/driver/nvidia/version", "proc/devices"] {
         fs::remove_file(host.path(path)).unwrap();
@@ -406,7 +410,7 @@ fn what_is_cgpus_own_is_looked_at_too() {
 
 /// As `tests/demo` has it: the kernel is this one, whoever tells of the driver.
 #[test]
-fn a_simulated_driver_is_judged_by_its_own_files_and_the_kernel_by_the_kernel_s() {
+fn simulated_driver_is_judged_by_its_own_files() {
     let host = Host::bare();
     host.write(
         "sim/proc/driver/nvidia/version",

@@ -101,7 +101,7 @@ fn lives_a_whole_life(runtime: &Runtime<'_>, scratch: &Scratch, id: &str) {
 }
 
 #[test]
-fn runc_and_crun_run_a_bundle_from_create_to_delete() {
+fn runc_and_crun_run_bundles_create_to_delete() {
     let seconds = unique_seconds(1);
     let scratch = Scratch::new();
     lives_a_whole_life(&scratch.runc(), &scratch, "on-runc");
@@ -119,8 +119,9 @@ fn runc_and_crun_run_a_bundle_from_create_to_delete() {
     leaves_nothing(scratch, |scratch| scratch, &seconds);
 }
 
+/// Containers run under docker, and docker retains them over a restart.
 #[test]
-fn docker_runs_containers_and_keeps_them_over_a_restart() {
+fn docker_containers_survive_a_daemon_restart() {
     let seconds = unique_seconds(2);
     let mut docker = Docker::builder().live_restore().start();
     let greedy = Image::new("localhost/greedy:1").env("BAKED", "in");
@@ -235,7 +236,7 @@ fn podman_runs_containers_with_hooks() {
 }
 
 #[test]
-fn a_command_over_its_time_is_killed_with_its_children() {
+fn overdue_command_is_killed_with_its_children() {
     let scratch = Scratch::new();
     let mut command = scratch.command("busybox");
     command.args(["sh", "-c", "echo so far; sleep 1000 & wait"]);
@@ -253,7 +254,7 @@ fn a_command_over_its_time_is_killed_with_its_children() {
 
 /// A child without the scratch's name belongs to it by its parent, and the parent may be killed just after it was made.
 #[test]
-fn processes_known_by_their_parent_alone_are_killed_too() {
+fn processes_identified_only_by_parent_are_killed() {
     let seconds = unique_seconds(6);
     let script = format!(
         "while :; do (cd /; exec env -i {} sh -c 'exec sleep {seconds}') & sleep 0.002; done",

@@ -34,8 +34,9 @@ fn refused_for(refused: &Outcome, id: &str) {
     assert!(refused.stderr.contains("CGPU_FORCE_REMOVE=1"), "{refused}");
 }
 
+/// A removal of the package is refused while docker has a container by our runtime.
 #[test]
-fn a_removal_is_refused_while_docker_has_a_container_by_us() {
+fn removal_is_refused_while_docker_uses_our_runtime() {
     for argument in [None, Some("--cgpu-config=/dev/null")] {
         let mut docker = Docker::builder().runtime(RUNTIME);
         // With arguments docker calls us by a script of its own.
@@ -59,8 +60,9 @@ fn a_removal_is_refused_while_docker_has_a_container_by_us() {
     }
 }
 
+/// A removal of the package is refused while podman has a container by our runtime.
 #[test]
-fn a_removal_is_refused_while_podman_has_a_container_by_us() {
+fn removal_is_refused_while_podman_uses_our_runtime() {
     let podman = Podman::builder().runtime(RUNTIME).start();
     let state = podman.scratch().directory("none");
     let ours = podman.run(&["-d", IMAGE, "sleep", "1000"]).ok().text().to_owned();
@@ -73,7 +75,7 @@ fn a_removal_is_refused_while_podman_has_a_container_by_us() {
 
 /// Anybody can call a process conmon, with arguments of his own choice.
 #[test]
-fn a_removal_believes_only_roots_conmon_among_the_hosts_programs() {
+fn removal_trusts_only_the_host_conmon_of_root() {
     let scratch = Scratch::new();
     let state = scratch.directory("none");
     let lure = scratch.file("lure", "/cgpu-runtime\n");

@@ -78,8 +78,10 @@ fn without_foreign_runtime(file: &Path, engine: &str, edit: impl FnOnce(&str) ->
     text
 }
 
+/// With our runtime as its default, docker runs plain containers and quotas; after --remove it
+/// forgets us.
 #[test]
-fn docker_runs_plain_containers_and_quotas_by_default_and_forgets_us() {
+fn docker_setup_serves_by_default_and_is_reversible() {
     let host = Host::new();
     let mut docker = Docker::builder().env("CGPU_CONFIG", config(&host)).start();
     let file = docker.scratch().path().join("daemon.json");
@@ -171,7 +173,7 @@ fn setup_docker(docker: &Docker, words: &[&str]) -> Outcome {
 /// dockerd 20.10 panics at a reload where its default runtime is gone from its file, and keeps
 /// what the file doesn't name: the containers of a host must not pay for that.
 #[test]
-fn docker_forgets_us_without_a_restart_whatever_its_file_names() {
+fn docker_setup_removal_needs_no_restart() {
     let host = Host::new();
     let runc = program("runc");
     let nvidia = format!("{{\"runtimes\":{{\"nvidia\":{{\"path\":\"{}\"}}}}}}", runc.display());
@@ -219,8 +221,9 @@ fn docker_forgets_us_without_a_restart_whatever_its_file_names() {
     }
 }
 
+/// If docker refuses its file, docker retains our runtime, and so does the file.
 #[test]
-fn a_docker_that_refuses_its_file_keeps_us_and_so_does_the_file() {
+fn refused_docker_reload_leaves_runtime_and_file_unchanged() {
     let docker = Docker::builder().daemon_json(Some("{}")).start();
     let file = docker.scratch().path().join("daemon.json");
     let setup_file = |words: &[&str]| setup_docker(&docker, words);
@@ -240,8 +243,9 @@ fn a_docker_that_refuses_its_file_keeps_us_and_so_does_the_file() {
     assert_eq!(runtimes(&docker), "cgpu cgpu runc", "what it had is still in force");
 }
 
+/// A docker that doesn't run, or doesn't take its file, is reported.
 #[test]
-fn a_docker_that_does_not_run_or_take_its_file_is_told_of() {
+fn docker_not_running_or_not_reloading_is_reported() {
     let scratch = Scratch::new();
     let socket = scratch.path().join("docker.sock");
     let text = json!({"hosts": [format!("unix://{}", socket.display())]}).to_string();
@@ -274,8 +278,9 @@ fn a_docker_that_does_not_run_or_take_its_file_is_told_of() {
     assert_eq!(fs::read_to_string(&file).unwrap(), written);
 }
 
+/// With our runtime as its default, containerd makes every pod by it; after --remove it forgets us.
 #[test]
-fn containerd_makes_every_pod_by_default_and_forgets_us() {
+fn containerd_setup_runs_every_pod_and_is_reversible() {
     let host = Host::new();
     let mut containerd = Containerd::builder().env("CGPU_CONFIG", config(&host)).start();
     let file = containerd.scratch().path().join("containerd.toml");
@@ -374,8 +379,9 @@ fn like_runc(runtime: &toml::Value) -> toml::Value {
     runtime
 }
 
+/// What setup writes for each version of the configuration is read by containerd itself.
 #[test]
-fn containerd_itself_reads_what_is_written_for_each_version() {
+fn containerd_reads_the_file_written_for_its_version() {
     let scratch = Scratch::new();
     let more = std::env::var("CGPU_TEST_CONTAINERDS").unwrap_or_default();
     let more = more.split(':').filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -428,8 +434,9 @@ fn containerd_itself_reads_what_is_written_for_each_version() {
     }
 }
 
+/// A containerd without its CRI plugin, as docker ships it, is reported.
 #[test]
-fn a_containerd_without_its_cri_is_told_of_as_docker_ships_it() {
+fn disabled_cri_plugin_of_containerd_is_reported() {
     let scratch = Scratch::new();
     let file = scratch.file("config.toml", "disabled_plugins = [\"cri\"]\n");
     let done = setup_file("containerd", &file, &[]).ok();
@@ -515,7 +522,7 @@ fn podman_knows_us_by_name_and_by_default() {
 /// In a mount namespace of its own, so that the paths are the real ones; what packages have is
 /// read-only there, and no lists of ours could be taken out of it.
 #[test]
-fn podman_reads_the_file_that_is_dropped_for_it() {
+fn podman_reads_the_drop_in_configuration_file() {
     let scratch = Scratch::new();
     scratch.directory("bin");
     let runtime = scratch.path().join("bin/cgpu-runtime");
@@ -549,8 +556,9 @@ fn podman_reads_the_file_that_is_dropped_for_it() {
     assert_eq!(lines.len(), 5, "nothing is left: {outcome}");
 }
 
+/// An invalid command line is refused, and CRI-O gets its file.
 #[test]
-fn a_wrong_command_line_is_refused_and_crio_gets_its_file() {
+fn invalid_command_line_is_refused_and_crio_configured() {
     setup(&["lxc"]).exits(2);
     setup(&["docker", "--remove", "--default"]).exits(2);
     let scratch = Scratch::new();
@@ -579,7 +587,7 @@ fn a_wrong_command_line_is_refused_and_crio_gets_its_file() {
 
 /// In a mount namespace of its own, with systemd's word that it runs and a systemctl that does what a file says.
 #[test]
-fn a_restart_that_failed_is_tried_again_until_it_succeeds() {
+fn failed_restart_is_retried_until_success() {
     let scratch = Scratch::new();
     let (etc, bin) = (scratch.directory("etc"), scratch.directory("bin"));
     fs::write(etc.join("config.toml"), "version = 2\n").unwrap();

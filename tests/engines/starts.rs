@@ -43,7 +43,7 @@ const SIX_OF_FIFTEEN: [&str; 3] =
 /// dockerd answers `--gpus` by NVIDIA's hook, if it finds that in its `PATH`: else no runtime is called. What the
 /// documents name instead works, and what Swarm gives a service's containers is a choice.
 #[test]
-fn docker_without_nvidias_hook_refuses_gpus_and_cgpus_variables_serve() {
+fn docker_without_nvidia_hook_refuses_gpus_flag() {
     let host = host();
     let docker = Docker::builder()
         .runtime(RUNTIME)
@@ -75,7 +75,7 @@ fn docker_without_nvidias_hook_refuses_gpus_and_cgpus_variables_serve() {
 
 /// A service can't choose a runtime, so ours is the default one.
 #[test]
-fn a_service_of_swarm_gets_the_gpu_that_swarm_chose_and_its_quota() {
+fn swarm_service_gets_its_chosen_gpu_and_quota() {
     let host = host();
     let docker = Docker::builder()
         .runtime(RUNTIME)
@@ -113,8 +113,9 @@ fn with_env<'a>(variables: &[&'a str]) -> Vec<&'a str> {
     variables.iter().flat_map(|variable| ["-e", variable]).collect()
 }
 
+/// Containers under docker share a GPU, and are refused what isn't left of it.
 #[test]
-fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
+fn docker_containers_share_a_gpu_within_its_memory() {
     let host = host();
     let docker = Docker::builder()
         .runtime(RUNTIME)
@@ -187,7 +188,7 @@ fn docker_containers_share_a_gpu_and_are_refused_what_is_not_left() {
 }
 
 #[test]
-fn docker_containers_that_ask_for_nothing_are_left_alone() {
+fn docker_containers_without_requests_are_left_alone() {
     let host = host();
     let docker = Docker::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&host)).start();
     // Many images bake the choice of all GPUs in.
@@ -253,7 +254,7 @@ fn containerd_runs_short_ids_under_its_own_root() {
 
 /// As a Kubernetes RuntimeClass has it: the handler is `cgpu`.
 #[test]
-fn pods_get_quotas_by_the_device_plugins_variables_and_by_annotations() {
+fn pods_get_quotas_by_variables_and_annotations() {
     let host = host();
     let containerd =
         Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&host)).start();
@@ -338,7 +339,7 @@ fn podman_runs_with_the_wrapper_as_its_runtime() {
 
 /// podman keeps its own runtime; the hook does what the wrapper does.
 #[test]
-fn podman_runs_with_the_precreate_hook_of_a_hooks_directory() {
+fn podman_shares_gpus_by_the_precreate_hook() {
     let host = host();
     let hooks = hooks_directory(&host, &["cgpu-precreate.json"]);
     let podman = Podman::builder().hooks_dir(hooks).start();
@@ -347,7 +348,7 @@ fn podman_runs_with_the_precreate_hook_of_a_hooks_directory() {
 
 /// Nobody tells the hook that the container it made room for will never be.
 #[test]
-fn what_the_precreate_hook_reserved_for_a_failed_create_is_free_when_podman_has_ended() {
+fn failed_podman_creation_frees_its_precreate_reservation() {
     let host = host();
     let hooks = hooks_directory(&host, &["cgpu-precreate.json"]);
     let mut podman = Podman::builder().hooks_dir(hooks).start();

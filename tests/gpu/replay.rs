@@ -443,8 +443,9 @@ fn no_recorded_call_is_refused() {
     assert!(refused.is_empty(), "{refused:#?}");
 }
 
+/// The ledger follows every recording and is empty after it.
 #[test]
-fn the_ledger_follows_every_recording_and_is_empty_after_it() {
+fn ledger_follows_recordings_and_ends_empty() {
     for recording in recordings() {
         let mut free = recording.account(u64::MAX / 2);
         assert_eq!(free.refused, 0, "{}", recording.name);
@@ -461,7 +462,7 @@ fn the_ledger_follows_every_recording_and_is_empty_after_it() {
 }
 
 #[test]
-fn what_nobody_decided_on_is_told() {
+fn undecided_call_is_reported() {
     let release = Release::of("535.161.08".parse().expect("a version")).expect("it is supported");
     let call = |node: &str, request: u32, bytes: Vec<u8>, params: Option<Vec<u8>>| {
         let copies = |bytes| corpus::Copies { before: corpus::Bytes(bytes), after: None };

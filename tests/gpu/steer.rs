@@ -89,8 +89,9 @@ fn asked<'a>(said: &'a Value, phase: &str, name: &str) -> Vec<&'a Value> {
     all.iter().filter(|control| control["phase"] == phase && control["name"] == name).collect()
 }
 
+/// If cgpu-steer is stopped in the middle, it puts slices back first.
 #[test]
-fn who_is_stopped_in_the_middle_puts_slices_back_first() {
+fn stopped_steer_restores_slices_first() {
     let mut steered = Steered::start(1000, None);
     steered.until("a slice is changed", |state| {
         let mut objects = state.clients.iter().flat_map(|client| &client.objects);
@@ -107,8 +108,9 @@ fn who_is_stopped_in_the_middle_puts_slices_back_first() {
     steered.ends();
 }
 
+/// If cgpu-steer is stopped while a program is off the GPU, it brings the program back.
 #[test]
-fn who_is_stopped_while_one_is_off_the_gpu_brings_it_back() {
+fn stopped_steer_brings_disabled_program_back() {
     let mut steered = Steered::start(1000, None);
     // A channel is born off the GPU: that kernels of its group have ended tells that it was on.
     steered.until("one that has run is off the GPU", |state| {
@@ -131,7 +133,7 @@ fn who_is_stopped_while_one_is_off_the_gpu_brings_it_back() {
 }
 
 #[test]
-fn a_call_that_hangs_is_told_and_left_behind() {
+fn hanging_call_is_reported_and_abandoned() {
     let mut steered = Steered::start(50, Some("control:0xa06f0111 hang times 1"));
     let said = steered.said();
     let restarts = asked(&said, "2:1", "RESTART_RUNLIST");
@@ -143,7 +145,7 @@ fn a_call_that_hangs_is_told_and_left_behind() {
 }
 
 #[test]
-fn a_program_that_does_not_compute_is_told() {
+fn program_that_never_computes_is_reported() {
     let mut command =
         Command::new(Path::new(env!("CARGO_BIN_EXE_cgpu-runtime")).with_file_name("cgpu-steer"));
     command.args(["--driver", "535.161.08", "--a", "/dev/null", "--b", "/dev/null", "--", "true"]);

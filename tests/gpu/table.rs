@@ -101,8 +101,9 @@ const COMPUTE: [&str; 6] = ["5.1", "5.2", "5.3", "5.4", "5.5", "5.6"];
 const MEMORY: [&str; 11] =
     ["1.3.1", "1.3.2", "1.3.3", "1.3.4", "1.3.5", "1.3.6", "1.3.7", "1.3.8", "1.4", "1.5", "1.9"];
 
+/// The table reports what the gate enforces and what the run didn't ask.
 #[test]
-fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
+fn table_reports_enforced_and_unasked_questions() {
     let seen = Seen::of(&["--without", "tools"]);
     seen.all_are(&MEMORY, "yes");
     let others = [
@@ -126,16 +127,18 @@ fn the_table_tells_what_the_gate_holds_and_what_it_did_not_ask() {
     seen.outcome.ok();
 }
 
+/// Our own tools report of a container what it has.
 #[test]
-fn our_own_tools_tell_of_a_container_what_it_has() {
+fn own_tools_report_resources_of_a_container() {
     let seen = Seen::of(&["--only", "tools"]);
     seen.all_are(&["8.3", "8.4", "8.5", "8.6", "8.8", "8.9"], "yes");
     seen.all_are(&["8.1", "8.2", "8.7"], "not asked");
     seen.outcome.ok();
 }
 
+/// Hostile programs are played if they are asked for.
 #[test]
-fn hostile_programs_are_played_where_they_are_asked_for() {
+fn requested_hostile_programs_are_played() {
     let asked = ["--only", "hostile", "--attacks", "race-size,dup2-mmap"];
     let seen = Seen::of(&asked);
     seen.all_are(&["6.1", "6.5"], "yes");
@@ -147,7 +150,7 @@ fn hostile_programs_are_played_where_they_are_asked_for() {
 }
 
 #[test]
-fn a_quota_that_does_not_hold_is_told_and_fails_the_run() {
+fn unenforced_quota_is_reported_and_fails_the_run() {
     let seen = Seen::of(&["--leaking", "--only", "shown,paths,processes,managed,outside,unseen"]);
     seen.all_are(&MEMORY, "no");
     seen.all_are(&["1.1", "1.6", "2.1"], "no");
@@ -158,8 +161,9 @@ fn a_quota_that_does_not_hold_is_told_and_fails_the_run() {
     seen.outcome.exits(1);
 }
 
+/// If no runtime works, a bare process is behind the same filter.
 #[test]
-fn where_no_runtime_works_a_bare_process_is_behind_the_same_filter() {
+fn bare_process_is_behind_the_same_filter() {
     let seen = Seen::of(&["--way", "bare", "--only", "shown,paths,killed"]);
     seen.all_are(&MEMORY[..8], "yes");
     seen.all_are(&["1.1", "1.8"], "yes");
@@ -210,8 +214,9 @@ fn judge_throughput(run: impl Fn() -> Seen, judge: impl Fn(&Seen)) {
     eprintln!("not reached: the machine was too busy in {starved} of {MOST_MEASURED} measurements");
 }
 
+/// A GPU that obeys is divided, and a program is taken off it and brought back.
 #[test]
-fn a_gpu_that_obeys_is_divided_and_a_program_taken_off_and_brought_back() {
+fn obedient_gpu_is_divided_and_programs_suspended() {
     let run = || Seen::of(&["--only", "compute"]);
     judge_throughput(run, |seen| {
         seen.all_are(&COMPUTE, "yes");
@@ -234,7 +239,7 @@ fn a_gpu_that_obeys_is_divided_and_a_program_taken_off_and_brought_back() {
 }
 
 #[test]
-fn a_driver_that_says_yes_and_does_nothing_is_told_by_throughput() {
+fn throughput_reveals_a_driver_that_fakes_success() {
     let faults = ["control:0xa06f0111 status 0x0", "control:0x2080110b status 0x56"];
     let run = || Seen::with_faults(&faults, &["--only", "compute"]);
     judge_throughput(run, |seen| {

@@ -75,7 +75,7 @@ fn workloads() -> Vec<(String, u32, String)> {
 }
 
 #[test]
-fn what_workloads_call_is_served_or_its_refusal_is_written_down() {
+fn workload_calls_are_served_or_documented_as_refused() {
     let all = workloads();
     assert!(all.len() > 300, "{}", all.len());
     let mut wrong = BTreeSet::new();
@@ -91,8 +91,9 @@ fn what_workloads_call_is_served_or_its_refusal_is_written_down() {
     assert!(wrong.is_empty(), "\n{}", wrong.into_iter().collect::<String>());
 }
 
+/// No refusal is named of a call that no workload makes.
 #[test]
-fn nothing_is_named_that_nobody_calls() {
+fn documented_refusals_are_calls_of_workloads() {
     let all = workloads();
     for (kind, number, why) in NOT_SERVED {
         assert!(!why.is_empty());

@@ -68,7 +68,7 @@ fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: 
 
 /// Whenever it ends: before it has been told whose it is, or between the connection and its end.
 #[test]
-fn a_monitor_that_ends_at_once_fails_the_create() {
+fn monitor_exiting_at_once_fails_container_creation() {
     let gated = Gated::new();
     let runtime = with_monitor(&gated, "/bin/false");
     let was_reported = |filler: usize| {
@@ -92,7 +92,7 @@ fn a_monitor_that_ends_at_once_fails_the_create() {
 
 /// It has been told whose it is, and then ends.
 #[test]
-fn a_monitor_that_ends_when_it_is_told_fails_the_create() {
+fn monitor_exiting_after_its_assignment_fails_creation() {
     let gated = Gated::new();
     let ends = executable(&gated, "#!/bin/sh\n/usr/bin/head -c1 <&5\n");
     let runtime = with_monitor(&gated, &ends);
@@ -137,7 +137,7 @@ fn a_container_that_is_refused_leaves_no_monitor() {
 }
 
 #[test]
-fn a_monitor_that_takes_no_listener_fails_the_create() {
+fn monitor_not_taking_its_listener_fails_creation() {
     let gated = Gated::new();
     let bundle = gated.bundle("waits", 1000, &[RMTOOL, "fill"]);
     let runtime = with_monitor(&gated, &executable(&gated, "#!/bin/sh\nexec sleep 600\n"));
@@ -147,7 +147,7 @@ fn a_monitor_that_takes_no_listener_fails_the_create() {
 }
 
 #[test]
-fn a_monitor_that_cannot_be_executed_fails_the_create() {
+fn unexecutable_monitor_fails_container_creation() {
     let gated = Gated::new();
     let runtime = with_monitor(&gated, &executable(&gated, "no program"));
     let bundle = gated.bundle("app", 1000, &[RMTOOL, "fill"]);
@@ -175,7 +175,7 @@ fn an_exec_fails_whose_monitor_takes_no_listener() {
 }
 
 #[test]
-fn auto_says_in_the_log_whom_it_takes_and_why() {
+fn auto_logs_the_chosen_backend_and_reason() {
     let mut gated = Gated::new();
     gated.host.set("isolation.backend", "auto");
     let filled = gated.run("first", 1000, &[RMTOOL, "fill"]).ok();
@@ -201,7 +201,7 @@ fn auto_says_in_the_log_whom_it_takes_and_why() {
 
 /// What the kernel gives out of a GPU no call of the driver's is asked for.
 #[test]
-fn a_gpu_whose_memory_is_the_kernel_s_too_has_no_gate() {
+fn gate_is_refused_for_kernel_managed_gpu_memory() {
     let mut gated = Gated::new();
     let proc = gated.host.scratch.directory("proc");
     let driver = proc.join("driver/nvidia");
@@ -222,7 +222,7 @@ fn a_gpu_whose_memory_is_the_kernel_s_too_has_no_gate() {
 
 /// A health check a second must not fill the disk.
 #[test]
-fn a_container_s_life_is_two_lines_of_the_log_however_many_execs_it_has() {
+fn container_logs_two_lines_despite_many_execs() {
     let mut gated = Gated::new();
     for backend in ["gate", "none"] {
         gated.host.set("isolation.backend", backend);

@@ -265,8 +265,9 @@ parts!(
 
 const _: () = assert!(PARTS == ATTACKS.len().div_ceil(TOGETHER), "every row is in a part");
 
+/// Memory mapped by two GPUs at one address counts for each.
 #[test]
-fn memory_mapped_by_two_gpus_at_one_address_counts_for_each() {
+fn memory_mapped_by_two_gpus_counts_for_each() {
     let gated = Gated::new();
     let bundle = gated.bundle_with("gpus", |config| {
         let env = config["process"]["env"].as_array_mut().expect("the environment is a list");
@@ -313,8 +314,10 @@ fn play_part_unenforced(part: usize) {
     }
 }
 
+/// A profile that allows io_uring opens no way past the gate, and one that doesn't allow it returns
+/// an error.
 #[test]
-fn a_profile_that_allows_io_uring_opens_no_way_in_and_one_that_does_not_says_so() {
+fn io_uring_opens_no_way_past_the_gate() {
     let gated = Gated::new();
     let play = |refused: &[&str]| {
         let bundle = gated.bundle_with("ring", |config| {
@@ -343,7 +346,7 @@ fn in_root(gated: &Gated, name: &str) -> PathBuf {
 
 /// Each waits when it has had its signals, and all that can be had.
 #[test]
-fn memory_of_who_was_interrupted_stopped_or_killed_is_counted_once() {
+fn interrupted_stopped_or_killed_callers_are_charged_once() {
     let mut gated = Gated::new();
     for over_crun in [false, true] {
         if over_crun {
@@ -387,7 +390,7 @@ fn memory_of_who_was_interrupted_stopped_or_killed_is_counted_once() {
 /// The process that was sent it isn't of the tree of who made it, and outlives it: by a client of its
 /// own. By the client of who sent it, it's ended.
 #[test]
-fn memory_by_a_descriptor_that_was_passed_within_a_container_is_the_containers() {
+fn memory_by_passed_descriptor_belongs_to_the_container() {
     let mut gated = Gated::new();
     // A multiple of what is taken at once.
     const MIB_OF_ALL: u64 = 512;
@@ -519,44 +522,52 @@ fn hand_out_by(gated: &Gated, giver: &[&str], taker: &str) {
 const SEND: &[&str] = &[RMTOOL, "attack", "send-fd", "/shared/s"];
 const SEND_AND_LIVE: &[&str] = &["sh", "-c", "/rmtool attack send-fd /shared/s; sleep 1000"];
 
+/// Memory taken through a descriptor that was handed out of a container ends within a second.
 #[test]
-fn memory_taken_through_a_descriptor_that_was_handed_out_ends_within_a_second() {
+fn memory_by_handed_out_descriptor_ends_promptly() {
     hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 60");
 }
 
+/// Memory by a handed-out descriptor ends within a second too while the container that handed it
+/// out lives on.
 #[test]
-fn so_it_does_while_the_container_that_handed_it_out_lives_on() {
+fn handed_out_memory_ends_while_giver_lives_on() {
     hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 60");
 }
 
+/// Memory by a handed-out descriptor ends within a second too if the taker made the client itself.
 #[test]
-fn so_does_memory_of_a_client_that_the_taker_made_itself() {
+fn handed_out_memory_ends_for_takers_own_client() {
     hand_out(SEND, "exec /rmtool attack recv-fd /shared/s 60 own-client");
     hand_out(SEND_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 60 own-client");
 }
 
 /// By what is free of it, which is asked by a struct that has grown before.
 #[test]
-fn so_does_memory_of_a_driver_that_is_newer_than_all_known() {
+fn handed_out_memory_ends_under_unknown_newer_driver() {
     let gated = Gated::with_driver("900.10.01");
     let taker = "exec /rmtool attack recv-fd /shared/s 60 own-client";
     hand_out_by(&gated, SEND_AND_LIVE, taker);
 }
 
+/// Memory by a handed-out descriptor ends within a second too if the container never used the
+/// descriptor.
 #[test]
-fn so_does_memory_by_a_descriptor_that_the_container_never_used() {
+fn handed_out_memory_ends_for_unused_descriptor() {
     const OPEN_AND_LIVE: &[&str] = &["sh", "-c", "/rmtool attack send-open /shared/s; sleep 1000"];
     hand_out(OPEN_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 60 own-client");
 }
 
 /// The kernel tells less of such a process.
 #[test]
-fn so_does_memory_of_a_taker_whose_first_thread_has_ended() {
+fn handed_out_memory_ends_without_first_thread() {
     hand_out(SEND_AND_LIVE, "exec /rmtool --headless attack recv-fd /shared/s 60 own-client");
 }
 
+/// Memory by a handed-out descriptor ends within a second too if the creator of the client has
+/// exited.
 #[test]
-fn so_does_memory_of_a_client_whose_maker_is_gone() {
+fn handed_out_memory_ends_for_inherited_client() {
     // The container lives as long as the heir, whose maker has ended.
     let while_it_lives = "while ls -l /proc/[0-9]*/exe | grep -q /rmtool; do sleep 0.1; done";
     let taker = format!("/rmtool attack recv-fd /shared/s 60 heir; {while_it_lives}");
@@ -564,7 +575,7 @@ fn so_does_memory_of_a_client_whose_maker_is_gone() {
 }
 
 #[test]
-fn an_attack_costs_a_neighbour_nothing_but_its_time() {
+fn attack_costs_a_neighbour_only_time() {
     let gated = Gated::new();
     let neighbour = gated.sleeping("neighbour", 1000);
     let attacker = gated.sleeping("attacker", QUOTA_MIB);

@@ -36,8 +36,9 @@ fn file(bundle: &Bundle) -> PathBuf {
     bundle.directory.join("config.json")
 }
 
+/// A quota next to a CDI device is enforced, whatever the device's specification says.
 #[test]
-fn a_quota_beside_a_cdi_device_holds_whatever_its_specification_says() {
+fn quota_next_to_cdi_device_is_enforced() {
     let gated = Gated::new();
     for (at, visible) in ["void", "none", "", "0"].into_iter().enumerate() {
         for by_annotation in [false, true] {
@@ -76,8 +77,9 @@ fn a_quota_beside_a_cdi_device_holds_whatever_its_specification_says() {
     gated.soon_is_empty();
 }
 
+/// A GPU that the engine brought without a quota is registered, and its bundle stays as it was.
 #[test]
-fn a_brought_gpu_without_a_quota_is_registered_and_its_bundle_stays() {
+fn brought_gpu_without_quota_is_registered_unedited() {
     let mut gated = Gated::new();
     let bundle = |gated: &Gated, id: &str| {
         gated.bundle_with(id, |config| {
@@ -122,7 +124,7 @@ fn a_brought_gpu_without_a_quota_is_registered_and_its_bundle_stays() {
 /// `ctr run --gpus` puts a hook into the bundle that calls NVIDIA's program with the GPUs, whatever the
 /// variables say.
 #[test]
-fn gpus_that_containerds_client_brings_by_a_hook_are_the_choice() {
+fn gpus_of_containerd_client_hook_are_chosen() {
     let gated = Gated::new();
     let called = gated.host.scratch.path().join("called");
     let programs = gated.host.scratch.directory("programs");
@@ -169,7 +171,7 @@ fn gpus_that_containerds_client_brings_by_a_hook_are_the_choice() {
 /// In the mode `jit-cdi`, NVIDIA's runtime changes the bundle by a specification of its own before it becomes
 /// runc, and that has the node of displays whatever is asked for.
 #[test]
-fn what_nvidias_runtime_brings_beside_a_quota_keeps_its_container_from_starting() {
+fn extra_nvidia_runtime_nodes_prevent_quota_container_start() {
     const ADD: &str = "import json, sys\n\
         config = json.load(open(sys.argv[1]))\n\
         node = {'path': sys.argv[2], 'type': 'c', 'major': 195, 'minor': int(sys.argv[3])}\n\
@@ -215,8 +217,9 @@ fn what_nvidias_runtime_brings_beside_a_quota_keeps_its_container_from_starting(
     gated.soon_is_empty();
 }
 
+/// A quota on no GPU doesn't start with a node that takes memory of one.
 #[test]
-fn a_quota_on_no_gpu_starts_with_no_node_that_takes_memory_of_one() {
+fn quota_without_gpu_refuses_gpu_memory_nodes() {
     let gated = Gated::new();
     let node = |path: &str, minor: u32| {
         let path = path.to_owned();
@@ -238,8 +241,9 @@ fn a_quota_on_no_gpu_starts_with_no_node_that_takes_memory_of_one() {
     gated.soon_is_empty();
 }
 
+/// No failure of ours stops a container that names nothing.
 #[test]
-fn nothing_of_ours_stops_a_container_that_names_nothing() {
+fn container_without_requests_runs_despite_our_failures() {
     let gated = Gated::new();
     let bundle = gated.bundle_with("brought", |config| {
         cdi(&gated, 0, "void")(config);
@@ -272,7 +276,7 @@ fn nothing_of_ours_stops_a_container_that_names_nothing() {
 
 /// An image's variables can't be distinguished from its user's.
 #[test]
-fn what_an_image_lifts_is_reported_and_refused_under_strict() {
+fn quota_lifted_by_image_is_reported_or_refused() {
     let mut gated = Gated::new();
     let flag = format!("--cgpu-config={}", config(&gated));
     let docker = Docker::builder().runtime(RUNTIME).runtime_arg(flag).start();
@@ -328,8 +332,9 @@ fn what_an_image_lifts_is_reported_and_refused_under_strict() {
     gated.soon_is_empty();
 }
 
+/// A quota in the host's pid namespace is refused in both profiles.
 #[test]
-fn a_quota_in_the_hosts_pid_namespace_is_refused_in_both_profiles() {
+fn quota_in_host_pid_namespace_is_always_refused() {
     let mut gated = Gated::new();
     for profile in ["open", "strict"] {
         gated.host.set("admission.profile", profile);

@@ -12,8 +12,9 @@ fn with_a_reserve() -> Gated {
     Gated::with_specs("535.161.08", &["16000MiB-512MiB".to_owned()])
 }
 
+/// The memory that the driver reserves is granted to no container.
 #[test]
-fn what_the_driver_keeps_is_promised_to_nobody() {
+fn memory_reserved_by_driver_is_never_granted() {
     let gated = with_a_reserve();
     let shown = gated.host.cgpu(&["get", "gpu", "0"]).ok().stdout;
     assert!(shown.contains("memory_reserved=512MiB"), "{shown}");
@@ -47,7 +48,7 @@ fn what_the_driver_keeps_is_promised_to_nobody() {
 }
 
 #[test]
-fn what_the_driver_refuses_below_the_quota_is_told_with_the_reason() {
+fn driver_refusal_below_quota_is_reported_with_reason() {
     // The documents' ratio, to a whole GPU.
     let all = ["-e", "ALIYUN_COM_GPU_MEM_CONTAINER=15", "-e", "ALIYUN_COM_GPU_MEM_DEV=15"];
     let options = [&["-d", "--name", "all", "-e", "NVIDIA_VISIBLE_DEVICES=0"], &all[..]].concat();
@@ -79,7 +80,7 @@ fn what_the_driver_refuses_below_the_quota_is_told_with_the_reason() {
 }
 
 #[test]
-fn a_reserve_of_the_configuration_goes_where_the_driver_keeps_less() {
+fn configured_reserve_applies_over_smaller_driver_reserve() {
     let mut gated = Gated::new();
     gated.host.set("admission.reserve", "1GiB");
     let docker = docker(&gated);
@@ -94,8 +95,9 @@ fn a_reserve_of_the_configuration_goes_where_the_driver_keeps_less() {
     gated.soon_is_empty();
 }
 
+/// A host's default is the quota of the containers that name GPUs and ask for no quota.
 #[test]
-fn a_hosts_default_is_the_quota_of_those_who_name_gpus_and_ask_for_none() {
+fn host_default_quota_applies_without_a_requested_quota() {
     let mut gated = Gated::new();
     gated.host.set("admission.default_memory", "2000MiB");
     let docker = docker(&gated);

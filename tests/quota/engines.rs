@@ -50,7 +50,7 @@ pub(crate) fn was_held(reported: &Outcome) {
 /// As `cgpu setup` links it for an engine whose containers are crun's: the configuration's
 /// candidates, runc first, don't count.
 #[test]
-fn called_from_its_directory_over_crun_the_runtime_below_is_crun() {
+fn wrapper_in_over_crun_directory_runs_crun() {
     let gated = Gated::new();
     let crun = gated.host.scratch.crun_program();
     let over = gated.host.scratch.directory("libexec/cgpu/over-crun");
@@ -76,7 +76,7 @@ fn called_from_its_directory_over_crun_the_runtime_below_is_crun() {
 }
 
 #[test]
-fn under_docker_the_quota_holds_for_the_container_and_every_exec() {
+fn docker_quota_holds_for_container_and_every_exec() {
     let gated = Gated::new();
     let mut docker = Docker::builder()
         .runtime(RUNTIME)
@@ -172,7 +172,7 @@ fn under_podman_the_quota_holds() {
 
 /// What the hook puts into a bundle, crun ignores if an annotation says so, and an image can carry that.
 #[test]
-fn podmans_precreate_hook_refuses_a_quota_with_the_way_out() {
+fn podman_precreate_hook_refuses_quota_with_remedy() {
     let gated = Gated::new();
     let hooks = gated.host.scratch.directory("hooks.d");
     let hook = json!({
@@ -203,7 +203,7 @@ fn podmans_precreate_hook_refuses_a_quota_with_the_way_out() {
 
 /// As a Kubernetes RuntimeClass has it: the handler is `cgpu`.
 #[test]
-fn in_a_pod_the_quota_holds_under_every_kind_of_profile() {
+fn pod_quota_holds_under_every_seccomp_profile_kind() {
     let gated = Gated::new();
     let containerd =
         Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config(&gated)).start();
@@ -252,8 +252,9 @@ fn named(gated: &Gated, word: &str) -> (String, String) {
     (text("id"), text("name"))
 }
 
+/// A container is known by the name that docker has for it now, after a rename too.
 #[test]
-fn a_container_is_known_by_the_name_that_docker_has_for_it_now() {
+fn container_has_its_current_docker_name() {
     let gated = Gated::new();
     let docker = Docker::builder()
         .runtime(RUNTIME)
@@ -292,8 +293,9 @@ fn a_container_is_known_by_the_name_that_docker_has_for_it_now() {
     gated.soon_is_empty();
 }
 
+/// A container is known by the name that podman has for it, and a pod's container by all its names.
 #[test]
-fn a_container_is_known_by_the_name_that_podman_has_for_it_and_a_pod_s_by_all_its_names() {
+fn podman_and_pod_containers_resolve_by_name() {
     let gated = Gated::new();
     let podman = Podman::builder()
         .runtime(RUNTIME)
@@ -335,7 +337,7 @@ fn a_container_is_known_by_the_name_that_podman_has_for_it_and_a_pod_s_by_all_it
 
 /// A name can be anything where nobody checks it: an annotation of a bundle.
 #[test]
-fn a_hostile_name_moves_no_cursor_and_means_nobody_else() {
+fn hostile_name_neither_moves_cursor_nor_impersonates() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let hostile = format!("\u{1b}[2J\n{}victim", "x".repeat(100_000));
@@ -373,7 +375,7 @@ fn rows(text: &str) -> usize {
 
 /// What `make demo` shows with the programs of a release, under each engine.
 #[test]
-fn the_demo_shows_what_it_tells_on_one_screen() {
+fn the_demo_shows_its_results_on_one_screen() {
     let scratch = Scratch::new();
     let rmtool = rmtool();
     let programs = rmtool.parent().expect("it is in a directory");

@@ -68,8 +68,9 @@ fn comes(lines: &Receiver<String>, part: &str) -> String {
     }
 }
 
+/// A container's events report its lifecycle, and why its memory ran out.
 #[test]
-fn a_container_s_events_tell_its_life_and_why_its_memory_ran_out() {
+fn events_report_lifecycle_and_refused_allocations() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let begin = ["run", "open", "client", "device 0", "alloc 300MiB as a"];
@@ -108,8 +109,9 @@ fn a_container_s_events_tell_its_life_and_why_its_memory_ran_out() {
     assert!(error.stderr.contains("no line about a container"), "{error}");
 }
 
+/// A flood of refused allocations yields few events, and each refusal is counted in one of them.
 #[test]
-fn a_flood_of_refusals_is_few_events_and_none_is_forgotten() {
+fn refusal_flood_yields_few_events_with_full_count() {
     let mut gated = Gated::new();
     gated.host.set("isolation.managed_memory", "charge");
     let bundle = gated.sleeping("app", 1000);
@@ -140,7 +142,7 @@ fn a_flood_of_refusals_is_few_events_and_none_is_forgotten() {
 }
 
 #[test]
-fn what_was_left_out_is_told_when_the_container_ends() {
+fn omitted_refusals_are_reported_when_the_container_ends() {
     let gated = Gated::new();
     let words = ["run", "open", "client", "device 0", "refused 1000 1001MiB"];
     gated.run("app", 1000, &[&[RMTOOL], &words[..]].concat()).ok();
@@ -154,7 +156,7 @@ fn what_was_left_out_is_told_when_the_container_ends() {
 }
 
 #[test]
-fn managed_memory_over_the_quota_is_an_event_too() {
+fn managed_memory_over_quota_is_an_event_too() {
     let mut gated = Gated::new();
     gated.host.set("isolation.managed_memory", "charge");
     gated.run("app", 1000, &[RMTOOL, "run", "start", "uvm-init", "managed 1001MiB"]);
@@ -163,8 +165,10 @@ fn managed_memory_over_the_quota_is_an_event_too() {
     gated.soon_is_empty();
 }
 
+/// An event of a refused container creation has its reason, and its text moves no terminal's
+/// cursor.
 #[test]
-fn a_create_that_is_refused_has_its_reason_and_moves_no_cursor() {
+fn refused_creation_has_reason_and_moves_no_cursor() {
     let gated = Gated::new();
     let first = gated.sleeping("first", FIRST_MIB - 1000);
     let bundle = gated.bundle("greedy", 1001, &["true"]);
@@ -189,8 +193,9 @@ fn a_create_that_is_refused_has_its_reason_and_moves_no_cursor() {
     gated.soon_is_empty();
 }
 
+/// That a process is killed for untracked memory is an event.
 #[test]
-fn who_is_killed_for_memory_past_the_monitor_is_an_event() {
+fn kill_for_untracked_memory_is_an_event() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", QUOTA_MIB);
     let killed = || {
@@ -264,8 +269,9 @@ fn a_monitor_that_is_killed_is_one_event() {
     }
 }
 
+/// A reader that follows sees a container created later, even if the file is renamed meanwhile.
 #[test]
-fn who_follows_sees_a_container_that_is_made_later_also_when_the_file_is_renamed_meanwhile() {
+fn follower_sees_later_containers_across_file_rotation() {
     let gated = Gated::new();
     // Of the state directory, too, nothing is there yet.
     let (mut child, lines) = follow(&gated, &["app"]);
@@ -298,8 +304,9 @@ fn who_follows_sees_a_container_that_is_made_later_also_when_the_file_is_renamed
     gated.soon_is_empty();
 }
 
+/// A reader that has read enough closes the pipe, and the events command exits quietly.
 #[test]
-fn whoever_has_read_enough_ends_it_quietly() {
+fn events_command_exits_quietly_when_its_reader_closes() {
     let gated = Gated::new();
     gated.run("app", 1000, &["true"]).ok();
     for follow in ["", "--follow"] {
@@ -320,7 +327,7 @@ fn whoever_has_read_enough_ends_it_quietly() {
 }
 
 #[test]
-fn who_is_not_root_is_told_so() {
+fn caller_without_root_is_refused_with_the_reason() {
     let gated = Gated::new();
     gated.run("app", 1000, &["true"]).ok();
     fs::set_permissions(gated.host.scratch.path(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -337,7 +344,7 @@ fn who_is_not_root_is_told_so() {
 
 /// journald's socket is where nobody can put another, but in a mount namespace.
 #[test]
-fn the_log_can_be_journald_s_or_standard_error() {
+fn log_can_be_journald_or_standard_error() {
     let mut gated = Gated::new();
     gated.host.set("log", "journald");
     let socket = gated.host.scratch.directory("journal");
@@ -375,7 +382,7 @@ fn the_log_can_be_journald_s_or_standard_error() {
 }
 
 #[test]
-fn a_container_that_docker_has_removed_is_found_by_the_name_it_had() {
+fn removed_docker_container_is_found_by_former_name() {
     let gated = Gated::new();
     let config = format!("--cgpu-config={}", gated.host.config().display());
     let docker = Docker::builder().runtime(RUNTIME).runtime_arg(config).start();

@@ -104,8 +104,9 @@ fn says(child: Child) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// Exported memory counts once, until no handle and no open file refers to it.
 #[test]
-fn what_is_exported_counts_once_until_nobody_has_it() {
+fn exported_memory_counts_once_until_last_reference_ends() {
     let shared = Shared::new();
     let child = shared.script(&[
         &["alloc 300MiB as a", "export a"],
@@ -139,8 +140,9 @@ fn what_is_exported_counts_once_until_nobody_has_it() {
     shared.end();
 }
 
+/// Memory in an export file that is open stays, counts, and can be imported.
 #[test]
-fn what_is_in_a_file_that_is_open_stays() {
+fn memory_in_an_open_export_file_stays_charged() {
     let shared = Shared::new();
     let child = shared.script(&[&["alloc 300MiB as a", "export a", "free a"], &["import as b"]]);
     shared.done(0);
@@ -203,7 +205,7 @@ fn hidden(exporter: u32) -> [UnixStream; 2] {
 }
 
 #[test]
-fn a_container_that_is_gone_leaves_nothing_in_a_file_that_is_hidden() {
+fn removed_container_leaves_no_memory_in_hidden_file() {
     let shared = Shared::new();
     let child = shared.script(&[&["alloc 300MiB as a", "export a", "free a"]]);
     shared.done(0);
@@ -225,7 +227,7 @@ fn exported(gated: &Gated) -> usize {
 
 /// Who passes a descriptor on need not call the driver.
 #[test]
-fn what_somebody_has_open_who_never_called_can_be_imported() {
+fn export_open_in_uninvolved_process_can_be_imported() {
     let shared = Shared::new();
     let lines = [
         "run",
@@ -252,8 +254,9 @@ fn what_somebody_has_open_who_never_called_can_be_imported() {
     shared.gated.fills(&shared.bundle, 1000);
 }
 
+/// A list of objects counts once, wherever it is, until no handle and no file refers to it.
 #[test]
-fn a_list_of_objects_counts_once_wherever_it_is_until_nobody_has_it() {
+fn object_list_counts_once_until_last_reference_ends() {
     for crun in [false, true] {
         let mut gated = Gated::new();
         if crun {
@@ -326,8 +329,10 @@ fn what_is_replaced_in_a_file_is_freed() {
     shared.end();
 }
 
+/// A place of an export file that no process can reach is freed, though another place of the file
+/// has a handle.
 #[test]
-fn a_place_that_nobody_can_reach_is_freed_though_another_of_its_file_is_named() {
+fn unreachable_place_is_freed_though_another_is_used() {
     let shared = Shared::new();
     let child = shared.script(&[
         &["alloc 300MiB as a", "alloc 100MiB as b", "export-list 2 0 a b"],
@@ -348,7 +353,7 @@ fn a_place_that_nobody_can_reach_is_freed_though_another_of_its_file_is_named() 
 }
 
 #[test]
-fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
+fn imported_memory_outlives_its_killed_exporter() {
     let shared = Shared::new();
     let exporter = shared.script_as(
         "a",
@@ -393,7 +398,7 @@ fn memory_stays_with_who_imported_it_when_its_exporter_is_killed() {
 }
 
 #[test]
-fn an_updated_monitor_knows_each_place_of_a_file() {
+fn updated_monitor_tracks_each_place_of_export_file() {
     let shared = Shared::new();
     let child = shared.script(&[
         &["alloc 300MiB as a", "alloc 100MiB as b", "system 8MiB as h"],
@@ -420,7 +425,7 @@ fn an_updated_monitor_knows_each_place_of_a_file() {
 }
 
 #[test]
-fn a_list_in_a_file_that_is_hidden_goes_with_its_container() {
+fn list_in_hidden_file_is_freed_with_container() {
     let shared = Shared::new();
     let child = shared.script(&[&[
         "alloc 300MiB as a",
@@ -445,7 +450,7 @@ fn a_list_in_a_file_that_is_hidden_goes_with_its_container() {
 }
 
 #[test]
-fn memory_of_the_host_is_exported_and_counts_nothing() {
+fn host_memory_is_exported_and_never_charged() {
     for crun in [false, true] {
         let mut gated = Gated::new();
         if crun {
@@ -531,8 +536,9 @@ fn updates_under_exports_lose_nothing() {
     shared.end();
 }
 
+/// An object that is no memory, or that is untracked, is not exported.
 #[test]
-fn what_is_no_memory_or_in_no_books_is_not_exported() {
+fn objects_without_tracked_memory_are_not_exported() {
     let shared = Shared::new();
     let child = shared.script(&[&[
         "alloc 100MiB as a",
@@ -553,8 +559,9 @@ fn what_is_no_memory_or_in_no_books_is_not_exported() {
     shared.end();
 }
 
+/// Another container can neither import from an export file nor put anything into it.
 #[test]
-fn another_container_can_neither_import_nor_put_something_into_a_file() {
+fn another_container_cannot_import_or_export_through_file() {
     let shared = Shared::new();
     let child = shared.script(&[
         &["alloc 300MiB as a", "system 8MiB as h", "export-list 4 0 a h"],

@@ -35,8 +35,9 @@ fn waits(process: Pid) -> u64 {
     waits.expect("the kernel says it").trim().parse().expect("a number")
 }
 
+/// No call but the first wakes the monitor's first thread.
 #[test]
-fn no_call_wakes_the_first_thread_but_the_first() {
+fn only_the_first_call_wakes_the_first_thread() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let monitor = only_monitor(&gated);
@@ -49,8 +50,9 @@ fn no_call_wakes_the_first_thread_but_the_first() {
     gated.host.runtime().delete(&bundle).ok();
 }
 
+/// Without its monitor, a container's GPU is closed, and the container can be removed.
 #[test]
-fn without_its_monitor_the_gpu_is_closed_and_the_container_can_be_removed() {
+fn gpu_is_closed_without_monitor_and_container_removable() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     end_monitor(&gated);
@@ -63,7 +65,7 @@ fn without_its_monitor_the_gpu_is_closed_and_the_container_can_be_removed() {
 
 /// Closed, not open, also to who has the GPU's files and memory of it already.
 #[test]
-fn without_its_monitor_who_has_memory_keeps_it_and_gets_no_more() {
+fn memory_is_retained_but_not_extended_without_monitor() {
     let words = [
         "run",
         "start",
@@ -108,7 +110,7 @@ fn without_its_monitor_who_has_memory_keeps_it_and_gets_no_more() {
 }
 
 #[test]
-fn a_monitor_that_is_stopped_and_continued_goes_on() {
+fn stopped_monitor_serves_again_once_continued() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let monitor = only_monitor(&gated);
@@ -203,7 +205,7 @@ impl Installed {
 }
 
 #[test]
-fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
+fn new_monitor_takes_over_under_load_without_loss() {
     let gated = Gated::new();
     let installed = Installed::of(&gated);
     let (monitor, bundle) = (installed.monitor(), &installed.bundle);
@@ -235,7 +237,7 @@ fn a_new_monitor_takes_over_under_load_and_nothing_is_lost() {
 
 /// A program that can't go on with the snapshot, or that can't run: the container keeps the one that it has.
 #[test]
-fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
+fn upgrade_to_an_unusable_monitor_loses_nothing() {
     let gated = Gated::new();
     let installed = Installed::of(&gated);
     let monitor = installed.monitor();
@@ -266,7 +268,7 @@ fn an_upgrade_to_a_monitor_that_can_not_go_on_loses_nothing() {
 
 /// What a monitor hands to the next program is in memory alone.
 #[test]
-fn an_upgrade_needs_no_room_in_the_state_directory() {
+fn upgrade_needs_no_space_in_state_directory() {
     let gated = Gated::new();
     let state_dir = gated.host.state_dir();
     std::fs::create_dir(&state_dir).expect("nobody has made it yet");
@@ -288,7 +290,7 @@ fn an_upgrade_needs_no_room_in_the_state_directory() {
 
 /// Else a program that waits for an upgrade would have as much again as it has exported.
 #[test]
-fn what_is_hidden_behind_an_export_is_found_after_an_upgrade() {
+fn memory_hidden_behind_export_is_found_after_upgrade() {
     let gated = Gated::new();
     let words = ["--held", "attack", "hide-slack", "anew", "/tmp/ready", "/tmp/go"];
     // It is a race, which the attacker may lose: then it has no more than its quota, and nobody kills it.
@@ -339,7 +341,7 @@ fn a_create_that_fails_leaves_no_monitor() {
 }
 
 #[test]
-fn a_monitor_that_can_not_be_started_fails_the_create() {
+fn unstartable_monitor_fails_the_container_creation() {
     let gated = Gated::new();
     let programs = gated.programs(&["cgpu", "cgpu-runtime", "cgpu-hook"]);
     let bundle = gated.bundle("alone", 1000, &["true"]);

@@ -17,7 +17,7 @@ fn got_bytes_in(file: &std::path::Path) -> u64 {
 }
 
 #[test]
-fn hooks_of_the_runtime_use_the_host_as_without_us() {
+fn runtime_hooks_use_the_host_as_without_cgpu() {
     // Not over crun: here that is started in a mount namespace of its own.
     let gated = Gated::new();
     let said = gated.host.scratch.directory("said");
@@ -54,7 +54,7 @@ fn hooks_of_the_runtime_use_the_host_as_without_us() {
 }
 
 #[test]
-fn the_profile_of_the_bundle_stays_as_it_was() {
+fn bundle_seccomp_profile_stays_unchanged() {
     let gated = Gated::new();
     let profile = json!({
         "defaultAction": "SCMP_ACT_ALLOW",
@@ -74,7 +74,7 @@ fn the_profile_of_the_bundle_stays_as_it_was() {
 /// By these annotations crun loads a filter in the place of the bundle's, or gives its listener away; the gate's
 /// own is another one, which crun has already.
 #[test]
-fn annotations_of_cruns_about_seccomp_take_no_quota_away() {
+fn cruns_seccomp_annotations_remove_no_quota() {
     let mut gated = Gated::new();
     gated.over_crun();
     let runtime = gated.host.runtime();
@@ -114,7 +114,7 @@ fn annotations_of_cruns_about_seccomp_take_no_quota_away() {
 }
 
 #[test]
-fn a_profile_with_a_listener_is_refused_and_nothing_is_left() {
+fn profile_with_listener_is_refused_leaving_nothing() {
     let gated = Gated::new();
     let bundle = gated.bundle_with("app", |config| {
         ask(config, 1000);
@@ -143,7 +143,7 @@ fn filled_under(gated: &Gated, bundle: &Bundle, text: &str) -> crate::support::O
 }
 
 #[test]
-fn with_a_broken_configuration_no_exec_gets_past_the_gate() {
+fn broken_configuration_lets_no_exec_bypass_gate() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let state = gated.host.state_dir();
@@ -163,8 +163,9 @@ fn with_a_broken_configuration_no_exec_gets_past_the_gate() {
     gated.soon_is_empty();
 }
 
+/// An exec finds its container, whatever stands before the id.
 #[test]
-fn an_exec_finds_its_container_whatever_stands_before_the_id() {
+fn exec_finds_its_container_behind_any_flags() {
     for crun in [false, true] {
         let mut gated = Gated::new();
         if crun {

@@ -33,7 +33,7 @@ fn hang(gated: &Gated, bundle: &Bundle, count: u32) -> Child {
 
 /// The limit that is known. Nobody else waits, though more do than its monitor has threads.
 #[test]
-fn a_container_whose_call_hangs_waits_alone_and_goes_on_when_it_is_answered() {
+fn hanging_call_blocks_only_its_container_until_answered() {
     let gated = Gated::new();
     let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("neighbour", 2000));
     let mut all = hang(&gated, &bundle, MOST + 8);
@@ -58,8 +58,9 @@ fn a_container_whose_call_hangs_waits_alone_and_goes_on_when_it_is_answered() {
     gated.soon_is_empty();
 }
 
+/// A container whose driver call hangs can be killed and removed.
 #[test]
-fn a_container_whose_call_hangs_can_be_killed_and_removed() {
+fn hanging_container_can_be_killed_and_removed() {
     let gated = Gated::new();
     let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("neighbour", 2000));
     let mut all = hang(&gated, &bundle, MOST + 8);
@@ -91,7 +92,7 @@ fn both_soon_have(gated: &Gated, mib: u64) {
 
 /// What hangs in the driver can't be left: the monitor goes on as it is, and its container after that call.
 #[test]
-fn a_monitor_whose_call_hangs_is_updated_after_that_call() {
+fn monitor_is_updated_only_after_its_hanging_call() {
     let gated = Gated::new();
     let (bundle, neighbour) = (gated.sleeping("app", 1000), gated.sleeping("other", 2000));
     gated.sim.fault("alloc:0x40 hang times 1".parse().unwrap());
@@ -142,8 +143,9 @@ const ALL: [&str; 12] = [
     "sleep 1000",
 ];
 
+/// Whichever kind of call is slow while the monitor is updated, it is made once.
 #[test]
-fn whatever_call_is_slow_while_the_monitor_is_updated_is_made_once() {
+fn slow_call_during_monitor_update_is_made_once() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     for kind in ["alloc:0x40", "heap", "dup", "free", "uvm:33", "control:0x20801303"] {
@@ -179,8 +181,9 @@ fn end(gated: &Gated, program: &mut Child) {
 /// Less than a removal would wait for a monitor that doesn't end (ten seconds).
 const MOST_WAIT: Duration = Duration::from_secs(9);
 
+/// A container is removed without waiting for its calls that are pending in the driver.
 #[test]
-fn a_container_whose_calls_the_driver_has_is_removed_without_waiting_for_them() {
+fn removal_does_not_wait_for_calls_in_driver() {
     for is_killed in [false, true] {
         let gated = Gated::new();
         let bundle = gated.sleeping("app", 1000);

@@ -31,8 +31,9 @@ fn done(monitor: Pid) -> (u64, u64) {
 /// A container's mounts are read every second until they have settled, and seldom afterwards.
 const QUIET: Duration = Duration::from_secs(5);
 
+/// The monitor of a container that never called does next to nothing.
 #[test]
-fn a_monitor_of_a_container_that_never_called_does_next_to_nothing() {
+fn monitor_of_never_calling_container_stays_idle() {
     let gated = Gated::new();
     let bundle = gated.sleeping("idle", 1000);
     let monitor = gated.monitor("idle________");

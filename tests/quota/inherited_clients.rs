@@ -56,8 +56,9 @@ fn innocent(gated: &Gated, bundle: &Bundle) -> Child {
     child
 }
 
+/// A process that retains memory of an exited process is killed, and the log says why.
 #[test]
-fn who_keeps_memory_of_a_process_that_has_ended_is_killed_and_the_log_says_why() {
+fn process_retaining_inherited_client_memory_is_killed() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 500);
     let innocent = innocent(&gated, &bundle);
@@ -75,7 +76,7 @@ fn who_keeps_memory_of_a_process_that_has_ended_is_killed_and_the_log_says_why()
 /// A client without memory outlives its maker, as a daemon's that asks what GPUs there are. Nobody is
 /// killed for it, and the monitor doesn't ask the driver more often than at any other time.
 #[test]
-fn who_keeps_a_client_without_memory_is_left_alone() {
+fn inherited_client_without_memory_is_left_alone() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 500);
     let script =
@@ -99,7 +100,7 @@ fn who_keeps_a_client_without_memory_is_left_alone() {
 
 /// Once it has memory, its holder ends.
 #[test]
-fn who_takes_memory_by_the_client_of_a_process_that_has_ended_is_killed() {
+fn process_allocating_through_inherited_client_is_killed() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 500);
     let script = [
@@ -124,7 +125,7 @@ fn who_takes_memory_by_the_client_of_a_process_that_has_ended_is_killed() {
 
 /// Nobody can be found who has it: so all end who called.
 #[test]
-fn a_file_in_a_socket_ends_with_the_processes_that_called() {
+fn driver_file_in_socket_ends_with_its_callers() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 500);
     is_ended(&gated, &bundle, &["alloc 50MiB as b", "close-into-a-socket"], 1, 0);
@@ -153,8 +154,9 @@ fn number(gated: &Gated) -> Option<u32> {
     gpus[0].processes.iter().find(|(_, bytes)| **bytes > 0).map(|(number, _)| *number)
 }
 
+/// A process is charged nothing for an earlier one that had its id.
 #[test]
-fn a_process_pays_nothing_for_one_that_had_its_number() {
+fn reused_process_id_inherits_no_charge() {
     let gated = Gated::new();
     let other = gated.sleeping("other", 500);
     let mut creator = gated.start(&other, &["run", "start", "alloc 200MiB as a", "wait /end"]);

@@ -63,8 +63,9 @@ fn cgroups_of(pid: Pid) -> String {
     fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("it lives")
 }
 
+/// What a process held is free when the kernel kills it, and its container runs on.
 #[test]
-fn what_a_process_held_is_free_when_the_kernel_kills_it_and_the_container_goes_on() {
+fn oom_killed_process_frees_memory_container_runs_on() {
     let gated = Gated::new();
     let bundle = tight(&gated, &["sleep", "1000"]);
     let monitor = gated.monitor("tight_______");
@@ -85,8 +86,9 @@ fn what_a_process_held_is_free_when_the_kernel_kills_it_and_the_container_goes_o
     gated.host.check_registry();
 }
 
+/// What a container held is free when the kernel kills its first process.
 #[test]
-fn what_a_container_held_is_free_when_the_kernel_kills_its_first_process() {
+fn oom_kill_of_first_process_frees_container_memory() {
     let gated = Gated::new();
     let bundle = tight(&gated, &VICTIM);
     let neighbour = gated.sleeping("neighbour", 1000);
@@ -113,7 +115,7 @@ fn what_a_container_held_is_free_when_the_kernel_kills_its_first_process() {
 
 /// An engine may make a container without cgroups of its own: it is in those of its helpers, with others.
 #[test]
-fn who_is_in_the_cgroup_of_a_container_without_cgroups_is_not_ended_with_it() {
+fn bystander_in_shared_cgroup_survives_the_container() {
     let mut gated = Gated::new();
     gated.over_crun();
     let shared = gated.host.scratch.directory("shared");
@@ -226,8 +228,9 @@ fn own_cgroups() -> Vec<PathBuf> {
     all
 }
 
+/// A monitor leaves every cgroup of the pod in which its runtime is started.
 #[test]
-fn a_monitor_leaves_every_cgroup_of_the_pod_that_its_runtime_is_started_in() {
+fn monitor_leaves_every_cgroup_of_its_pod() {
     in_a_pods_cgroup(|monitor| {
         is_outside(monitor, "/kubepods/");
         let is_there = || cgroups_of(monitor).contains("/cgpu/app_________\n");
@@ -253,7 +256,7 @@ fn a_monitor_leaves_every_cgroup_of_the_pod_that_its_runtime_is_started_in() {
 }
 
 #[test]
-fn a_pods_monitor_is_outside_of_the_pods_cgroup() {
+fn pod_monitor_runs_outside_the_pod_cgroup() {
     let gated = Gated::new();
     let config = gated.host.config().display().to_string();
     let containerd = Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config).start();

@@ -126,8 +126,10 @@ const SEND: &str = "exec /rmtool attack send-fd /shared/s";
 const SEND_AND_STAY: &str = "exec /rmtool attack send-fd /shared/s stay";
 const SEND_AND_LIVE: &str = "/rmtool attack send-fd /shared/s; exec sleep 1000";
 
+/// A host program that holds a descriptor until the container's end, and allocates then, gets
+/// nothing.
 #[test]
-fn who_holds_a_descriptor_until_the_containers_end_and_allocates_then_gets_nothing() {
+fn descriptor_held_past_container_end_allocates_nothing() {
     let mut gated = Gated::new();
     for over_crun in [false, true] {
         if over_crun {
@@ -162,7 +164,7 @@ fn who_holds_a_descriptor_until_the_containers_end_and_allocates_then_gets_nothi
 
 /// By a client of its own the memory is the program's, and the driver says so.
 #[test]
-fn who_then_makes_a_client_of_its_own_is_killed() {
+fn descriptor_holder_creating_its_own_client_is_killed() {
     let gated = Gated::new();
     let giver = Giver::start(&gated, SEND);
     let holder = giver.outside(&["hold-fd", "/shared/s", "/shared/go", "own-client"]);
@@ -179,7 +181,7 @@ fn who_then_makes_a_client_of_its_own_is_killed() {
 
 /// What it does with the container's own client is the container's: which gave it away.
 #[test]
-fn a_container_whose_client_a_program_of_the_host_allocates_by_is_ended() {
+fn host_allocation_through_container_client_ends_container() {
     let gated = Gated::new();
     let giver = Giver::start(&gated, SEND_AND_LIVE);
     let neighbour = gated.sleeping("neighbour", 100);
@@ -208,8 +210,9 @@ fn a_container_whose_client_a_program_of_the_host_allocates_by_is_ended() {
     gated.soon_is_empty();
 }
 
+/// A host program that takes memory of its own is killed, and the container lives on.
 #[test]
-fn a_program_of_the_host_that_takes_memory_of_its_own_is_killed_and_the_container_lives() {
+fn host_program_with_own_memory_is_killed_alone() {
     let gated = Gated::new();
     let giver = Giver::start(&gated, SEND_AND_LIVE);
     let taker = giver.outside(&["recv-fd", "/shared/s", "1000", "own-client"]);
@@ -236,7 +239,7 @@ fn a_run_that_leaks_nothing_leaves_nothing() {
 
 /// Nobody watches its descriptors any more: whoever notices the loss looks, and it is ended.
 #[test]
-fn a_lost_monitors_container_is_ended_if_its_memory_is_taken_from_outside() {
+fn unsupervised_container_with_outside_allocations_is_ended() {
     for more in [&[][..], &["own-client"]] {
         let gated = Gated::new();
         let giver = Giver::start(&gated, SEND_AND_STAY);
@@ -265,7 +268,7 @@ fn a_lost_monitors_container_is_ended_if_its_memory_is_taken_from_outside() {
 
 /// Who has a descriptor and takes nothing is no reason to end a container.
 #[test]
-fn a_lost_monitors_container_lives_on_if_its_descriptors_are_merely_held() {
+fn unsupervised_container_with_merely_held_descriptors_survives() {
     let gated = Gated::new();
     let giver = Giver::start(&gated, SEND_AND_STAY);
     let mut holder = giver.outside(&["hold-fd", "/shared/s", "/shared/go"]);
@@ -323,8 +326,9 @@ impl Drop for Bus {
     }
 }
 
+/// A message bus that was sent a descriptor lives on, and the quota stays reserved.
 #[test]
-fn a_message_bus_that_was_sent_a_descriptor_lives_on_and_the_quota_stays_reserved() {
+fn message_bus_with_descriptor_survives_quota_stays_reserved() {
     let gated = Gated::new();
     let shared = gated.host.scratch.directory("shared");
     let mut bus = Bus::start(&gated, &shared);
@@ -363,7 +367,7 @@ fn duplicate_bus_connection(gated: &Gated) -> std::os::fd::OwnedFd {
 
 /// Two programs, of which one ends: the quota stays for the other.
 #[test]
-fn the_quota_is_released_when_the_last_program_has_ended_though_the_worker_was_told_of_each() {
+fn quota_is_released_when_last_holder_exits() {
     let gated = Gated::new();
     let giver = Giver::start(
         &gated,

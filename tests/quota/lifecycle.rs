@@ -104,7 +104,7 @@ fn checkpoint(gated: &Gated, bare: &Runtime<'_>) {
 }
 
 #[test]
-fn an_engine_that_ignores_its_children_s_ends_gets_its_container() {
+fn engine_that_ignores_sigchld_gets_its_container() {
     for crun in [false, true] {
         let mut gated = Gated::new();
         if crun {
@@ -136,8 +136,9 @@ fn crun_ends_where_ends_are_ignored(gated: &Gated) -> bool {
     })
 }
 
+/// A checkpoint leaves a container with a quota running, or is refused.
 #[test]
-fn a_checkpoint_leaves_a_container_with_a_quota_running_or_is_refused() {
+fn checkpoint_is_refused_or_leaves_container_running() {
     let gated = Gated::new();
     checkpoint(&gated, &gated.host.scratch.runc());
     let mut gated = Gated::new();
@@ -147,7 +148,7 @@ fn a_checkpoint_leaves_a_container_with_a_quota_running_or_is_refused() {
 
 /// criu needs `PR_SET_MM`, which the gate refuses: its user would see only an errno.
 #[test]
-fn a_restore_under_the_gate_is_refused_before_anything_is_reserved() {
+fn restore_under_gate_is_refused_before_any_reservation() {
     let mut gated = Gated::new();
     for crun in [false, true] {
         if crun {
@@ -196,7 +197,7 @@ fn a_restore_under_the_gate_is_refused_before_anything_is_reserved() {
 }
 
 #[test]
-fn a_container_lives_on_with_its_quota_while_containerd_restarts() {
+fn container_and_quota_survive_a_containerd_restart() {
     let gated = Gated::new();
     let config = gated.host.config().display().to_string();
     let mut containerd = Containerd::builder().runtime(RUNTIME).env("CGPU_CONFIG", config).start();
@@ -246,8 +247,9 @@ fn a_container_lives_on_with_its_quota_while_containerd_restarts() {
     gated.host.check_registry();
 }
 
+/// What docker pauses in the middle of a call goes on, and is charged once.
 #[test]
-fn what_docker_pauses_in_the_middle_of_a_call_goes_on_and_is_charged_once() {
+fn call_paused_by_docker_resumes_and_charges_once() {
     let gated = Gated::new();
     let docker = Docker::builder()
         .runtime(RUNTIME)
@@ -289,7 +291,7 @@ fn what_docker_pauses_in_the_middle_of_a_call_goes_on_and_is_charged_once() {
 
 /// The one before doesn't hear that it is to end, since it is stopped.
 #[test]
-fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short_id() {
+fn reused_id_or_short_id_gets_fresh_monitor() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     for next in ["twelve-chars-one", "twelve-chars-two"] {
@@ -332,7 +334,7 @@ fn a_container_never_gets_the_monitor_of_one_before_that_had_its_id_or_its_short
 
 /// Where nobody may raise a limit, the log says that it is low.
 #[test]
-fn a_monitor_has_the_descriptors_that_it_needs_where_the_engine_has_few() {
+fn monitor_has_enough_descriptors_despite_low_engine_limit() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let bundle = gated.bundle_with("app", |config| {
@@ -371,7 +373,7 @@ fn oom_score_adj(pid: Pid) -> String {
 /// A container under the engine's own limit of memory, say; but where nobody lets us it is the
 /// engine's as before, and serves all the same.
 #[test]
-fn a_monitor_is_the_last_that_the_kernel_kills_where_it_may_be() {
+fn monitor_is_last_oom_victim_if_permitted() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let may = caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE);
@@ -402,8 +404,9 @@ fn a_monitor_is_the_last_that_the_kernel_kills_where_it_may_be() {
     }
 }
 
+/// Containers whose ids have the same first characters have monitors of their own.
 #[test]
-fn containers_with_the_same_first_characters_have_monitors_of_their_own() {
+fn ids_with_equal_prefixes_get_separate_monitors() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let one = gated.sleeping("twelve-chars-one", 1000);
@@ -428,7 +431,7 @@ fn containers_with_the_same_first_characters_have_monitors_of_their_own() {
 
 /// Killed with nobody to call its hooks, and the monitor that would deregister it stopped.
 #[test]
-fn the_next_container_collects_one_whose_monitor_does_not_end() {
+fn next_container_collects_one_with_unresponsive_monitor() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let first = gated.sleeping("twelve-chars-one", 12_000);

@@ -93,7 +93,7 @@ fn root() -> PathBuf {
 }
 
 #[test]
-fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answers() {
+fn prometheus_scrapes_usage_and_answers_dashboard_queries() {
     let gated = Gated::new();
     let bundle = gated.sleeping("scraped", 1000);
     let holding = gated.start(&bundle, &["hold", "300MiB"]);
@@ -177,8 +177,9 @@ fn prometheus_scrapes_what_containers_use_and_the_dashboard_s_queries_have_answe
     gated.soon_is_empty();
 }
 
+/// A monitor's update is counted, and so are the calls before it.
 #[test]
-fn an_update_is_counted_and_so_are_the_calls_before_it() {
+fn monitor_update_is_counted_and_retains_call_counts() {
     let gated = Gated::new();
     let bundle = gated.sleeping("replaced", 1000);
     gated.exec(&bundle, &["run", "start", "alloc 100MiB as a"]).ok();
@@ -219,7 +220,7 @@ fn an_update_is_counted_and_so_are_the_calls_before_it() {
 }
 
 #[test]
-fn who_is_silent_keeps_nobody_from_the_metrics() {
+fn silent_connections_do_not_block_the_metrics() {
     let gated = Gated::new();
     let (_server, address) = served(&gated);
     // More than are answered at once.
@@ -241,7 +242,7 @@ fn who_is_silent_keeps_nobody_from_the_metrics() {
 }
 
 #[test]
-fn the_alerts_are_rules_and_fire_on_what_they_say() {
+fn alert_rules_are_valid_and_fire_as_described() {
     let directory = root().join("packaging/prometheus");
     for words in [["check", "rules", "cgpu.rules.yml"], ["test", "rules", "cgpu.test.yml"]] {
         let mut command = Command::new(program("promtool"));
@@ -250,7 +251,7 @@ fn the_alerts_are_rules_and_fire_on_what_they_say() {
 }
 
 #[test]
-fn metrics_are_printed_once_and_an_address_of_no_use_is_told() {
+fn metrics_print_once_and_unusable_address_is_reported() {
     let gated = Gated::new();
     let once = run_with_timeout(&mut command(&gated, &["--once"]), timeout()).ok().stdout;
     assert!(once.contains("cgpu_gpu_memory_total_bytes{gpu=\"0\"") && once.ends_with("# EOF\n"));

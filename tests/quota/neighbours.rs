@@ -45,7 +45,7 @@ fn two(gated: &Gated) -> (Bundle, Bundle) {
 }
 
 #[test]
-fn nobody_takes_a_gpus_access_counters_before_uvm_does() {
+fn container_cannot_take_access_counters_before_uvm() {
     let gated = Gated::new();
     let (attacker, victim) = two(&gated);
     let mut holder = Program::start(&gated, &attacker, &["start", "object 0xc365"]);
@@ -56,7 +56,7 @@ fn nobody_takes_a_gpus_access_counters_before_uvm_does() {
 }
 
 #[test]
-fn nobody_watches_context_switches_of_another() {
+fn container_cannot_watch_anothers_context_switches() {
     let gated = Gated::new();
     let (attacker, victim) = two(&gated);
     let script = ["start", "watch-switches 1", "watch-switches 2"];
@@ -73,7 +73,7 @@ fn nobody_watches_context_switches_of_another() {
 
 /// The driver finds a client by the handle that the parameters have, whoever's it is.
 #[test]
-fn nobody_names_the_client_of_another() {
+fn container_cannot_name_anothers_client() {
     let gated = Gated::new();
     let (attacker, victim) = two(&gated);
     let script = ["start", "channel as c", "bind-zcull own c"];
@@ -99,7 +99,7 @@ fn reported(gated: &Gated, what: &str) {
 
 /// The driver makes them for anybody, and no workload was seen to ask for them.
 #[test]
-fn nobody_changes_the_gpu_for_all() {
+fn container_cannot_change_the_gpu_for_all() {
     let gated = Gated::new();
     let container = gated.sleeping("app", 1000);
     // FIFO_SET_CHANNEL_PROPERTIES, FIFO_OBJSCHED_SET_STATE, BUS_FREEZE_PEX_COUNTERS, and two of

@@ -37,7 +37,7 @@ fn quotas(gated: &Gated, id: &str) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn docker_users_ask_by_size_per_cent_or_number() {
+fn docker_users_ask_by_size_percentage_or_count() {
     let gated = Gated::new();
     let docker = docker(&gated);
     was_held(&run(
@@ -139,7 +139,7 @@ fn podmans_annotations_ask_by_the_neutral_names() {
 
 /// NVIDIA's toolkit acts on them from a driver on that limits memory itself.
 #[test]
-fn nvidias_limit_is_a_quota_and_no_second_hook_sees_it() {
+fn nvidia_limit_is_quota_hidden_from_other_hooks() {
     let mut gated = Gated::new();
     let engine = docker(&gated);
     let limit = ["-e", "NVIDIA_GPU_MEMORY_LIMIT=1000", "-e", "NVIDIA_VISIBLE_DEVICES=0"];
@@ -213,7 +213,7 @@ fn expected(count: usize, placement: &str) -> Vec<usize> {
 
 /// All ask alike, so that whoever comes first the GPUs fill up in one way.
 #[test]
-fn of_twenty_containers_at_once_each_gets_a_gpu_with_room_and_no_more_than_fit() {
+fn of_twenty_containers_only_those_that_fit_start() {
     let mut gated = Gated::with_gpus("535.161.08", &SIZES);
     let engine = docker(&gated);
     for placement in ["binpack", "spread"] {

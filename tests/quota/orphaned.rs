@@ -120,8 +120,9 @@ fn a_container_without_a_record_takes_no_exec() {
     });
 }
 
+/// A container whose monitor has exited takes no exec and is shown as closed.
 #[test]
-fn a_container_whose_monitor_has_ended_takes_no_exec_and_is_shown_as_closed() {
+fn container_without_monitor_refuses_exec_and_shows_closed() {
     with_each_runtime(|gated, name| {
         let bundle = holding(gated, &format!("by-{name}"));
         assert!(eventually(|| gated.host.container(&bundle.id)["state"] == "active"));
@@ -145,7 +146,7 @@ fn a_container_whose_monitor_has_ended_takes_no_exec_and_is_shown_as_closed() {
 }
 
 #[test]
-fn a_container_that_was_never_started_is_shown_as_such() {
+fn never_started_container_is_shown_as_created() {
     with_each_runtime(|gated, name| {
         let bundle = gated.bundle(&format!("by-{name}"), QUOTA_MIB, &["sleep", "1000"]);
         let runtime = gated.host.runtime();
@@ -161,7 +162,7 @@ fn a_container_that_was_never_started_is_shown_as_such() {
 
 /// The id may have been another's, who ended without a word and whose record is still there.
 #[test]
-fn a_container_without_a_quota_takes_an_exec_whatever_its_id_was_before() {
+fn container_without_quota_accepts_exec_despite_reused_id() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let before = holding(&gated, "again");
@@ -196,7 +197,7 @@ fn percent(path: &str) -> String {
 
 /// The runtime says so itself; nobody has to remove what is over.
 #[test]
-fn an_exec_in_a_container_that_has_ended_is_the_runtimes_to_refuse() {
+fn exec_in_exited_container_is_refused_by_runtime() {
     with_each_runtime(|gated, name| {
         let bundle = holding(gated, &format!("by-{name}"));
         let runtime = gated.host.runtime();
@@ -213,7 +214,7 @@ fn an_exec_in_a_container_that_has_ended_is_the_runtimes_to_refuse() {
 
 /// Its state is kept nobody knows where; it's asked what it has.
 #[test]
-fn a_runtime_that_nobody_knows_is_asked_for_the_bundle() {
+fn unknown_runtime_is_asked_for_the_bundle() {
     let mut gated = Gated::new();
     let other = gated.host.scratch.path().join("other-runtime");
     gated.host.scratch.copy_program(&program("runc"), &other);
@@ -236,7 +237,7 @@ fn a_runtime_that_nobody_knows_is_asked_for_the_bundle() {
 
 /// Its nodes and libraries are in the bundle, and nobody would hold it to anything.
 #[test]
-fn a_bundle_with_gpus_that_asks_for_none_any_more_is_not_run() {
+fn bundle_with_gpus_but_no_request_is_refused() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let bundle = gated.bundle("edited", QUOTA_MIB, &[RMTOOL, "fill"]);
@@ -264,7 +265,7 @@ fn a_bundle_with_gpus_that_asks_for_none_any_more_is_not_run() {
 
 /// One that isn't root is told what it takes, and never to remove anything.
 #[test]
-fn who_is_not_root_is_told_so() {
+fn ps_without_root_is_refused_without_removal_advice() {
     let gated = Gated::new();
     let bundle = holding(&gated, "held");
     let cgpu = crate::support::sibling(env!("CARGO_BIN_EXE_cgpu-runtime"), "cgpu");

@@ -13,8 +13,9 @@ const RETAINED: [Capability; 4] = [
     Capability::CAP_CHECKPOINT_RESTORE,
 ];
 
+/// No thread of a monitor may do more than answering calls takes.
 #[test]
-fn no_thread_of_a_monitor_may_do_more_than_answering_takes() {
+fn monitor_threads_have_only_the_needed_privileges() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     gated.fills(&bundle, 1000);
@@ -37,7 +38,7 @@ fn no_thread_of_a_monitor_may_do_more_than_answering_takes() {
 
 /// The driver looks at the thread that calls it, which is the monitor's.
 #[test]
-fn what_the_driver_does_for_the_administrator_alone_it_does_for_no_container() {
+fn administrator_only_controls_are_refused_to_containers() {
     let gated = Gated::new();
     // NV2080_CTRL_CMD_NVLINK_IS_GPU_DEGRADED, which reads, and asks for CAP_SYS_ADMIN.
     let words = ["run", "start", "control subdevice 0x20803041 8"];

@@ -15,7 +15,7 @@ fn run(gated: &Gated, mib: u64, words: &[&str]) -> Outcome {
 }
 
 #[test]
-fn a_container_gets_its_quota_and_not_a_byte_more() {
+fn container_gets_its_quota_and_nothing_more() {
     for crun in [false, true] {
         let mut gated = Gated::new();
         if crun {
@@ -74,7 +74,7 @@ fn every_way_to_take_memory_is_counted() {
 }
 
 #[test]
-fn what_is_freed_can_be_had_again_however_it_is_freed() {
+fn freed_memory_is_available_again_however_freed() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let begin = ["run", "open", "client", "device 0"];
@@ -127,8 +127,9 @@ fn all_processes_of_a_container_share_its_quota() {
     gated.soon_is_empty();
 }
 
+/// Containers have quotas of their own, and one disturbs no other.
 #[test]
-fn containers_have_quotas_of_their_own_and_one_disturbs_no_other() {
+fn container_quotas_are_separate_and_undisturbed_by_others() {
     let gated = Gated::new();
     let (one, two) = (gated.sleeping("one", 1000), gated.sleeping("two", 2000));
     let mut holder = gated.start(&two, &["hold", "1500MiB"]);
@@ -146,7 +147,7 @@ fn containers_have_quotas_of_their_own_and_one_disturbs_no_other() {
 
 /// What sets displays keeps memory that no figure has (`nvkms-surface.c` of NVIDIA's kernel modules).
 #[test]
-fn the_node_that_sets_displays_is_no_container_s_under_a_quota() {
+fn container_under_quota_gets_no_modeset_node() {
     let gated = Gated::new();
     let with = |id: &str| {
         gated.bundle_with(id, |config| {
@@ -172,8 +173,9 @@ fn the_node_that_sets_displays_is_no_container_s_under_a_quota() {
     assert!(under_quota.contains("nvidiactl"));
 }
 
+/// Each GPU has its own quota, and a container cannot reach other GPUs.
 #[test]
-fn each_gpu_has_its_own_quota_and_others_can_not_be_reached() {
+fn gpu_quotas_are_separate_and_other_gpus_unreachable() {
     let gated = Gated::new();
     let bundle = gated.bundle_with("both", |config| {
         ask(config, 1000);
@@ -229,8 +231,9 @@ fn a_quota_changes_while_the_container_runs() {
     gated.soon_is_empty();
 }
 
+/// If the bundle refuses what a quota needs, the message says so.
 #[test]
-fn what_a_quota_needs_and_the_bundle_refuses_is_told() {
+fn bundle_conflicting_with_quota_is_refused_with_reason() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let reported = |edit: &dyn Fn(&mut serde_json::Value), parts: &[&str]| {
@@ -258,7 +261,7 @@ fn what_a_quota_needs_and_the_bundle_refuses_is_told() {
 }
 
 #[test]
-fn a_driver_that_is_not_known_is_refused_with_the_reason() {
+fn unknown_driver_is_refused_with_the_reason() {
     let gated = Gated::new();
     let mut host = crate::host::Host::new();
     host.set("isolation.backend", "gate");
@@ -276,7 +279,7 @@ fn a_driver_that_is_not_known_is_refused_with_the_reason() {
 }
 
 #[test]
-fn managed_memory_is_refused_or_all_of_it_counts() {
+fn managed_memory_is_refused_or_fully_charged() {
     let mut gated = Gated::new();
     let words = ["run", "start", "uvm-init", "managed 600MiB", "alloc 600MiB as a"];
     let reported = run(&gated, 1000, &words);
@@ -294,7 +297,7 @@ fn managed_memory_is_refused_or_all_of_it_counts() {
 
 /// By a process that never called, and has the memory of one that is gone.
 #[test]
-fn managed_memory_counts_as_long_as_somebody_has_it_mapped() {
+fn managed_memory_is_charged_while_mapped_anywhere() {
     let mut gated = Gated::new();
     gated.host.set("isolation.managed_memory", "charge");
     let bundle = gated.sleeping("left", 100);
@@ -336,7 +339,7 @@ fn a_bundle_serves_one_container_after_another() {
 
 /// As drivers from 590 on are asked to: whether a piece was of it, only the driver can tell.
 #[test]
-fn a_range_of_uvm_that_is_freed_without_its_length_gives_back_its_pieces_and_no_others() {
+fn uvm_free_without_length_releases_only_its_ranges() {
     let gated = Gated::with_driver("590.48.01");
     let lines = [
         "start",
@@ -378,7 +381,7 @@ fn a_range_of_uvm_that_is_freed_without_its_length_gives_back_its_pieces_and_no_
 /// Of several GPUs NCCL makes nothing at all where it gets no multicast objects, which the gate
 /// doesn't serve, unless it is told not to ask.
 #[test]
-fn nccl_is_told_what_is_not_served_unless_somebody_says_otherwise() {
+fn nccl_learns_unserved_features_unless_overridden() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let printed = ["sh", "-c", "echo nvls=$NCCL_NVLS_ENABLE"];

@@ -18,7 +18,7 @@ fn get(gated: &Gated, words: &[&str]) -> String {
 }
 
 #[test]
-fn a_gpus_settings_hold_from_the_next_create_on_and_are_kept() {
+fn gpu_settings_apply_from_next_creation_and_persist() {
     let gated = Gated::new();
     let first = gated.sleeping("first", 1000);
     let said = set(&gated, &["gpu", "0", "max_inst=1"]).ok();
@@ -72,7 +72,7 @@ fn a_gpus_settings_hold_from_the_next_create_on_and_are_kept() {
 }
 
 #[test]
-fn a_containers_settings_are_read_and_changed_by_the_same_names() {
+fn container_settings_share_names_for_get_and_set() {
     let gated = Gated::new();
     let bundle = gated.bundle_with("both", |config| {
         ask(config, 1000);
@@ -105,7 +105,7 @@ fn a_containers_settings_are_read_and_changed_by_the_same_names() {
 }
 
 #[test]
-fn a_quota_that_changes_under_load_holds_as_soon_as_it_has_changed() {
+fn a_quota_that_changes_under_load_applies_immediately() {
     let gated = Gated::new();
     let line = "while :; do /rmtool fill >/dev/null; done";
     let bundle = gated.bundle("loaded", 1000, &["sh", "-c", line]);

@@ -77,7 +77,7 @@ fn policy(gated: &Gated) -> String {
 }
 
 #[test]
-fn what_is_set_of_gpus_and_containers_is_in_force_while_they_compute() {
+fn gpu_and_container_settings_apply_while_computing() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let one = container(&gated, "one", &[]);
@@ -125,7 +125,7 @@ fn what_is_set_of_gpus_and_containers_is_in_force_while_they_compute() {
 
 /// Weights are relative and keep nobody out; who asks for what its GPU's policy doesn't hold is told once.
 #[test]
-fn what_a_policy_does_not_hold_is_told_and_weights_keep_nobody_out() {
+fn unenforced_share_is_reported_and_weights_admit_all() {
     let gated = Gated::new();
     let heavy = ["ALIYUN_COM_GPU_SCHD_WEIGHT=15", "ALIYUN_COM_GPU_HIGH_PRIO=1"];
     let one = container(&gated, "one", &heavy);
@@ -148,7 +148,7 @@ fn what_a_policy_does_not_hold_is_told_and_weights_keep_nobody_out() {
 /// A driver that sets no slices, as those of virtual GPUs: who asks for a share is told with its status, and
 /// the rest goes on as under policy 5.
 #[test]
-fn a_driver_that_sets_no_slices_is_told_to_who_asks_for_a_share() {
+fn share_request_reports_driver_without_time_slices() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     gated.sim.fault("control:0xa06c0103 status 0x56".parse().expect("a fault"));
@@ -194,7 +194,7 @@ fn a_driver_that_sets_no_slices_is_told_to_who_asks_for_a_share() {
 
 /// Under the default policy nobody asked for a share: the container goes on without one, and none is shown.
 #[test]
-fn a_share_that_the_driver_does_not_hold_is_not_shown() {
+fn share_the_driver_cannot_enforce_is_not_shown() {
     let gated = Gated::new();
     gated.sim.fault("control:0xa06c0103 status 0x56".parse().expect("a fault"));
     let plain = container(&gated, "plain", &[]);
@@ -315,7 +315,7 @@ fn each_policy_gives_containers_what_it_promises() {
 }
 
 #[test]
-fn who_rests_keeps_its_time_where_that_is_set() {
+fn idle_container_retains_its_time_if_configured() {
     let mut gated = Gated::new();
     gated.host.set("compute.idle", "keep");
     let (one, two) = (container(&gated, "one", &[]), container(&gated, "two", &[]));
@@ -336,7 +336,7 @@ fn who_rests_keeps_its_time_where_that_is_set() {
 /// Where keeper and worker of a container are killed at once, the monitor of another on the same GPU takes its
 /// turns, and where that is killed, too, the next.
 #[test]
-fn turns_go_on_where_a_container_has_no_monitor_any_more() {
+fn time_windows_continue_for_unsupervised_containers() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     set(&gated, &["gpu", "0", "max_inst=4"]);

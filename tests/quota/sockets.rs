@@ -80,7 +80,7 @@ fn init(gated: &Gated, bundle: &Bundle) -> i32 {
 }
 
 #[test]
-fn no_container_has_a_way_to_a_monitors_sockets() {
+fn containers_cannot_reach_the_monitor_sockets() {
     let gated = Gated::new();
     let sleeps = |config: &mut serde_json::Value| {
         ask(config, 1000);
@@ -165,7 +165,7 @@ const SAY_ON: &str = "try:\n\
 
 /// Root's number isn't enough: a container with a mount of the host's `/run` has it, too.
 #[test]
-fn only_processes_of_the_host_change_what_a_monitor_enforces() {
+fn only_host_processes_change_what_monitors_enforce() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let place = gated.host.state_dir().join("gate/app_________");
@@ -306,8 +306,9 @@ fn flood(socket: &Path, count: usize) -> Vec<UnixStream> {
 /// costs it a descriptor and what it was sent, less than a KiB here.
 const GROWTH_BYTES: u64 = MIB;
 
+/// A flood of the monitor's sockets stops no call and opens no way round the quota.
 #[test]
-fn a_flood_of_the_monitors_sockets_stops_no_call_and_opens_no_way_round() {
+fn socket_flood_stops_no_call_and_bypasses_nothing() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let mut holder = gated.start(&bundle, &["hold", "300MiB"]);
@@ -359,7 +360,7 @@ fn got_bytes_or_none(gated: &Gated, bundle: &Bundle) -> Option<u64> {
 }
 
 #[test]
-fn what_runtimes_say_is_bounded_for_all_of_them_together() {
+fn what_runtimes_say_is_bounded_for_all_together() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let monitor = gated.monitor("app_________");
@@ -394,8 +395,9 @@ fn send_wrong(gated: &Gated) {
     }
 }
 
+/// A wrong descriptor in a listener's place keeps no process from the driver.
 #[test]
-fn a_wrong_descriptor_in_a_listeners_place_keeps_nobody_from_the_driver() {
+fn wrong_descriptor_as_listener_blocks_no_driver_call() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     send_wrong(&gated);
@@ -406,8 +408,9 @@ fn a_wrong_descriptor_in_a_listeners_place_keeps_nobody_from_the_driver() {
     gated.soon_uses(0);
 }
 
+/// A wrong descriptor in a listener's place is nothing that the monitor waits for.
 #[test]
-fn a_wrong_descriptor_in_a_listeners_place_is_nobody_to_wait_for() {
+fn monitor_does_not_wait_for_wrong_listener_descriptor() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let monitor = gated.monitor("app_________");
@@ -433,7 +436,7 @@ fn a_wrong_descriptor_in_a_listeners_place_is_nobody_to_wait_for() {
 }
 
 #[test]
-fn a_question_that_is_too_long_or_never_ends_holds_up_nobody_elses() {
+fn oversized_or_endless_query_delays_no_other_query() {
     let gated = Gated::new();
     let bundle = gated.sleeping("app", 1000);
     let socket = gated.host.state_dir().join("gate/app_________/control");

@@ -49,7 +49,7 @@ fn answered(silent: &[&str], look: impl Fn() -> Value) -> Value {
 }
 
 #[test]
-fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
+fn status_shows_usage_per_container_and_process() {
     let gated = Gated::new();
     let one = gated.sleeping("one", 1000);
     let other = gated.sleeping("other", 2000);
@@ -122,8 +122,9 @@ fn containers_are_shown_with_what_each_and_each_of_its_processes_uses() {
     assert!(page.contains("no container uses a GPU by cgpu"), "{page}");
 }
 
+/// A monitor that does not answer leaves its row unknown, and the other rows as they are.
 #[test]
-fn a_monitor_that_does_not_answer_leaves_its_row_unknown_and_the_others_as_they_are() {
+fn silent_monitor_leaves_only_its_row_unknown() {
     let gated = Gated::new();
     let silent = gated.sleeping("silent", 1000);
     let other = gated.sleeping("other", 2000);
@@ -195,7 +196,7 @@ fn reading_the_status_wakes_no_monitor() {
 }
 
 #[test]
-fn what_is_broken_is_told_and_the_rest_is_shown() {
+fn broken_state_is_reported_and_the_rest_shown() {
     let gated = Gated::new();
     let closed = gated.sleeping("closed", 1000);
     end_monitor(&gated);
@@ -219,8 +220,9 @@ fn what_is_broken_is_told_and_the_rest_is_shown() {
     gated.soon_is_empty();
 }
 
+/// What the driver reports is shown, and a driver that hangs keeps no reader waiting.
 #[test]
-fn what_the_driver_says_is_shown_and_one_that_hangs_keeps_nobody() {
+fn driver_usage_is_shown_without_waiting_for_hangs() {
     let mut gated = Gated::new();
     let bundle = gated.sleeping("busy", 1000);
     let whole = gated.bundle_with("whole", |config| {
@@ -303,8 +305,10 @@ fn what_the_driver_says_is_shown_and_one_that_hangs_keeps_nobody() {
     gated.soon_is_empty();
 }
 
+/// A member of the group reads the status through the socket, and other callers get the reason why
+/// not.
 #[test]
-fn a_member_of_the_group_looks_by_the_socket_and_others_are_told_why_not() {
+fn group_member_reads_status_through_the_socket() {
     let mut gated = Gated::new();
     let socket = gated.host.scratch.path().join("view.sock");
     gated.host.set("view.socket", socket.display().to_string());
@@ -404,7 +408,7 @@ fn watched(gated: &Gated, columns: u32, until: &str, keys: &str) -> String {
 }
 
 #[test]
-fn a_full_screen_shows_the_containers_and_leaves_the_terminal_as_it_was() {
+fn full_screen_shows_containers_and_restores_terminal() {
     let gated = Gated::new();
     let bundle = gated.sleeping("watched", 1000);
     let mut holding = gated.start(&bundle, &["hold", "300MiB"]);

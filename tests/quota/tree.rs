@@ -83,8 +83,9 @@ fn mib(mib: u64) -> String {
     (mib * MIB).to_string()
 }
 
+/// Reads of the tree are live, and writes are applied when they return.
 #[test]
-fn reads_are_live_and_writes_are_in_force_when_they_return() {
+fn tree_reads_are_live_and_writes_apply_synchronously() {
     let gated = Gated::new();
     let tree = Tree::mount(&gated.host);
     assert_eq!(tree.read("version").trim(), env!("CARGO_PKG_VERSION"));
@@ -152,7 +153,7 @@ fn reads_are_live_and_writes_are_in_force_when_they_return() {
 }
 
 #[test]
-fn a_container_that_has_the_tree_reads_it_and_writes_nothing() {
+fn container_with_the_tree_reads_but_cannot_write() {
     let gated = Gated::new();
     let tree = Tree::mount(&gated.host);
     container_has_the_tree(&gated, &tree);
@@ -178,8 +179,9 @@ fn container_has_the_tree(gated: &Gated, tree: &Tree) {
     gated.soon_is_empty();
 }
 
+/// A tree that was killed is mounted again, and a directory in use is reported.
 #[test]
-fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
+fn killed_tree_is_remounted_and_busy_directory_reported() {
     let host = Host::new();
     let mut tree = Tree::mount(&host);
     let again = run_with_timeout(&mut command(&host, &tree.dir), timeout()).exits(1);
@@ -222,8 +224,9 @@ fn a_tree_that_was_killed_is_mounted_anew_and_a_place_in_use_is_told() {
     assert!(refused.stderr.contains("something is mounted on /proc already (proc)"), "{refused}");
 }
 
+/// A tree in the background is there when the command returns, and another command unmounts it.
 #[test]
-fn a_tree_in_the_background_is_there_when_the_command_returns_and_is_taken_down_by_another() {
+fn detached_tree_is_ready_on_return_and_unmountable() {
     let host = Host::new();
     let dir = host.scratch.path().join("km");
     let unmount = || host.cgpu(&["unmount", dir.to_str().unwrap()]);
@@ -250,8 +253,9 @@ fn a_tree_in_the_background_is_there_when_the_command_returns_and_is_taken_down_
     unmount().ok();
 }
 
+/// A write reaches the container of that directory, even if another container has its id.
 #[test]
-fn a_write_goes_to_the_container_of_that_directory_whoever_else_has_its_id() {
+fn write_reaches_directory_container_despite_shared_id() {
     let gated = Gated::new();
     let tree = Tree::mount(&gated.host);
     let one = gated.sleeping("twin", 1000);
@@ -282,8 +286,10 @@ fn a_write_goes_to_the_container_of_that_directory_whoever_else_has_its_id() {
     gated.soon_is_empty();
 }
 
+/// A silent monitor delays the readers of its own container alone, and an unenforced container has
+/// no meminfo.
 #[test]
-fn who_is_held_by_nobody_has_no_meminfo_and_a_silent_monitor_holds_up_its_own_readers_alone() {
+fn silent_monitor_delays_only_its_meminfo_readers() {
     let gated = Gated::new();
     let tree = Tree::mount(&gated.host);
     let errno = |file: &str| {
@@ -317,8 +323,9 @@ fn who_is_held_by_nobody_has_no_meminfo_and_a_silent_monitor_holds_up_its_own_re
     host.soon_releases_all();
 }
 
+/// A script for the vendor's original tree works with another prefix.
 #[test]
-fn a_script_for_the_original_works_with_another_prefix() {
+fn vendor_script_works_with_another_prefix() {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());

@@ -23,8 +23,9 @@ fn has_asked(gated: &Gated) -> bool {
     gated.host.state_dir().join("driver-answered").exists()
 }
 
+/// A driver that does not report what containers hold is given none.
 #[test]
-fn a_driver_that_does_not_tell_what_containers_hold_is_given_none() {
+fn driver_that_hides_container_usage_gets_no_containers() {
     for (control, what) in [(PID_INFO, "what processes hold"), (FB_INFO, "what is free")] {
         let gated = Gated::with_driver("620.06");
         gated.sim.fault(no_more(control));
@@ -49,7 +50,7 @@ fn a_driver_that_does_not_tell_what_containers_hold_is_given_none() {
 }
 
 #[test]
-fn a_driver_that_is_served_all_the_same_is_told_of_in_the_log() {
+fn unknown_driver_served_anyway_is_logged() {
     let mut gated = Gated::with_driver("620.06");
     gated.host.set("isolation.unknown_driver", "serve");
     gated.sim.fault(no_more(PID_INFO));

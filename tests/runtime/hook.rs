@@ -55,8 +55,9 @@ fn path(path: &Path) -> String {
     path.display().to_string()
 }
 
+/// Alone, the hook registers a container by bundle and id, and releases it.
 #[test]
-fn alone_it_registers_by_bundle_and_id_and_takes_it_back() {
+fn standalone_hook_registers_and_releases_its_container() {
     let host = alone();
     for (at, runtime) in bare(&host).iter().enumerate() {
         for activation in ["prestart", "createRuntime"] {
@@ -96,8 +97,9 @@ fn alone_it_isolates_where_the_module_is_loaded() {
     }
 }
 
+/// A module that does not do its part fails the container creation, and leaves nothing.
 #[test]
-fn a_module_that_does_not_do_its_part_fails_the_create_and_leaves_nothing() {
+fn failing_module_fails_creation_and_leaves_nothing() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();
     host.use_km(standin.path());
@@ -141,7 +143,7 @@ fn a_module_that_does_not_do_its_part_fails_the_create_and_leaves_nothing() {
 }
 
 #[test]
-fn alone_the_gate_is_refused_with_the_way_out() {
+fn standalone_hook_refuses_the_gate_with_remedy() {
     let mut host = alone();
     let bundle = hooked(&host, "gated", "createRuntime", 4000);
     host.set("isolation.km_root", "/nowhere/cgpu_km");
@@ -216,8 +218,9 @@ fn twice_is_as_once() {
     }
 }
 
+/// A recreated container gets what it asks for, and not what the first one had.
 #[test]
-fn a_second_life_gets_what_it_asks_for_and_not_what_the_first_one_had() {
+fn recreated_container_gets_only_its_own_request() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();
     host.use_km(standin.path());
@@ -277,7 +280,7 @@ fn poststop_never_fails() {
 }
 
 #[test]
-fn what_is_no_state_fails_the_create_and_says_so() {
+fn invalid_oci_state_fails_creation_with_reason() {
     let host = alone();
     let bundle = host.asking("odd", 4000);
     for input in ["", "garbage", "[]", "{\"id\": \"odd\"}", "{\"id\": 1, \"bundle\": \"/b\"}"] {
@@ -299,7 +302,7 @@ fn what_is_no_state_fails_the_create_and_says_so() {
 }
 
 #[test]
-fn without_a_pid_the_bundle_is_what_keeps_it() {
+fn record_without_pid_lasts_while_bundle_exists() {
     let host = alone();
     let no_pid = |bundle: &Bundle| json!({"id": bundle.id, "bundle": bundle.directory}).to_string();
     for (id, zero) in [("absent", false), ("zero", true)] {
@@ -315,7 +318,7 @@ fn without_a_pid_the_bundle_is_what_keeps_it() {
 }
 
 #[test]
-fn a_container_that_asks_for_nothing_starts_whatever_is_broken_here() {
+fn container_without_request_starts_whatever_is_broken() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();
     host.use_km(standin.path());
@@ -342,7 +345,7 @@ fn a_container_that_asks_for_nothing_starts_whatever_is_broken_here() {
 }
 
 #[test]
-fn a_configuration_that_cannot_be_read_stops_those_alone_that_ask_for_something() {
+fn unreadable_configuration_stops_only_containers_with_requests() {
     let mut host = alone();
     let all_hooks = hooks(&host, "createRuntime");
     let plain = host.bundle("plain", |config| config["hooks"] = all_hooks);
@@ -364,7 +367,7 @@ fn a_configuration_that_cannot_be_read_stops_those_alone_that_ask_for_something(
 }
 
 #[test]
-fn the_wrappers_hooks_and_those_of_a_directory_register_once() {
+fn wrapper_and_directory_hooks_register_once() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();
     host.use_km(standin.path());
@@ -384,7 +387,7 @@ fn the_wrappers_hooks_and_those_of_a_directory_register_once() {
 }
 
 #[test]
-fn where_no_poststop_hook_runs_the_next_create_collects() {
+fn next_creation_collects_if_no_poststop_hook_ran() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();
     host.use_km(standin.path());
@@ -424,8 +427,9 @@ fn precreate_changes_no_byte_where_nothing_is_asked() {
     assert!(refused.stderr.contains("config.json is not valid JSON"), "{refused}");
 }
 
+/// The precreate hook adds what the wrapper adds, and no more the second time.
 #[test]
-fn precreate_adds_what_the_wrapper_adds_and_twice_no_more() {
+fn precreate_edits_like_wrapper_and_is_idempotent() {
     let host = alone();
     let bundle = host.asking("piped", 4000);
     let config = fs::read(bundle.directory.join("config.json")).unwrap();
@@ -445,7 +449,7 @@ fn precreate_adds_what_the_wrapper_adds_and_twice_no_more() {
 }
 
 #[test]
-fn the_hooks_of_precreate_make_the_reservation_the_containers() {
+fn precreate_hooks_assign_the_reservation_to_the_container() {
     let standin = StandIn::mount(&[0]);
     let mut host = alone();
     host.use_km(standin.path());
@@ -475,7 +479,7 @@ fn the_hooks_of_precreate_make_the_reservation_the_containers() {
 }
 
 #[test]
-fn a_reservation_nobody_comes_for_expires() {
+fn unclaimed_reservation_expires() {
     let host = alone();
     let bundle = host.asking("forgotten", TOTAL_MIB);
     let config = fs::read(bundle.directory.join("config.json")).unwrap();
@@ -529,8 +533,9 @@ fn limits_mib(inspected: &Value) -> Vec<Option<u64>> {
     gpus.iter().map(|gpu| gpu["memory_limit_bytes"].as_u64().map(|bytes| bytes >> 20)).collect()
 }
 
+/// The configuration decides which containers may ask, and for what.
 #[test]
-fn the_configuration_decides_who_may_ask_and_for_what() {
+fn configuration_decides_which_requests_are_accepted() {
     let quota = ["ALIYUN_COM_GPU_MEM_CONTAINER=4000", "ALIYUN_COM_GPU_MEM_DEV=16000"];
     let whole = ["NVIDIA_VISIBLE_DEVICES=all"];
     let none = json!({});
@@ -568,8 +573,9 @@ fn the_configuration_decides_who_may_ask_and_for_what() {
     assert!(refused.as_str().unwrap().contains("a weight of 1 to 3"), "{refused}");
 }
 
+/// Unlimited and shared use of a GPU exclude each other if so configured.
 #[test]
-fn a_gpu_held_as_a_whole_and_a_shared_one_exclude_each_other_where_configured() {
+fn unlimited_and_shared_use_are_exclusive_if_configured() {
     let mut host = Host::new();
     let runtime = host.runtime();
     let shared = host.asking("shared", 4000);
@@ -595,7 +601,7 @@ fn a_gpu_held_as_a_whole_and_a_shared_one_exclude_each_other_where_configured() 
 }
 
 #[test]
-fn in_mixed_mode_a_container_has_a_share_beside_whole_gpus() {
+fn mixed_mode_gives_share_next_to_unlimited_gpus() {
     let gpu =
         |index: u32| json!({"index": index, "uuid": format!("GPU-{index}"), "memory_mib": 16130});
     let host = Host::with_gpus(&json!([gpu(0), gpu(1), gpu(2)]));
@@ -619,8 +625,9 @@ fn in_mixed_mode_a_container_has_a_share_beside_whole_gpus() {
     runtime.delete(&bundle).ok();
 }
 
+/// Weight and priority reach the module, which the container cannot reach.
 #[test]
-fn weight_and_priority_reach_the_module_which_the_container_can_not() {
+fn weight_and_priority_reach_module_hidden_from_container() {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());
@@ -642,7 +649,7 @@ fn weight_and_priority_reach_the_module_which_the_container_can_not() {
 // What a hook inherits.
 
 #[test]
-fn a_hook_inherits_nothing_that_the_containers_author_wrote() {
+fn hook_inherits_nothing_from_the_containers_author() {
     for crun in [false, true] {
         let mut host = alone();
         if crun {

@@ -109,7 +109,7 @@ fn record_logs() {
 // The stand-in itself.
 
 #[test]
-fn the_stand_in_takes_control_words_as_the_module_does() {
+fn stand_in_takes_control_words_like_the_module() {
     let standin = StandIn::mount(&[0, 1]);
     let errno = |word: &[u8]| {
         let mut control =
@@ -148,7 +148,7 @@ fn other_processes_see_the_stand_in_at_once() {
 }
 
 #[test]
-fn the_stand_in_goes_with_a_test_that_panics() {
+fn stand_in_is_removed_when_its_test_panics() {
     let path = std::panic::catch_unwind(|| {
         let standin = StandIn::mount(&[0]);
         std::panic::panic_any(standin.path().to_owned());
@@ -162,7 +162,7 @@ fn the_stand_in_goes_with_a_test_that_panics() {
 }
 
 #[test]
-fn the_stand_in_goes_while_a_file_of_it_is_open() {
+fn stand_in_unmounts_while_its_file_is_open() {
     let standin = StandIn::mount(&[0]);
     let path = standin.path().to_owned();
     let open = fs::File::open(path.join("version")).unwrap();
@@ -175,7 +175,7 @@ fn the_stand_in_goes_while_a_file_of_it_is_open() {
 // Whether it can be used.
 
 #[test]
-fn says_what_to_load_where_the_module_is_not_there() {
+fn missing_module_error_names_what_to_load() {
     let directory = tempfile::tempdir().unwrap();
     let tree = directory.path().join("cgpu_km");
     let sentence = |missing: &Path| {
@@ -245,7 +245,7 @@ fn only_instance(standin: &StandIn) -> Instance {
 }
 
 #[test]
-fn gives_two_gpus_different_quotas_in_the_order_of_the_container() {
+fn two_gpus_get_different_quotas_in_container_order() {
     let standin = StandIn::mount(&[0, 1, 2]);
     activated(&standin, A, &plan(&[(2, Some(3 * GIB)), (0, Some(GIB))]));
     assert_eq!(
@@ -316,8 +316,9 @@ fn activates_eight_tenants_at_once() {
     }
 }
 
+/// Of eight tenants at once, as many are admitted as the module has slots.
 #[test]
-fn of_eight_tenants_at_once_as_many_get_in_as_there_are_slots() {
+fn concurrent_tenants_are_admitted_up_to_slot_count() {
     let standin = StandIn::mount(&[0]);
     standin.set_gpu(0, "max_inst", 3);
     let barrier = Barrier::new(8);
@@ -347,7 +348,7 @@ fn of_eight_tenants_at_once_as_many_get_in_as_there_are_slots() {
 // What is refused before anything is made.
 
 #[test]
-fn refuses_a_gpu_beyond_the_control_digit_before_making_anything() {
+fn gpu_beyond_control_digit_is_refused_before_changes() {
     let standin = StandIn::mount(&[0, 9]);
     let error = refused(&standin, A, &plan(&[(0, Some(GIB)), (9, Some(GIB))]));
     assert_eq!(
@@ -358,8 +359,9 @@ fn refuses_a_gpu_beyond_the_control_digit_before_making_anything() {
     assert_eq!(writes(&standin), [""; 0]);
 }
 
+/// A GPU that the module does not know is refused, and the error names those that it knows.
 #[test]
-fn refuses_a_gpu_the_module_does_not_know_and_names_those_it_does() {
+fn unknown_gpu_is_refused_naming_the_known_ones() {
     let standin = StandIn::mount(&[0, 1]);
     let error = refused(&standin, A, &plan(&[(0, Some(GIB)), (3, Some(GIB))]));
     assert_eq!(
@@ -379,7 +381,7 @@ fn refuses_a_quota_of_nothing() {
 }
 
 #[test]
-fn refuses_a_short_id_that_is_no_name_of_an_instance() {
+fn short_id_invalid_as_instance_name_is_refused() {
     let standin = StandIn::mount(&[0]);
     let plan = plan(&[(0, Some(GIB))]);
     for short_id in ["", "demo", "12b2edccd7aab", "../../../etc", "12b2edccd7a\n", "äääääääääääa"]
@@ -398,7 +400,7 @@ fn refuses_a_short_id_that_is_no_name_of_an_instance() {
 }
 
 #[test]
-fn refuses_a_weight_above_what_is_free_and_says_how_much_is() {
+fn refuses_weight_above_free_and_names_free_weight() {
     let standin = StandIn::mount(&[0, 1]);
     standin.set_gpu(1, "max_inst", 4);
     standin.plant(1, B);
@@ -416,7 +418,7 @@ fn refuses_a_weight_above_what_is_free_and_says_how_much_is() {
 // Leftovers.
 
 #[test]
-fn replaces_what_an_earlier_container_of_the_name_left_and_logs_it() {
+fn stale_instance_is_replaced_and_logged() {
     let standin = StandIn::mount(&[0, 1]);
     standin.set_gpu(0, "max_inst", 4);
     for gpu in [0, 1] {
@@ -456,7 +458,7 @@ fn refuses_where_a_leftover_can_not_be_removed() {
 // Policies.
 
 #[test]
-fn a_weight_selects_policy_2_on_a_gpu_it_is_alone_on() {
+fn weight_selects_policy_2_if_alone_on_gpu() {
     let standin = StandIn::mount(&[0]);
     let log = logged(|| activated(&standin, A, &weighted(4, &[(0, Some(GIB))])));
     assert_eq!(standin.gpu(0, "policy"), 2);
@@ -471,8 +473,10 @@ fn a_weight_selects_policy_2_on_a_gpu_it_is_alone_on() {
     );
 }
 
+/// A weight changes no policy that other containers rely on, and the log says that it has no
+/// effect.
 #[test]
-fn a_weight_changes_no_policy_others_rely_on_and_says_that_it_has_no_effect() {
+fn ineffective_weight_leaves_policy_and_is_logged() {
     let standin = StandIn::mount(&[0]);
     activated(&standin, B, &plan(&[(0, Some(GIB))]));
     let log = logged(|| activated(&standin, A, &weighted(4, &[(0, Some(GIB))])));
@@ -488,7 +492,7 @@ fn a_weight_changes_no_policy_others_rely_on_and_says_that_it_has_no_effect() {
 }
 
 #[test]
-fn under_policy_3_a_weight_is_said_to_be_a_ceiling() {
+fn weight_under_policy_3_is_reported_as_ceiling() {
     let standin = StandIn::mount(&[0]);
     standin.set_gpu(0, "policy", 3);
     standin.plant(0, B);
@@ -498,7 +502,7 @@ fn under_policy_3_a_weight_is_said_to_be_a_ceiling() {
 }
 
 #[test]
-fn a_second_weight_finds_policy_2_and_says_nothing() {
+fn second_weight_under_policy_2_logs_nothing() {
     let standin = StandIn::mount(&[0]);
     activated(&standin, B, &weighted(2, &[(0, Some(GIB))]));
     let log = logged(|| activated(&standin, A, &weighted(4, &[(0, Some(GIB))])));
@@ -533,8 +537,9 @@ fn refused_without_traces(standin: &StandIn, fault: Fault, others: &[&str]) -> K
     error
 }
 
+/// If a value did not take, the activation is undone, and the error says which value.
 #[test]
-fn undoes_where_a_value_did_not_take_and_says_which() {
+fn activation_is_undone_if_a_value_is_ignored() {
     let faults = [
         ("memsize", "memsize of GPU 1 is 1073741824, not 3221225472"),
         ("weight", "weight of GPU 1 is 1, not 4"),
@@ -550,8 +555,9 @@ fn undoes_where_a_value_did_not_take_and_says_which() {
     }
 }
 
+/// If there is no free slot, the activation is undone, and the error names the holders.
 #[test]
-fn undoes_where_there_is_no_slot_and_names_who_holds_them() {
+fn activation_is_undone_if_no_slot_is_free() {
     let standin = StandIn::mount(&[0, 1]);
     for gpu in [0, 1] {
         standin.plant(gpu, B);
@@ -578,8 +584,9 @@ fn undoes_where_a_create_made_nothing() {
     );
 }
 
+/// If a file cannot be read, the activation is undone, and the error retains the errno.
 #[test]
-fn undoes_where_a_file_can_not_be_read_and_keeps_the_errno() {
+fn activation_is_undone_if_a_file_is_unreadable() {
     for name in ["id", "memsize", "weight", "highprio"] {
         let standin = StandIn::mount(&[0, 1]);
         let path = format!("1/{A}/{name}");
@@ -643,8 +650,9 @@ fn says_that_a_control_word_was_not_understood() {
     assert_eq!(error.errno(), Some(nix::errno::Errno::EINVAL as i32));
 }
 
+/// A failed activation leaves a policy that a container that came since may rely on.
 #[test]
-fn leaves_a_policy_that_who_came_since_may_count_on() {
+fn failed_activation_leaves_policy_newcomers_rely_on() {
     let standin = StandIn::mount(&[0, 1]);
     standin.fail(Fault::IgnoresWrite { gpu: 1, name: "policy" });
     let path = "1/policy".to_owned();
@@ -707,8 +715,9 @@ fn deactivates_twice() {
     assert!(writes(&standin).contains(&"inst_ctl=-12b2edccd7aa".to_owned()));
 }
 
+/// Nothing is left to deactivate if the module was unloaded.
 #[test]
-fn nothing_is_left_to_deactivate_where_the_module_was_unloaded() {
+fn deactivation_succeeds_if_module_was_unloaded() {
     Km::new("/proc/no-such-tree".into()).deactivate(A).unwrap();
 }
 
@@ -744,8 +753,9 @@ fn lists_what_processes_hold() {
     assert_eq!(instance.memory_limit_bytes, 4 * GIB);
 }
 
+/// If no process is listed, what is not free is listed as used.
 #[test]
-fn lists_what_is_not_free_where_no_process_is_listed() {
+fn usage_without_processes_is_quota_minus_free() {
     let standin = StandIn::mount(&[0]);
     activated(&standin, A, &plan(&[(0, Some(4 * GIB))]));
     let path = format!("0/{A}/meminfo");
@@ -754,7 +764,7 @@ fn lists_what_is_not_free_where_no_process_is_listed() {
 }
 
 #[test]
-fn lists_use_as_unknown_where_it_can_not_be_parsed() {
+fn unparsable_usage_is_listed_as_unknown() {
     let standin = StandIn::mount(&[0]);
     activated(&standin, A, &plan(&[(0, Some(GIB))]));
     for text in ["", "Free: lots\n", &"PID: 1 Mem: 1\n".repeat(8192)] {
@@ -784,7 +794,7 @@ fn lists_only_instances_of_gpus() {
 }
 
 #[test]
-fn listing_fails_where_a_quota_can_not_be_read() {
+fn listing_fails_if_a_quota_is_unreadable() {
     let standin = StandIn::mount(&[0]);
     standin.plant(0, A);
     standin.fail(Fault::ReadFails { path: format!("0/{A}/memsize") });
@@ -832,8 +842,9 @@ fn refuses_a_quota_below_what_is_in_use() {
     );
 }
 
+/// Weight and priority change on all GPUs under a quota.
 #[test]
-fn changes_weight_and_priority_on_all_gpus_under_a_quota() {
+fn weight_and_priority_change_on_all_quota_gpus() {
     let standin = StandIn::mount(&[0, 1, 2]);
     let plan = plan(&[(0, Some(GIB)), (1, Some(GIB)), (2, None)]);
     activated(&standin, A, &plan);
@@ -851,8 +862,9 @@ fn changes_weight_and_priority_on_all_gpus_under_a_quota() {
     assert_eq!(standin.instance(0, A, "highprio"), 0);
 }
 
+/// A new weight is checked against what is free together with what the container has.
 #[test]
-fn a_new_weight_counts_with_what_the_container_holds() {
+fn new_weight_may_reuse_the_containers_own_weight() {
     let standin = StandIn::mount(&[0]);
     standin.set_gpu(0, "max_inst", 5);
     standin.plant(0, B);
@@ -868,8 +880,9 @@ fn a_new_weight_counts_with_what_the_container_holds() {
     assert_eq!(standin.instance(0, A, "weight"), 4);
 }
 
+/// A change that did not take on one GPU is undone on the other.
 #[test]
-fn a_change_that_did_not_take_on_one_gpu_is_taken_back_on_the_other() {
+fn change_ignored_on_one_gpu_is_undone_elsewhere() {
     let changes = [
         ("weight", Change::Weight(3)),
         ("policy", Change::Weight(3)),
@@ -891,8 +904,9 @@ fn a_change_that_did_not_take_on_one_gpu_is_taken_back_on_the_other() {
     }
 }
 
+/// If a change could not be undone, the error says where.
 #[test]
-fn says_where_a_change_could_not_be_taken_back() {
+fn failed_undo_of_a_change_is_reported() {
     let standin = StandIn::mount(&[0, 1]);
     let plan = plan(&[(0, Some(GIB)), (1, Some(GIB))]);
     activated(&standin, A, &plan);
@@ -929,7 +943,7 @@ fn refuses_to_change_what_is_not_there() {
 }
 
 #[test]
-fn the_tree_is_writable_by_everyone_as_the_original_is() {
+fn tree_is_writable_by_everyone_like_the_original() {
     let standin = StandIn::mount(&[0]);
     standin.plant(0, A);
     let mode = |path: &str| fs::metadata(standin.path().join(path)).unwrap().permissions().mode();

@@ -22,8 +22,9 @@ fn memsize(standin: &StandIn, id: &str) -> String {
     std::fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
+/// Memory, weight and priority change in the module and in the registry.
 #[test]
-fn memory_weight_and_priority_change_in_the_module_and_in_the_registry() {
+fn set_changes_both_the_module_and_the_registry() {
     let (standin, host) = two_containers();
     let mib = TOTAL_MIB / 2;
     let said = host.cgpu(&["set", "sec", "--memory", &mib.to_string()]).ok();
@@ -43,8 +44,9 @@ fn memory_weight_and_priority_change_in_the_module_and_in_the_registry() {
     host.check_registry();
 }
 
+/// A GPU of the module is set in the module and read from there.
 #[test]
-fn a_gpu_of_the_module_is_set_in_the_module_and_read_from_there() {
+fn module_gpu_settings_are_written_and_read_there() {
     let (standin, host) = two_containers();
     let said = host.cgpu(&["set", "gpu", "0", "policy=3", "prio_ratio=30"]).ok();
     assert_eq!(said.text(), "GPU 0: policy=3 max_inst=20 prio_ratio=30");
@@ -64,8 +66,9 @@ fn a_gpu_of_the_module_is_set_in_the_module_and_read_from_there() {
     assert_eq!(host.cgpu(&["get", "gpu", "0", "policy"]).ok().stdout, "4\n");
 }
 
+/// More memory than is left is refused, and changes nothing.
 #[test]
-fn more_than_is_left_is_refused_and_changes_nothing() {
+fn quota_above_what_is_left_changes_nothing() {
     let (standin, host) = two_containers();
     let refused = host.cgpu(&["set", "second", "--memory", "8001"]).exits(1);
     assert_eq!(
@@ -82,7 +85,7 @@ fn more_than_is_left_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_module_that_does_not_change_leaves_the_promise_as_it_was() {
+fn failed_module_change_leaves_the_reservation_unchanged() {
     let (standin, host) = two_containers();
     standin.fail(Fault::IgnoresWrite { gpu: 0, name: "memsize" });
     let refused = host.cgpu(&["set", "second", "--memory", "5000"]).exits(1);

@@ -54,8 +54,9 @@ impl Durations {
 mod tests {
     use super::*;
 
+    /// A call is counted under the first duration bound that it does not exceed.
     #[test]
-    fn a_call_is_counted_by_the_first_bound_that_it_does_not_pass() {
+    fn call_counts_under_first_bound_not_exceeded() {
         for (ns, place) in [
             (0, 0),
             (5_000, 0),

@@ -277,15 +277,16 @@ mod tests {
         assert_eq!(inventory.by_index(1), None);
     }
 
+    /// Two GPUs of one UUID are refused, whatever their case and order.
     #[test]
-    fn refuses_two_gpus_of_one_uuid_whatever_their_case_and_order() {
+    fn refuses_two_gpus_of_one_uuid() {
         let gpus = vec![gpu(0, "GPU-A"), gpu(1, "GPU-B"), gpu(2, "GPU-a")];
         let error = Inventory::new(gpus).unwrap_err();
         assert_eq!(error.to_string(), "two GPUs have UUID GPU-A");
     }
 
     #[test]
-    fn refuses_a_uuid_that_no_list_of_devices_can_hold() {
+    fn refuses_uuid_that_device_lists_cannot_hold() {
         for uuid in ["GPU-", "MIG-1", "GPU-a,b", "GPU-a b", "GPU-a\\n"] {
             let entry = format!(r#"{{"index":3,"uuid":"{uuid}","memory_mib":1}}"#);
             let error = serde_json::from_str::<Gpu>(&entry).unwrap_err().to_string();
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_gpu_may_have_no_memory_and_another_may_not() {
+    fn only_a_lost_gpu_may_lack_memory() {
         let entry = r#"{"index":0,"uuid":"GPU-a","memory_mib":0,"state":"lost"}"#;
         assert_eq!(serde_json::from_str::<Gpu>(entry).unwrap().state, GpuState::Lost);
         let error = serde_json::from_str::<Gpu>(&entry.replace("lost", "ok")).unwrap_err();

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_a_number_of_mib_or_gib() {
+    fn size_is_a_number_of_mib_or_gib() {
         let all = [("4096", 4096), ("4GiB", 4096), (" 3 MiB\n", 3), ("0MiB", 0)];
         for (text, mib) in all {
             assert_eq!(mib_said(text), Some(mib), "{text}");
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mib_count_beyond_u64_bytes_is_no_number() {
+    fn mib_count_beyond_u64_bytes_is_invalid() {
         assert_eq!(mib_to_bytes(16130), Some(16130 * 1024 * 1024));
         assert_eq!(mib_to_bytes(u64::MAX / MIB + 1), None);
         assert_eq!(bytes_to_mib(MIB - 1), 0);

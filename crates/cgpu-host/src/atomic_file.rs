@@ -112,8 +112,9 @@ mod tests {
         names.map(|name| name.into_string().unwrap()).collect()
     }
 
+    /// A temporary file that a killed process left is used, and does not remain.
     #[test]
-    fn what_a_killed_one_left_is_used_and_gone() {
+    fn leftover_of_a_killed_process_is_reused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(dir.path().join(".file.cgpu-tmp"), "much longer than what comes").unwrap();

@@ -810,7 +810,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_that_is_shipped_shows_every_key_with_its_default() {
+    fn shipped_file_shows_every_key_with_its_default() {
         let shipped = include_str!("../../../config/config.toml");
         assert_eq!(parsed(shipped).unwrap(), Config::default());
         let table: toml::Table = toml::from_str(shipped).unwrap();
@@ -819,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_refused_with_the_nearest_known_one() {
+    fn unknown_key_is_refused_with_nearest_known_key() {
         assert_eq!(
             parsed("[admission]\nmax_insts = 3\n").unwrap_err(),
             "configuration /c.toml: unknown key admission.max_insts; \
@@ -833,8 +833,9 @@ mod tests {
         assert!(parsed("[admision]\n").unwrap_err().contains("unknown key admision;"));
     }
 
+    /// Files next to the configuration add to it, and the last one counts.
     #[test]
-    fn files_beside_it_add_to_it_and_the_last_one_counts() {
+    fn drop_in_files_add_and_the_last_counts() {
         let dir = tempfile::tempdir().unwrap();
         let main = dir.path().join("config.toml");
         let more = dir.path().join(DROP_INS);
@@ -943,8 +944,9 @@ mod tests {
         assert_eq!(candidates(Some(OsStr::new("/nowhere/c.toml")), None), ["runc", "crun"]);
     }
 
+    /// A configuration file that is named must exist, and the flag wins over the variable.
     #[test]
-    fn a_named_file_must_be_there_and_the_flag_wins() {
+    fn named_file_must_exist_and_the_flag_wins() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("c.toml");
         fs::write(&file, "log = \"\"\n").unwrap();

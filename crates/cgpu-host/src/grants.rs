@@ -380,8 +380,9 @@ mod tests {
         (directory, grants)
     }
 
+    /// A token serves the first container creation, and the record serves all others.
     #[test]
-    fn a_token_serves_the_first_creation_and_the_record_all_others() {
+    fn token_serves_first_creation_and_record_the_others() {
         let (_directory, grants) = place();
         let (one, other) = (container("u1", "main"), container("u2", "main"));
         let token = "a".repeat(32);
@@ -432,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_given_out_again_end_another_pods_grant() {
+    fn devices_given_again_end_another_pods_grant() {
         let (_directory, grants) = place();
         let (init, main) = (container("u1", "init"), container("u1", "main"));
         let pod = [init.clone(), main.clone()];
@@ -482,8 +483,9 @@ mod tests {
         assert!(why().contains("it is no directory"), "{}", why());
     }
 
+    /// Of many containers that come with one token, one gets the grant.
     #[test]
-    fn of_many_that_come_with_one_token_one_gets_it() {
+    fn only_one_concurrent_container_gets_a_grant() {
         let (_directory, grants) = place();
         let all: Vec<PodContainer> =
             (0..8).map(|at| container(&format!("u{at}"), "main")).collect();

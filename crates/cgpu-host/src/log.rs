@@ -153,8 +153,9 @@ mod tests {
     use nix::unistd::mkfifo;
     use std::os::unix::fs::symlink;
 
+    /// A log that can be written is distinguished from one that can't, and neither is touched.
     #[test]
-    fn a_log_that_can_be_written_is_told_from_one_that_can_not_and_neither_is_touched() {
+    fn log_writability_check_touches_no_file() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         assert_eq!(is_writable(&at("new.log")), Ok(()));

@@ -241,7 +241,7 @@ mod tests {
 
     /// Nobody can tell any more whose a process was that has ended and isn't waited for: its cgroup may be the root's.
     #[test]
-    fn who_has_ended_and_is_not_waited_for_does_not_run() {
+    fn exited_unreaped_process_is_not_running() {
         let mut child = std::process::Command::new("/bin/cat")
             .stdin(std::process::Stdio::piped())
             .spawn()
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     #[allow(unsafe_code, reason = "a child has a limit of its own")]
-    fn a_process_that_can_not_be_looked_at_is_not_gone() {
+    fn uninspectable_process_does_not_count_as_exited() {
         use nix::sys::wait::{WaitStatus, waitpid};
         use nix::unistd::{ForkResult, fork};
         use rustix::process::{Resource, Rlimit, setrlimit};
@@ -282,8 +282,9 @@ mod tests {
         }
     }
 
+    /// A state file that can't exist names no process, and a file that is no state is an error.
     #[test]
-    fn a_state_that_can_not_be_there_names_nobody_and_one_that_is_no_state_is_an_error() {
+    fn missing_state_names_no_process_and_invalid_errs() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "{").unwrap();
@@ -295,8 +296,9 @@ mod tests {
         assert!(first_of(&file).is_err() && first_of(dir.path()).is_err());
     }
 
+    /// A process's name that is cut within a character hides no field of its status.
     #[test]
-    fn a_name_that_is_cut_within_a_character_hides_no_field() {
+    fn process_name_cut_mid_character_hides_no_field() {
         use nix::sys::prctl::{get_name, set_name};
         use nix::unistd::{getpid, gettid};
 

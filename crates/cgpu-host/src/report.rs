@@ -85,7 +85,7 @@ mod tests {
     struct Inner;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn error_cause_is_reported_once() {
         assert_eq!(sentence(&Outer(true, Inner)), "cgpu: outer: inner");
         assert_eq!(sentence(&Outer(false, Inner)), "cgpu: outer: inner");
     }

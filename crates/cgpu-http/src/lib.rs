@@ -249,7 +249,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_is_silent_makes_room_for_who_asks() {
+    fn silent_connection_yields_to_a_requesting_one() {
         now(async {
             let address = served(Router::new().route("/", get(|| async { "here" })), BOUNDS).await;
             let mut silent = Vec::new();
@@ -266,7 +266,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_waits_for_an_answer_is_left_its_place() {
+    fn connection_that_awaits_an_answer_is_not_evicted() {
         now(async {
             let gate = Arc::new(Semaphore::new(0));
             let (wait, counted) = (Arc::clone(&gate), Arc::new(Semaphore::new(0)));
@@ -294,8 +294,9 @@ pub(crate) mod tests {
         });
     }
 
+    /// A connection whose answer panics leaves its place to others.
     #[test]
-    fn who_is_answered_by_a_panic_leaves_its_place() {
+    fn panicking_answer_frees_its_connection() {
         now(async {
             let gate = Arc::new(Semaphore::new(0));
             let (wait, counted) = (Arc::clone(&gate), Arc::new(Semaphore::new(0)));
@@ -331,8 +332,9 @@ pub(crate) mod tests {
         });
     }
 
+    /// Neither a header nor an answer takes for ever.
     #[test]
-    fn neither_a_header_nor_an_answer_takes_for_ever() {
+    fn header_and_answer_times_are_bounded() {
         now(async {
             let soon = Duration::from_millis(20);
             let pends = || async { std::future::pending::<&str>().await };

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_handshakes_make_room_for_who_asks() {
+    fn silent_handshake_yields_to_a_requesting_client() {
         now(async {
             let ca = ca();
             let address = served(&ca, BOUNDS).await;

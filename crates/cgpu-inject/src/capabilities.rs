@@ -298,8 +298,9 @@ mod tests {
         }
     }
 
+    /// Control of MIG itself is for privileged containers that ask for `all`.
     #[test]
-    fn mig_itself_is_for_privileged_containers_that_ask_for_all() {
+    fn mig_control_needs_privilege_and_value_all() {
         let asked = |env: &[&str], is_privileged| {
             of_variables(env, is_privileged).map_err(|error| error.to_string())
         };

@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capabilities_are_read_as_nvidia_s_toolkit_reads_them() {
+    fn capabilities_parse_as_in_nvidias_toolkit() {
         for (value, wanted) in [
             (None, DEFAULT),
             (Some(""), DEFAULT),
@@ -253,8 +253,9 @@ mod tests {
         assert!(capabilities(Some(&long)).unwrap_err().to_string().len() < 400);
     }
 
+    /// A library that is in no table is given to every container.
     #[test]
-    fn a_library_that_no_table_knows_goes_to_everybody() {
+    fn unlisted_library_has_every_capability() {
         assert_eq!(library("libcuda"), [Compute]);
         assert_eq!(library("libnvidia-new-in-900"), Capability::ALL);
         for (at, (name, _)) in LIBRARIES.iter().enumerate() {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_searched_for_again_only_when_something_changed() {
+    fn driver_is_searched_again_only_after_a_change() {
         let (host, state) = (root(), tempfile::tempdir().unwrap());
         let file = state.path().join(FILE_NAME);
         let root = || Root::open(host.path()).unwrap();
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn that_there_is_none_is_kept_until_one_comes() {
+    fn missing_driver_is_cached_until_one_appears() {
         let (host, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         settle();
         let root = || Root::open(host.path()).unwrap();
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_t_be_kept_is_found_all_the_same() {
+    fn driver_is_found_without_a_writable_cache() {
         let host = root();
         let state = host.path().join("usr/bin/nvidia-smi");
         let root = Root::open(host.path()).unwrap();

@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_the_driver_s_own_or_the_host_s() {
+    fn nodes_are_the_drivers_own_or_the_hosts() {
         let (none, root, host) = (Path::new(""), "driver", "host");
         for (made, expected) in [
             (&["driver/lib", "host/dev"][..], host),
@@ -323,8 +323,9 @@ mod tests {
         assert_eq!(device_root(none, Path::new("/"), Path::new("/")), Path::new("/"));
     }
 
+    /// Nodes are created with the numbers and the permissions that the kernel reports.
     #[test]
-    fn nodes_are_made_by_the_kernel_s_numbers_and_rights() {
+    fn nodes_have_the_kernels_numbers_and_permissions() {
         let fixture = Fixture::new();
         for (name, major, minor) in [
             ("nvidia-uvm", 511, 0),
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_or_the_administrator_forbids_is_refused() {
+    fn node_forbidden_by_kernel_or_administrator_is_refused() {
         let fixture = Fixture::new();
         let refused = fixture.make("nvidia4").unwrap_err();
         assert!(refused.starts_with("/nvidia4 is missing: the driver has no GPU of that"));

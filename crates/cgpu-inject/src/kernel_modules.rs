@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_loaded_by_the_kernel_s_own_program() {
+    fn module_is_loaded_by_the_kernels_own_program() {
         let proc = tempfile::tempdir().unwrap();
         let load = |module| load(module, proc.path()).map_err(|error| error.to_string());
         let refused = load(Module::Uvm).unwrap_err();

@@ -240,8 +240,9 @@ mod tests {
         }
     }
 
+    /// A mount point counts as missing if the read-only mount above it lacks it.
     #[test]
-    fn a_mount_point_is_missing_below_a_read_only_mount() {
+    fn mount_point_is_missing_below_read_only_mount() {
         let container = Container::new(&["usr/local/", "lib -> usr/lib", "opt/"])
             .mount("/usr", &["lib/there/", "local/", "opt -> /opt"], true)
             .mount("/usr/lib/x", &[], false)
@@ -267,8 +268,9 @@ mod tests {
         assert_eq!(container.read_only_at("/run/x"), Some("/run".into()));
     }
 
+    /// Another kind of file, or a loop of links, is an obstacle to a mount.
     #[test]
-    fn another_kind_of_file_and_a_circle_are_in_the_way() {
+    fn other_file_kind_and_link_loop_are_obstacles() {
         let container = Container::new(&[
             "usr/bin/nvidia-smi/",
             "usr/local/nvidia",
@@ -294,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_of_an_image_is_followed_on_the_host() {
+    fn image_links_are_not_followed_on_the_host() {
         let outside = tree(&["directory/", "file"]);
         let link = |name: &str| format!("{name} -> {}/{name}", outside.path().display());
         let container = Container::new(&[&link("directory"), &link("file")]);

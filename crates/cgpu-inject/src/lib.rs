@@ -325,8 +325,9 @@ fn steered(
 mod tests {
     use super::*;
 
+    /// NVIDIA's runtime and hook are asked for no more than the plan.
     #[test]
-    fn nvidias_runtime_and_hook_are_asked_for_no_more_than_the_plan() {
+    fn nvidia_tools_get_no_more_than_the_plan() {
         let asking = |name: &str| name == "NVIDIA_GDS" || name.starts_with("DOCKER_RESOURCE_");
         let of = |env: &[&str], is_runtime| {
             let changed = steered(env, asking, is_runtime);

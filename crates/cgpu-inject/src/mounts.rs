@@ -316,8 +316,10 @@ mod tests {
         pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
     }
 
+    /// The driver's libraries are mounted as a directory if the linker takes one, and by their
+    /// names otherwise.
     #[test]
-    fn libraries_come_as_a_directory_where_the_linker_takes_one() {
+    fn libraries_mount_as_a_directory_if_linkers_allow() {
         let tree = "/run/cgpu/driver/a/9";
         let smi = ("/host/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi");
         let icd = ("/host/etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd");
@@ -345,7 +347,7 @@ mod tests {
 
     /// But for what is so where it's made; `tests/driver` looks at the mounts of a container.
     #[test]
-    fn everything_is_read_only_and_nothing_is_a_device_or_setuid() {
+    fn mounts_are_read_only_nosuid_and_nodev() {
         let files =
             [file(CALLED_BY_PATH, Use::Program), file("/b", Use::Data), file("/c", Use::Socket)];
         let files: Vec<_> = files.iter().collect();
@@ -358,8 +360,9 @@ mod tests {
         }
     }
 
+    /// PATH and LD_LIBRARY_PATH name the mounted directory after all that the image names.
     #[test]
-    fn variables_name_the_directory_after_all_that_the_image_names() {
+    fn path_variables_list_our_directory_after_the_images() {
         for (env, wanted) in [
             (&[][..], &[("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")][..]),
             (&["LD_LIBRARY_PATH="], &[("LD_LIBRARY_PATH", "/usr/local/nvidia/lib64")]),
@@ -403,8 +406,9 @@ mod tests {
         Ok((mounts, placed.left_out.into_iter().map(|(_, path)| path).collect()))
     }
 
+    /// Below a read-only mount without a mount point, files go elsewhere or are left out.
     #[test]
-    fn files_go_elsewhere_or_are_left_out_of_read_only_mounts() {
+    fn files_avoid_read_only_mounts_or_are_omitted() {
         let shelf = || Shelf::Directory { system: "/usr/lib64", below: "tls" };
         let (smi, icd) = (CALLED_BY_PATH, "/etc/OpenCL/vendors/nvidia.icd");
         let (usual, other, tls) = ("/usr/local/nvidia", "/nvidia-driver", "/usr/lib64/tls");
@@ -437,8 +441,9 @@ mod tests {
         );
     }
 
+    /// Libraries are mounted by their names if their directory can't be mounted.
     #[test]
-    fn libraries_come_by_their_names_if_their_directory_can_t() {
+    fn libraries_mount_by_name_if_their_directory_fails() {
         let library = library("/usr/lib64/libcuda.so.535.1", &[], Width::Native);
         let shelf = Shelf::Directory { system: "/usr/lib64", below: "tls" };
         let circle = |path: &str, _: MountPoint<'_>| {

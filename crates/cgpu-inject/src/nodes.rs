@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_node_that_the_kernel_lacks_is_refused() {
+    fn missing_node_is_refused_if_kernel_lacks_device() {
         for (there, error) in [
             (&[][..], "dev/nvidiactl is missing: the kernel module nvidia isn't loaded"),
             (&["nvidiactl"], "dev/nvidia-uvm is missing: the kernel module nvidia-uvm isn't"),
@@ -436,8 +436,9 @@ mod tests {
         assert_eq!(found.devices.len(), 3, "CUDA does without nvidia-uvm-tools");
     }
 
+    /// Files are bound, and devices are declared by their own numbers.
     #[test]
-    fn files_are_bound_and_devices_declared_by_their_own_numbers() {
+    fn files_are_bound_and_devices_declared_by_number() {
         let root = root(&["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]);
         let path = root.path().join("dev/nvidia1");
         mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(1, 3)).unwrap();
@@ -447,8 +448,9 @@ mod tests {
         assert_eq!(bound, ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]);
     }
 
+    /// Devices of another root are bound into a user namespace.
     #[test]
-    fn devices_of_another_root_are_bound_into_a_user_namespace() {
+    fn other_root_devices_are_bound_into_user_namespaces() {
         let root = root(&["nvidiactl", "nvidia-uvm"]);
         let path = root.path().join("dev/nvidia1");
         mknod(&path, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(195, 1)).unwrap();
@@ -469,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn graphics_of_nvidia_s_gpus_are_told_by_the_kernel() {
+    fn nvidia_graphics_nodes_are_identified_by_the_kernel() {
         let sys = tempfile::tempdir().unwrap();
         for (name, numbers, driver) in [
             ("card0", "226:0", "i915"),
@@ -490,8 +492,9 @@ mod tests {
         assert_eq!(graphics(Path::new("/nowhere")), []);
     }
 
+    /// A runtime that can't create nodes gets the host's nodes by bind mounts.
     #[test]
-    fn who_can_make_no_node_gets_the_hosts_by_bind_mounts() {
+    fn rootless_runtime_binds_the_hosts_nodes() {
         let root = root(&["nvidia-uvm"]);
         let dev = root.path().join("dev");
         let found = || Nodes {
@@ -516,8 +519,9 @@ mod tests {
         assert_eq!(binds, [("/s", "/d"), (source.as_str(), "/dev/nvidia0")]);
     }
 
+    /// Nodes of this host get the link by number that udev does not create.
     #[test]
-    fn nodes_of_this_host_get_the_link_that_udev_does_not_make() {
+    fn host_nodes_get_the_link_udev_omits() {
         let root = root(&["nvidiactl"]);
         let dev = root.path().join("dev");
         let device = |name: &str, minor| {

@@ -474,8 +474,10 @@ mod tests {
         check([(CUDA, value)].into_iter(), &Facts::of_driver(driver(driver_version)))
     }
 
+    /// An image of NVIDIA's is accepted on the drivers that its NVIDIA_REQUIRE_CUDA names, and on
+    /// no others below its CUDA.
     #[test]
-    fn an_image_of_nvidias_is_taken_by_the_drivers_that_it_names() {
+    fn nvidia_image_passes_on_its_named_drivers() {
         for (version, taken) in [
             ("550.54.14", true),
             ("580.65.06", true),
@@ -490,8 +492,9 @@ mod tests {
         }
     }
 
+    /// A refusal says which variable asks for what, what the host has, and what to do.
     #[test]
-    fn a_refusal_says_who_asks_for_what_and_what_to_do() {
+    fn refusal_names_variable_requirement_host_and_remedy() {
         let refused = |version, value| on(version, value).unwrap_err().to_string();
         assert_eq!(
             refused("465.31", IMAGE),
@@ -543,8 +546,10 @@ mod tests {
         }
     }
 
+    /// A condition on a fact that is not known of the host passes, and conditions on known facts
+    /// still count.
     #[test]
-    fn what_is_not_known_here_passes_and_what_is_still_counts() {
+    fn unknown_host_facts_pass_and_known_ones_count() {
         let facts = Facts::of_driver(driver("525.60.13"));
         for (value, passes) in [
             ("arch>=9.0", true),
@@ -566,8 +571,9 @@ mod tests {
         assert!(error.contains("asks for brand=tesla, and this host has a GPU of brand GeForce;"));
     }
 
+    /// A condition that cannot be read refuses the container only if no other alternative holds.
     #[test]
-    fn what_cannot_be_read_refuses_only_where_nothing_else_holds() {
+    fn malformed_condition_refuses_unless_an_alternative_holds() {
         let unread = |value| on("535.161.08", value).unwrap_err().to_string();
         for malformed in
             ["cuda", "cuda>=", ">=12.4", "cuda==12.2", "cuda!12", "cuda=>12", "cuda>=12.x"]
@@ -666,8 +672,9 @@ mod tests {
         assert!(BRINGS.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1));
     }
 
+    /// A value that is too long is refused, and a long word is cut in the refusal.
     #[test]
-    fn a_long_value_is_refused_and_a_long_word_is_cut() {
+    fn long_values_are_refused_and_long_words_cut() {
         let long = "cuda>=1 ".repeat(5000);
         assert_eq!(
             on("535.54.03", &long).unwrap_err().to_string(),
@@ -688,8 +695,10 @@ mod tests {
             let _ = check([(CUDA, &*value), (LEGACY, &*value), (DISABLE, &*value)].into_iter(), &facts);
         }
 
+        /// Any value that looks like conditions is decided, and a refusal of it has a bounded
+        /// length.
         #[test]
-        fn what_looks_like_conditions_is_decided_in_bounded_words(
+        fn condition_like_values_get_bounded_refusals(
             value in "((cuda|driver|arch|brand|x)?[<>=!]{0,3}[0-9.a]{0,12}[, \t]{0,2}){0,40}",
         ) {
             if let Err(error) = on("535.161.08", &value) {

@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_since_it_was_looked_at_is_seen() {
+    fn changes_since_the_last_check_are_detected() {
         let dir = tree();
         let fresh = || Root::open(dir.path()).unwrap();
         let root = fresh();
@@ -452,8 +452,9 @@ mod tests {
         assert!(!fresh().is_as(&stamps), "a directory has a file more");
     }
 
+    /// The entries that a directory has or lacks are known by one check of the directory.
     #[test]
-    fn what_a_directory_has_or_misses_is_seen_by_one_look_at_it() {
+    fn one_check_of_a_directory_covers_its_entries() {
         let dir = tree();
         let at = |name: &str| dir.path().join(name);
         for name in ["etc", "usr/share"] {

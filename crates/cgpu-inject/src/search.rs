@@ -432,8 +432,9 @@ impl DriverFile {
 mod tests {
     use super::*;
 
+    /// The driver that would be used is reported, whichever directory it lies in.
     #[test]
-    fn the_driver_that_would_be_taken_is_told_wherever_it_lies() {
+    fn driver_to_use_is_reported_from_any_directory() {
         let dir = tempfile::tempdir().unwrap();
         let root = || Root::open(dir.path()).unwrap();
         let add = |path: &str| {

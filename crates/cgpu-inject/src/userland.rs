@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     #[cfg(target_arch = "x86_64")]
-    fn a_linker_says_itself_where_it_looks() {
+    fn linker_itself_names_its_search_directories() {
         let new: &[u8] =
             b"x\0/lib/x86_64-linux-gnu/\0/usr/lib/x86_64-linux-gnu/\0/usr/lib/\0--glibc-hwcaps-mask\0";
         let red: &[u8] = b"\0/lib64/\0/usr/lib64/\0--glibc-hwcaps-mask\0";
@@ -230,8 +230,9 @@ mod tests {
         assert_eq!(shelves(&image), [shelf]);
     }
 
+    /// An image can't make cgpu read files elsewhere, by a link, or wait, by a FIFO.
     #[test]
-    fn an_image_can_t_make_us_look_elsewhere_or_wait() {
+    fn image_cannot_redirect_or_block_the_linker_check() {
         let image = image(&[]);
         let at = |name: &str| image.path().join(name);
         for dir in ["lib", "lib64"] {

@@ -125,8 +125,9 @@ mod tests {
         PodAsk { containers: units.iter().enumerate().map(container).collect(), gpus: Ok(1) }
     }
 
+    /// Annotations are read as they are written, and so are those of the original.
     #[test]
-    fn what_is_written_is_read_and_so_are_the_original_s_words() {
+    fn own_and_original_annotations_are_both_read() {
         let two = PodAsk { gpus: Ok(2), ..ask(&[4, 2]) };
         let shares_of = |words: &Words| shares(words, &two);
         let given = ByContainer::from([

@@ -308,8 +308,9 @@ mod tests {
         Ok(out)
     }
 
+    /// The authority becomes localhost, and all else stays as it was.
     #[test]
-    fn the_authority_is_localhost_and_all_else_is_what_it_was() {
+    fn only_the_authority_is_rewritten_to_localhost() {
         let out = rewritten(&[&requests()]).unwrap();
         let found = frames(&out);
         let heads: Vec<_> = found.iter().map(|frame| (frame.0, frame.1, frame.2)).collect();

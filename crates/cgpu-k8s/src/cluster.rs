@@ -195,7 +195,7 @@ mod tests {
     use kube::core::Status;
 
     #[test]
-    fn an_error_of_the_api_server_is_a_sentence() {
+    fn api_server_errors_become_sentences() {
         let words = "pods \"a\" is forbidden: User \"u\" cannot patch resource \"pods\"";
         let status = Status::failure(words, "Forbidden").with_code(403);
         let reported = in_words(kube::Error::Api(Box::new(status)).into());

@@ -58,8 +58,10 @@ mod tests {
     /// Longer than any test may take.
     const NEVER: Duration = Duration::from_secs(100_000);
 
+    /// A waiting task wakes if a file is created or removed, and if the directory itself is
+    /// created.
     #[test]
-    fn who_waits_wakes_when_a_file_comes_or_goes_and_when_the_directory_comes() {
+    fn waiter_wakes_on_file_and_directory_changes() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let dir = tempfile::tempdir().unwrap();

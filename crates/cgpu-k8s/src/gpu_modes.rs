@@ -140,8 +140,10 @@ mod tests {
         );
     }
 
+    /// A GPU that was given out counts as used until the kubelet reports it, or has not reported it
+    /// for too long.
     #[test]
-    fn what_was_given_counts_until_the_kubelet_tells_of_it_or_never_does() {
+    fn given_out_gpu_counts_until_the_kubelets_report() {
         let now = Duration::from_secs(100);
         let later = |seconds| now + Duration::from_secs(seconds);
         let mut uses = Uses::default();

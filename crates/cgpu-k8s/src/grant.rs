@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_over_once_none_of_its_pods_is_here() {
+    fn grant_ends_once_none_of_its_pods_remains() {
         let container = |uid: &str| Holder {
             namespace: "default".to_owned(),
             pod: "p".to_owned(),

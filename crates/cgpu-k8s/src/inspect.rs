@@ -285,8 +285,9 @@ mod tests {
         .unwrap()
     }
 
+    /// The table of the user guide is printed as the guide has it.
     #[test]
-    fn the_table_of_the_user_guide_is_printed_as_it_is_there() {
+    fn table_matches_the_user_guides() {
         let nodes = [
             node("i-2ze0gl97vw3", "192.168.0.71", 7606, &json!({})),
             node("i-2ze0gl97vw1", "192.168.0.72", 7606, &json!({})),
@@ -317,8 +318,10 @@ Allocated/Total GPU Memory In Cluster:
         assert_eq!((one.nodes.len(), one.allocated, one.total), (1, 3803, 7606));
     }
 
+    /// What is not written on a pod is counted as its node reports it, unless that is more than the
+    /// pod asks for.
     #[test]
-    fn what_is_not_written_on_a_pod_is_as_its_node_says() {
+    fn pod_without_annotations_counts_as_its_node_reports() {
         let given = r#"{"uid-a":{"units":15,"containers":{"c":{"2":6}}},"uid-b":{"units":15,"containers":{"c":{"0":99}}}}"#;
         let words =
             json!({"cgpu.devices": r#"{"unit":"GiB","gpus":{"0":15,"2":24}}"#, "cgpu.pods": given});
@@ -340,8 +343,9 @@ Allocated/Total GPU Memory In Cluster:
         );
     }
 
+    /// GPUs of several sizes, pods on several GPUs and pods without a GPU are counted correctly.
     #[test]
-    fn gpus_of_several_sizes_pods_of_several_gpus_and_pods_without_one_count_right() {
+    fn mixed_gpu_sizes_and_pods_are_counted_correctly() {
         let sizes = json!({"cgpu.devices": r#"{"unit":"GiB","gpus":{"0":15,"2":24}}"#});
         let nodes = [node("n", "10.0.0.1", 39, &sizes), node("none", "10.0.0.2", 0, &json!({}))];
         let allocation = r#"{"c":{"0":3,"2":3}}"#;
@@ -396,7 +400,7 @@ Allocated/Total GPU Memory In Cluster:
     }
 
     #[test]
-    fn the_extender_s_word_is_printed_as_the_pods_own() {
+    fn extenders_report_prints_like_the_pods_annotations() {
         let nodes = [node("n", "10.0.0.1", 30, &json!({})), node("m", "10.0.0.2", 30, &json!({}))];
         let pod = json!({"name": "p", "namespace": "default", "usedGPU": 4});
         let gpu = json!({"id": 0, "totalGPU": 30, "usedGPU": 4, "pods": [pod]});
@@ -411,7 +415,7 @@ Allocated/Total GPU Memory In Cluster:
     }
 
     #[test]
-    fn a_cluster_without_shared_gpus_has_an_empty_table() {
+    fn cluster_without_shared_gpus_has_an_empty_table() {
         let used = cluster_use(&[], &[], MEM, None);
         assert!(table(&used).ends_with("0/0 (0%)\n") && details(&used).ends_with("0/0 (0%)\n"));
     }

@@ -340,8 +340,10 @@ async fn register(kubelet: &Path, endpoints: &[Endpoint]) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// Units of another size that pods still have are reported with both ways out: the old unit, or
+    /// a drained node.
     #[test]
-    fn units_of_another_size_are_told_with_both_ways_out() {
+    fn units_of_another_size_are_refused_with_remedies() {
         let grant: Grant = serde_json::from_value(serde_json::json!({
             "format": 1, "token": "", "resource": "aliyun.com/gpu-mem", "devices": [], "gpus": [], "unenforced": false,
             "candidates": [], "variables": {"ALIYUN_COM_GPU_MEM_UNIT": "GiB"},

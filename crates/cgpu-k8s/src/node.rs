@@ -194,8 +194,10 @@ mod tests {
     use crate::units::tests::gpu;
     use crate::units::{Unit, shared};
 
+    /// A node's labels state what is the same for all its GPUs, and its annotation lists the size
+    /// of each.
     #[test]
-    fn a_node_s_labels_say_what_is_the_same_for_all_its_gpus() {
+    fn node_labels_state_only_shared_gpu_facts() {
         let gpus = [gpu(0, "aaa", 16 << 30), gpu(1, "bbb", 16 << 30), gpu(2, "ccc", 24 << 30)];
         let mut gpus = shared(&gpus, Unit::GiB).unwrap();
         for gpu in &mut gpus {
@@ -221,8 +223,10 @@ mod tests {
         assert_eq!(devices(&[(DEVICES.to_owned(), "{".to_owned())].into()), None);
     }
 
+    /// What a node reports of its pods is read as it is written, and text that is malformed or too
+    /// long as nothing.
     #[test]
-    fn what_a_node_says_of_its_pods_is_read_as_it_is_written() {
+    fn nodes_pod_report_reads_back_as_written() {
         let given = GivenByUid::from([(
             "uid".to_owned(),
             Given { units: 15, containers: [("main".to_owned(), [(0, 4)].into())].into() },
@@ -244,8 +248,9 @@ mod tests {
         assert_eq!(annotations(&[], Unit::GiB, &Lost::new(), Some(&many)).get(PODS), None);
     }
 
+    /// A node's labels are followed if their values are cgpu's own words, and ignored otherwise.
     #[test]
-    fn a_node_s_labels_are_followed_where_they_are_words_of_ours() {
+    fn node_labels_with_known_values_are_followed() {
         let of = |name: &str, value: &str| said(&[(name.to_owned(), value.to_owned())].into());
         assert_eq!(of(DISABLE_ISOLATION, "true"), (true, None));
         assert_eq!(of(DISABLE_ISOLATION, "yes"), (false, None));

@@ -183,8 +183,10 @@ mod tests {
         gpus.iter().zip(taken).flat_map(|(gpu, taken)| gpu.ids().skip(taken)).collect()
     }
 
+    /// All units are of one GPU: the fullest that has enough under binpack, and the emptiest under
+    /// spread.
     #[test]
-    fn all_units_are_of_one_gpu_the_fullest_or_the_emptiest() {
+    fn units_come_from_one_gpu_fullest_or_emptiest() {
         let gpus = node();
         let choose = |taken, size, placement| {
             let demand = demand(size, 1, placement);
@@ -205,8 +207,9 @@ mod tests {
         assert_eq!(choose([8, 14, 8], 12, binpack), None);
     }
 
+    /// Units that must be included are, and a lost GPU gives none.
     #[test]
-    fn what_must_be_among_them_is_and_a_lost_gpu_gives_nothing() {
+    fn required_units_are_included_lost_gpus_give_none() {
         let mut gpus = node();
         let available = free(&gpus, [0, 0, 0]);
         let must = ["ccc-5".to_owned()];
@@ -243,8 +246,10 @@ mod tests {
         assert_eq!(choose([0, 0, 0], &["aaa-1", "bbb-2", "ccc-3"], 4, 2), None);
     }
 
+    /// A scheduler's decision for a pod comes first, and units that it decided for other pods stay
+    /// reserved for them.
     #[test]
-    fn what_a_scheduler_decided_comes_first_and_what_it_decided_for_others_stays_theirs() {
+    fn scheduler_decisions_come_first_and_reserve_for_others() {
         let gpus = node();
         let choose = |taken, units, decided: &[(u32, u32)], reserved: &[(u32, u32)]| {
             let demand = Demand {
@@ -270,8 +275,9 @@ mod tests {
     }
 
     proptest! {
+        /// GPUs are chosen if enough of them have the free units, and only then.
         #[test]
-        fn whoever_has_room_is_found(
+        fn gpus_with_enough_free_units_are_found(
             taken in [0_usize..17, 0..25, 0..17],
             each in 1_usize..26,
             count in 1_usize..4,

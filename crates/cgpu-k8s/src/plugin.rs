@@ -571,8 +571,10 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    /// While the kubelet does not report which containers have what, none gets another number of
+    /// GPUs than it asks for.
     #[test]
-    fn without_the_kubelet_s_word_nobody_gets_another_number_of_gpus_than_it_asks_for() {
+    fn pods_differing_in_gpu_count_need_pod_resources() {
         let device_requests_of = |counts: &[Option<&str>]| -> Vec<DeviceRequest> {
             let pod = |count: &Option<&str>| -> Pod {
                 let labels = count.map(|count| json!({"aliyun.com/gpu-count": count}));

@@ -243,8 +243,9 @@ mod tests {
         By::plugin("node1")
     }
 
+    /// The same words to the same pod are one event.
     #[test]
-    fn the_same_words_to_the_same_pod_are_one_event() {
+    fn repeated_warning_to_a_pod_is_one_event() {
         let (one, long) = (pod("one", &json!({})), pod(&"x.".repeat(126), &json!({})));
         let name = |pod: &Pod, words| warning(pod, WARNED, words, &by()).metadata.name.unwrap();
         assert_eq!(name(&one, "a"), name(&one, "a"));
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runtime_warns_of_goes_to_the_pod_whose_container_it_is() {
+    fn runtime_warnings_reach_the_containers_pod() {
         let pods = [pod("one", &json!({})), pod("two", &json!({}))];
         let happened = |name: Option<&str>| {
             Happened::new(Kind::Warned).of("1", name, "/run").because("x counts for nothing")
@@ -272,8 +273,9 @@ mod tests {
         assert_eq!(reported, [(Some("two"), Some("container main: x counts for nothing"))]);
     }
 
+    /// A pod whose limits make the kubelet ask no plugin gets a warning.
     #[test]
-    fn who_asks_so_that_the_kubelet_asks_nobody_is_told() {
+    fn pods_the_kubelet_never_asks_for_are_warned() {
         let pods = [
             pod("percent", &json!({"aliyun.com/gpu-core.percentage": "30"})),
             // The kubelet asks for that, and is told then.

@@ -314,8 +314,9 @@ mod tests {
         }
     }
 
+    /// An init container's units are the other containers' afterwards, and a sidecar's are not.
     #[test]
-    fn an_init_container_s_units_are_the_others_afterwards_and_a_sidecar_s_are_not() {
+    fn init_container_units_are_reused_unlike_a_sidecars() {
         let mut sidecar = container("side", "2");
         sidecar["restartPolicy"] = json!("Always");
         let reported = ask(&json!({
@@ -353,8 +354,9 @@ mod tests {
         json!({"containers": [{"name": "a", "resources": {"limits": limits}}]})
     }
 
+    /// Limits that no container could get are refused in words that say what to change.
     #[test]
-    fn what_no_container_could_get_is_refused_in_words() {
+    fn impossible_requests_are_refused_with_the_reason() {
         for (asked, words, is_asked_for) in [
             (
                 json!({"aliyun.com/gpu-mem": "4", "aliyun.com/gpu-whole": "1"}),
@@ -439,8 +441,9 @@ mod tests {
         }
     }
 
+    /// An annotation instead of a limit asks for nothing, and is reported.
     #[test]
-    fn an_annotation_instead_of_a_limit_asks_for_nothing_and_is_told() {
+    fn annotation_instead_of_a_limit_is_reported() {
         let words = json!({"aliyun.com/gpu-mem": "3"});
         let plain = json!({"containers": [{"name": "a"}]});
         let asked = pod(&plain, &words);
@@ -459,8 +462,9 @@ mod tests {
         assert!(rules(true).is_asked_for(&both));
     }
 
+    /// A pod whose containers another runtime creates gets none of cgpu's resources.
     #[test]
-    fn whose_containers_another_runtime_makes_gets_nothing_of_ours() {
+    fn pods_of_other_runtime_classes_are_refused() {
         let asks = [json!({"aliyun.com/gpu-mem": "4"}), json!({"aliyun.com/gpu-whole": "1"})];
         let of = |class: Option<&str>, asked: &Value, is_default| {
             let mut spec = limits(asked);

@@ -322,8 +322,9 @@ mod tests {
         PodContainer { namespace: "default".into(), pod: pod.into(), container: container.into() }
     }
 
+    /// Each container asks for its own units, on as many GPUs as its pod says.
     #[test]
-    fn each_container_asks_for_its_own_on_as_many_gpus_as_its_pod_says() {
+    fn each_container_uses_its_pods_gpu_count() {
         let four = json!({"aliyun.com/gpu-count": "4"});
         let mut old = pod("old", 1, &four, &["8", "4"]);
         let device_requests = asked(&[pod("new", 2, &json!({}), &["6"]), old.clone()]);
@@ -350,8 +351,9 @@ mod tests {
         assert!(asked(&[old]).is_empty());
     }
 
+    /// Units or a number of GPUs that no GPUs can give are refused in words.
     #[test]
-    fn what_no_gpus_can_give_is_told_in_words() {
+    fn impossible_gpu_counts_are_refused_with_reason() {
         let reported = |count: &str, units| {
             let pods = [pod("p", 1, &json!({"aliyun.com/gpu-count": count}), &[units])];
             asked(&pods)[0].gpus.clone().unwrap_err()
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_units_is_not_meant_again() {
+    fn containers_with_units_are_not_candidates_again() {
         let device_requests = asked(&[
             pod("a", 1, &json!({}), &["6", "6"]),
             pod("b", 2, &json!({"aliyun.com/gpu-count": "2"}), &["6"]),
@@ -379,8 +381,9 @@ mod tests {
         assert!(candidates(&device_requests, &held, &Answered::default(), 5).is_empty());
     }
 
+    /// A container that got the units that were chosen for another does not start.
     #[test]
-    fn who_got_what_was_chosen_for_another_does_not_start() {
+    fn container_with_anothers_units_does_not_start() {
         let two = json!({"aliyun.com/gpu-count": "2"});
         let device_requests = asked(&[pod("a", 1, &json!({}), &["2"]), pod("b", 2, &two, &["2"])]);
         let ids = |ids: [&str; 2]| ids.map(str::to_owned);
@@ -410,8 +413,10 @@ mod tests {
         assert_eq!(mistaken(&[], &swapped, &of_one, 1), None);
     }
 
+    /// An init container may be the one that the kubelet asks for until another container of its
+    /// pod has units.
     #[test]
-    fn an_init_container_is_meant_until_another_of_its_pod_has_units() {
+    fn init_container_is_candidate_until_siblings_have_units() {
         let mut pod = pod("a", 1, &json!({}), &["6", "6"]);
         let spec = pod.spec.as_mut().unwrap();
         spec.init_containers = Some(vec![spec.containers.remove(0)]);
@@ -424,8 +429,10 @@ mod tests {
         assert!(asked(&[pod]).is_empty());
     }
 
+    /// An init container that was answered and still runs comes after the containers of the next
+    /// pods.
     #[test]
-    fn an_init_container_that_was_answered_and_runs_on_comes_after_the_next_pods() {
+    fn answered_init_container_comes_after_the_next_pods() {
         let mut first = pod("a", 1, &json!({}), &["6", "3"]);
         first.metadata.uid = Some("uid-of-a".to_owned());
         let spec = first.spec.as_mut().unwrap();
@@ -457,8 +464,9 @@ mod tests {
         assert_eq!(meant(&[grant("aliyun.com/gpu-whole", &[&init], None)]), ["a", "b"]);
     }
 
+    /// Annotations are hints: they give a container nothing else than it asks for.
     #[test]
-    fn annotations_are_hints_that_give_nothing_else_than_is_asked_for() {
+    fn annotations_are_hints_within_the_pods_limits() {
         let decided = |annotations: Value, labels: Value, asked_for: &[&str]| {
             let mut pod = pod("a", 1, &labels, asked_for);
             pod.metadata.annotations = serde_json::from_value(annotations).unwrap();
@@ -497,8 +505,9 @@ mod tests {
         assert_eq!(device_requests[0].of.pod, "early");
     }
 
+    /// A pod is lost if it has something of a GPU that is gone: units of it, or all of it.
     #[test]
-    fn a_pod_is_lost_that_has_something_of_a_gpu_which_is_gone() {
+    fn pod_holding_a_missing_gpu_is_lost() {
         let gpus = shared(&[gpu(0, "aaa", 16 << 30)], Unit::GiB).unwrap();
         let pods = ["here", "gone", "whole"].map(|name| pod(name, 1, &json!({}), &["6"]));
         let reported = |pod: &str, resource: &str, id: &str| cgpu_kubelet::api::PodResources {
@@ -531,8 +540,9 @@ mod tests {
         assert_eq!(names, [("gone", "c0", "bbb-3"), ("whole", "c0", "bbb")]);
     }
 
+    /// A pod's annotations state the units that it has, by container and GPU.
     #[test]
-    fn a_pod_is_told_of_what_it_has() {
+    fn pod_annotations_state_its_units() {
         let gpus = [gpu(0, "aaa", 16 << 30), gpu(1, "bbb", 16 << 30), gpu(2, "ccc", 24 << 30)];
         let gpus = shared(&gpus, Unit::GiB).unwrap();
         let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();

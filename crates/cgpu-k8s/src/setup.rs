@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_put_in_place_and_what_is_the_same_is_left() {
+    fn programs_are_installed_and_identical_files_left() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let to = to.path().join("opt/cgpu/bin");
         fs::write(from.path().join("cgpu"), "one").unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cluster_sets_is_a_file_of_the_configuration() {
+    fn cluster_settings_become_a_configuration_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etc/cgpu/conf.d/kubernetes.toml");
         let of = |words: &[&str]| {
@@ -400,15 +400,16 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
     }
 
+    /// In a container that does not see its node, the error says what the pod needs: hostPID.
     #[test]
-    fn a_container_that_sees_no_node_is_told_what_the_pod_needs() {
+    fn missing_node_access_error_names_host_pid() {
         let error = require_node(Path::new("/proc/self")).unwrap_err();
         assert!(error.to_string().contains("hostPID: true"), "{error}");
         require_node(Path::new("/proc/none")).unwrap_err();
     }
 
     #[test]
-    fn the_service_account_is_read_from_where_it_is_open() {
+    fn service_account_is_read_through_its_open_descriptor() {
         let reported: serde_json::Value =
             serde_json::from_str(&kubeconfig("10.96.0.1", "443", "/proc/self/fd/5")).unwrap();
         assert_eq!(reported["clusters"][0]["cluster"]["server"], "https://10.96.0.1:443");

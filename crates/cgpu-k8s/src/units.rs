@@ -238,8 +238,9 @@ pub(crate) mod tests {
         }
     }
 
+    /// Each GPU has as many units as its own memory.
     #[test]
-    fn each_gpu_has_as_many_units_as_its_own_memory() {
+    fn each_gpu_has_units_of_its_own_memory() {
         let mut lost = gpu(2, "ccc", 80 << 30);
         lost.state = GpuState::Lost;
         let mut mig = gpu(3, "ddd", 80 << 30);
@@ -257,8 +258,9 @@ pub(crate) mod tests {
         assert_eq!((found[0].units, found[0].whole_units), (14, 15));
     }
 
+    /// A unit's ID says which GPU the unit is of, and no other text does.
     #[test]
-    fn an_id_says_which_gpu_it_is_of_and_no_other_text_does() {
+    fn only_valid_unit_ids_identify_a_gpu() {
         let gpus = [gpu(0, "c09d1", 16 << 30), gpu(1, "c09d2", 24 << 30)];
         let found = shared(&gpus, Unit::GiB).unwrap();
         assert_eq!(found[0].id(12), "c09d1-c", "as many characters as tell one from the other");
@@ -273,8 +275,9 @@ pub(crate) mod tests {
         }
     }
 
+    /// More units than the kubelet would take are refused in words.
     #[test]
-    fn what_the_kubelet_would_not_take_is_refused_in_words() {
+    fn more_units_than_kubelet_takes_are_refused() {
         let many = |memory_bytes| {
             (0..8).map(|at| gpu(at, &format!("{at}aa"), memory_bytes)).collect::<Vec<_>>()
         };
@@ -291,7 +294,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_uuid_that_is_none_is_told() {
+    fn invalid_uuid_is_reported() {
         let mut strange = gpu(0, "aaa", 1 << 30);
         strange.uuid = "GPU-x".into();
         let error = shared(&[strange], Unit::GiB).unwrap_err();

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broken_gpu_is_told_from_a_broken_program() {
+    fn xid_distinguishes_broken_gpu_from_broken_program() {
         let mut broken = Broken::default();
         for line in [
             "NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, Ch 00000008, intr 10000000",

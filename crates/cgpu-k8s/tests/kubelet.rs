@@ -262,8 +262,9 @@ fn allocate(ids: &[String]) -> AllocateRequest {
     AllocateRequest { container_requests: vec![request] }
 }
 
+/// The kubelet gets a report of every GPU's own memory, and a container gets memory of one GPU.
 #[test]
-fn the_kubelet_is_told_of_every_gpu_s_own_memory_and_a_container_gets_one_gpu_s() {
+fn kubelet_sees_every_gpu_and_containers_get_one() {
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24), gpu(2, 16)]));
     let kubelet = node.kubelet();
     node.start(&[]);
@@ -322,8 +323,9 @@ fn the_kubelet_is_told_of_every_gpu_s_own_memory_and_a_container_gets_one_gpu_s(
     assert!(error.message().contains("this node has no unit \"xyz-0\""), "{error}");
 }
 
+/// A GPU that is lost takes its units along, and brings them back when it returns.
 #[test]
-fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
+fn lost_gpus_units_become_unhealthy_and_return() {
     let mut lost = gpu(0, 16);
     let mut node = Node::new(&json!([lost, gpu(1, 24)]));
     let kubelet = node.kubelet();
@@ -363,8 +365,9 @@ fn a_gpu_that_is_lost_takes_its_units_along_and_brings_them_back() {
     assert_eq!(reported(), 1, "{}", node.log());
 }
 
+/// A GPU that the driver calls broken is not given out until it is repaired.
 #[test]
-fn a_gpu_that_the_driver_calls_broken_is_not_given_out_until_it_is_mended() {
+fn broken_gpu_is_withheld_until_repaired() {
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24)]));
     let kubelet = node.kubelet();
     // From before the plugin was there, and a program's.
@@ -389,8 +392,9 @@ fn a_gpu_that_the_driver_calls_broken_is_not_given_out_until_it_is_mended() {
     until(&node.runtime, &mut list, &["07c", "c09"]);
 }
 
+/// The plugin registers again with a kubelet that restarted, and waits for one that starts later.
 #[test]
-fn a_kubelet_that_begins_anew_is_told_anew_and_one_that_comes_later_is_waited_for() {
+fn plugin_registers_again_and_waits_for_the_kubelet() {
     let mut node = Node::new(&json!([gpu(0, 16)]));
     node.start(&["--memory-unit=MiB"]);
     assert!(eventually(|| node.log().contains("there is no kubelet yet")));
@@ -411,8 +415,9 @@ fn a_kubelet_that_begins_anew_is_told_anew_and_one_that_comes_later_is_waited_fo
     assert!(!socket(&node.path("plugins")));
 }
 
+/// Units that the kubelet would not take are refused when the plugin starts.
 #[test]
-fn units_that_the_kubelet_would_not_take_are_refused_at_the_beginning() {
+fn too_many_units_are_refused_at_the_start() {
     let node = Node::new(&json!([gpu(0, 141), gpu(1, 141)]));
     let output = node.command(&["--memory-unit=MiB"]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
@@ -421,7 +426,7 @@ fn units_that_the_kubelet_would_not_take_are_refused_at_the_beginning() {
 }
 
 #[test]
-fn a_gpu_is_shared_or_a_container_s_as_a_whole_and_never_both() {
+fn gpu_is_shared_or_exclusive_but_never_both() {
     const WHOLE: &str = "aliyun.com/gpu-whole";
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24), gpu(2, 16)]));
     let (memory, whole) = node.kubelet_of_both();

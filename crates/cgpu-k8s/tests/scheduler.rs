@@ -56,8 +56,9 @@ fn nodes_are_answered_as_they_were_asked_for() {
     assert_eq!(by_object["FailedNodes"], json!({"node1": "no GPU has 6 GiB of memory"}));
 }
 
+/// A pod that asks for no GPU can be on any node, and a request that names no nodes gets an error.
 #[test]
-fn who_asks_for_no_gpu_can_be_anywhere_and_no_question_is_told() {
+fn pod_without_gpus_passes_filter_on_every_node() {
     let fleet = fleet(&json!({"0": 2}));
     let result = answer(&fleet, r#"{"Pod": {"metadata": {"name": "p"}}, "NodeNames": ["a", "b"]}"#);
     assert_eq!(result["NodeNames"], json!(["a", "b"]));
@@ -77,7 +78,7 @@ fn a_binding_is_read() {
 }
 
 #[test]
-fn inspect_tells_nodes_as_the_original_does() {
+fn inspect_lists_nodes_like_the_original() {
     let reported =
         serde_json::to_value(inspection(&fleet(&json!({"0": 2, "3": 6})), None)).unwrap();
     let gpu = |id, total| json!({"id": id, "totalGPU": total, "usedGPU": 0, "pods": []});

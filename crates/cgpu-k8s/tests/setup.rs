@@ -22,8 +22,9 @@ fn enters(options: &[&str]) -> (String, String) {
     on_a_node(&[&["enter"], options, &["--", "sh", "-c", "grep ^Cap /proc/self/status"]].concat())
 }
 
+/// A program of the node's runs in the node's network if --network says so, and only then.
 #[test]
-fn a_program_of_the_node_s_is_in_its_network_if_it_is_told_so() {
+fn node_program_joins_its_network_if_requested() {
     let node = std::fs::read_link("/proc/self/ns/net").unwrap();
     let network = |options: &[&str]| {
         on_a_node(&[&["enter"], options, &["--", "readlink", "/proc/self/ns/net"]].concat()).0
@@ -34,7 +35,7 @@ fn a_program_of_the_node_s_is_in_its_network_if_it_is_told_so() {
 }
 
 #[test]
-fn an_engine_that_gives_no_answer_is_not_ready_and_says_so() {
+fn unanswering_engine_is_reported_as_not_ready() {
     let (printed, reported) = on_a_node(&["ready", "--engine-socket", "/nowhere/containerd.sock"]);
     assert_eq!(printed, "");
     let words = "the engine does not tell its runtimes at /proc/1/root/nowhere/containerd.sock";
@@ -51,7 +52,7 @@ fn set(status: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn a_program_of_the_node_s_keeps_the_capabilities_that_are_named() {
+fn node_program_retains_only_the_named_capabilities() {
     let (all, reported) = enters(&[]);
     assert_ne!(set(&all, "CapEff") & 1 << 21, 0, "CAP_SYS_ADMIN without the option: {reported}");
     // CAP_SYS_PTRACE is 19, CAP_SYSLOG 34.

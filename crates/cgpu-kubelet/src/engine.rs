@@ -130,7 +130,7 @@ mod tests {
         {"runtimeType":"io.containerd.runc.v2"},"runc":{"runtimeType":"io.containerd.runc.v2"}}},"cni":{}}"#;
 
     #[test]
-    fn an_engine_tells_its_runtimes_by_a_list_or_by_its_configuration() {
+    fn engine_reports_runtimes_by_list_or_configuration() {
         let by_config = Runtimes::of(&answer(Some(CONFIG), &[]));
         assert_eq!(by_config.handlers, Some(["cgpu", "runc"].map(str::to_owned).into()));
         assert_eq!(by_config.default.as_deref(), Some("runc"));
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_engine_that_tells_nothing_nothing_is_known_to_lack() {
+    fn silent_engine_is_not_known_to_lack_runtimes() {
         for config in [None, Some("no JSON"), Some("[]"), Some("{\"containerd\":{\"runtimes\":7}}")]
         {
             let runtimes = Runtimes::of(&answer(config, &[]));

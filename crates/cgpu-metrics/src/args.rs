@@ -73,7 +73,7 @@ mod tests {
     const KUBERNETES: &str = include_str!("../../../docs/kubernetes.md");
 
     #[test]
-    fn an_address_has_a_port_or_is_a_socket() {
+    fn address_has_a_port_or_is_a_socket() {
         assert_eq!("[::1]:1".parse(), Ok(Address::Net("[::1]:1".parse().unwrap())));
         assert_eq!("unix:/x".parse(), Ok(Address::Unix("/x".into())));
         for text in ["", "9835", "localhost:1", "127.0.0.1", "unix:", "unix:x"] {

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_read_that_panicked_left_is_counted_once() {
+    fn events_of_a_panicked_read_are_counted_once() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let append = || store.append(&Event::new(Kind::Created)).unwrap();
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_stays_while_events_can_not_be_read() {
+    fn counts_stay_while_events_cannot_be_read() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let mut counter = Counter::new(store.clone()).unwrap();

@@ -577,7 +577,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_series_and_what_is_gone_has_none_either() {
+    fn unknown_values_and_gone_containers_have_no_series() {
         let mut host = snapshot();
         let known = written_text(host.clone());
         for name in ["temperature", "power_limit", "container_utilization"] {
@@ -619,8 +619,9 @@ pub(crate) mod tests {
         }
     }
 
+    /// A part of a GPU is distinguished from the others by its labels, and long names are cut.
     #[test]
-    fn a_part_of_a_gpu_is_told_from_the_others_and_long_names_are_cut() {
+    fn mig_instances_are_distinguished_and_long_names_cut() {
         let mut host = snapshot();
         host.containers[0].shares[0].gpu.mig =
             Some(PlannedMig { index: 1, uuid: "MIG-b".into(), instances: Some((7, 0)) });
@@ -680,8 +681,9 @@ pub(crate) mod tests {
         assert!(odd.contains("cgpu_container_weight") && odd.ends_with("# EOF\n"), "{odd}");
     }
 
+    /// A pod that the kubelet gave a GPU is named with the GPU's labels.
     #[test]
-    fn a_pod_that_the_kubelet_gave_a_gpu_is_named_with_the_gpus_labels() {
+    fn pod_given_a_gpu_carries_the_gpus_labels() {
         let given = |uuid: &str| PodGpu {
             namespace: "team".into(),
             pod: "train-0".into(),

@@ -77,8 +77,9 @@ mod tests {
         given.map(|given| (given.resource, given.uuid, given.devices)).collect()
     }
 
+    /// GPUs are identified by UUID, and a pod's shares of a GPU's time are counted.
     #[test]
-    fn gpus_are_told_by_uuid_and_shares_of_time_are_counted() {
+    fn gpus_are_keyed_by_uuid_and_replicas_counted() {
         let found = found(&[
             ("nvidia.com/gpu", &["GPU-b::0", "GPU-b::1", "GPU-a"]),
             ("nvidia.com/mig-1g.10gb", &["MIG-c"]),

@@ -175,8 +175,9 @@ fn queries() -> (Vec<String>, String) {
     (of_pods.collect(), query.strip_suffix(')').unwrap().to_owned())
 }
 
+/// The dashboard shows the same whether the exporter's labels stand or those of the scraped pod do.
 #[test]
-fn the_dashboard_shows_the_same_whoever_has_the_labels() {
+fn dashboard_is_the_same_under_every_label_setup() {
     let (queries, namespaces) = queries();
     assert!(queries.len() >= 13, "{queries:#?}");
     assert!(queries.iter().all(|query| query.contains("$namespace")), "{queries:#?}");

@@ -248,8 +248,9 @@ mod tests {
         (asked, begun, word)
     }
 
+    /// A reader that panics retains no place among the scrapes, and blocks no later scrape.
     #[test]
-    fn a_reader_that_panics_keeps_no_place_and_no_later_scrape() {
+    fn panicking_reader_blocks_no_later_scrape() {
         let is_broken = Arc::new(AtomicBool::new(true));
         let (breaks, state) = (Arc::clone(&is_broken), Mutex::new(()));
         let asked = Asked::new(move || {
@@ -270,8 +271,9 @@ mod tests {
         });
     }
 
+    /// A scrape that was given up retains its place until its reader has finished.
     #[test]
-    fn who_gave_up_keeps_its_place_until_the_reader_is_done() {
+    fn cancelled_scrape_holds_its_place_until_reading_ends() {
         now(async {
             let (asked, begun, word) = waiting();
             for _ in 0..MOST_SCRAPES {

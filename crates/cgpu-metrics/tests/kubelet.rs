@@ -81,8 +81,9 @@ fn kubelet(socket: &Path, reported: ListPodResourcesResponse) -> Runtime {
     runtime
 }
 
+/// A pod that has a GPU by NVIDIA's device plugin is reported.
 #[test]
-fn a_pod_that_has_a_gpu_by_nvidias_device_plugin_is_told() {
+fn pod_with_nvidias_plugin_gpu_is_reported() {
     let node = Node::new();
     let devices =
         ContainerDevices { resource_name: "nvidia.com/gpu".into(), device_ids: vec![UUID.into()] };
@@ -112,8 +113,9 @@ fn unseen(text: &str) -> &str {
     line.rsplit(' ').next().unwrap()
 }
 
+/// A host without a kubelet lacks nothing, and a kubelet that does not answer is counted as unseen.
 #[test]
-fn a_host_without_a_kubelet_lacks_nothing_and_one_that_does_not_answer_is_counted() {
+fn only_an_unanswering_kubelet_counts_as_unseen() {
     let node = Node::new();
     let text = node.metrics(&node.path("nowhere.sock"));
     assert!(!text.contains("cgpu_pod") && unseen(&text) == "0.0", "{text}");

@@ -228,8 +228,9 @@ impl LogLimit {
 mod tests {
     use super::*;
 
+    /// An event reports a process by its name and by its pids on the host and in the container.
     #[test]
-    fn a_process_is_told_by_its_name_and_its_numbers() {
+    fn event_names_a_process_and_its_pids() {
         let own = std::process::id().cast_signed();
         let event = described(Event::new(Kind::Killed), own);
         assert_eq!((event.pid, event.container_pid), (Some(own), Some(own)));
@@ -246,8 +247,9 @@ mod tests {
         assert!((20..=21).contains(&lines), "{lines}");
     }
 
+    /// A new topic is logged once, and a flood of new topics is cut off.
     #[test]
-    fn what_is_new_is_told_once_and_a_flood_of_it_is_cut_off() {
+    fn new_topics_log_once_and_floods_are_cut() {
         let limit = LogLimit::new();
         assert!(
             limit.take_first_line(Topic::Control(7)) && !limit.take_first_line(Topic::Control(7))

@@ -463,8 +463,9 @@ mod tests {
         buffer.all.get_mut(..size).expect("the room is part of it").fill(0xa5);
     }
 
+    /// A struct that the driver writes larger stays within the buffer, and is detected.
     #[test]
-    fn a_larger_struct_is_written_within_the_buffer_and_seen() {
+    fn larger_struct_stays_in_buffer_and_is_detected() {
         for size in [0, 4, 16, 20, 4096] {
             for list in [false, true] {
                 let mut buffer = Buffer::zeroed(size);

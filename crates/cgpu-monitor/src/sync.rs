@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wake_is_kept_for_the_next_wait() {
+    fn wake_is_retained_for_the_next_wait() {
         let notifier = Arc::new(Notifier::default());
         assert!(!notifier.wait(Some(Duration::ZERO)), "nothing woke it");
         notifier.wake();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_waits_for_those_at_work_and_keeps_others_from_it() {
+    fn pause_waits_for_running_work_and_blocks_new() {
         let work = Arc::new(Work::default());
         let first = work.begin();
         assert!(!work.pause(Duration::from_millis(5), || ()), "one is at work");

@@ -219,7 +219,7 @@ fn target(all: &BTreeMap<Module, PathBuf>, module: &Module, path: &[String]) -> 
 }
 
 #[test]
-fn a_room_knows_those_below_it_alone() {
+fn module_depends_on_lower_modules_only() {
     let all = modules();
     // A `mod.rs` that has nothing of its own, and names what the room has for others.
     let is_door = |module: &Module| module.len() == 1 && named(&all[module]).types.is_empty();
@@ -257,7 +257,7 @@ fn no_two_types_share_a_name() {
 }
 
 #[test]
-fn a_room_uses_the_fields_of_those_below_it_alone() {
+fn module_uses_fields_of_lower_modules_only() {
     let by_layer = fields_by_layer();
     assert!(by_layer.len() > 12, "{by_layer:?}");
     let mut used = BTreeSet::new();

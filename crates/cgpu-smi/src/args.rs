@@ -86,7 +86,7 @@ mod tests {
     const OPERATIONS: &str = include_str!("../../../docs/operations.md");
 
     #[test]
-    fn every_option_is_documented_and_the_lines_of_the_documents_parse() {
+    fn every_option_is_documented_and_documented_lines_parse() {
         for argument in Args::command().get_arguments() {
             let long = argument.get_long().unwrap_or_default();
             let is_known = ["help", "version"].contains(&long);

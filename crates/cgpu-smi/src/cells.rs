@@ -130,8 +130,9 @@ pub(crate) fn age(seconds: Option<u64>) -> Cow<'static, str> {
 mod tests {
     use super::*;
 
+    /// A text is cut to columns, and moves no cursor.
     #[test]
-    fn a_text_is_cut_to_columns_and_moves_no_cursor() {
+    fn text_is_cut_to_columns_and_escaped() {
         let unicode = |text, width, keep| cut(text, width, keep, Signs::Unicode);
         assert_eq!(unicode("web", 3, Keep::Start), "web");
         assert_eq!(unicode("website", 4, Keep::Start), "web…");
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_as_full_as_what_it_shows() {
+    fn bar_is_as_full_as_its_value() {
         let ascii = |part, whole| bar(part, whole, 10, Signs::Ascii);
         assert_eq!(ascii(Some(5), 10), "#####.....");
         assert_eq!(ascii(Some(0), 10), "..........");

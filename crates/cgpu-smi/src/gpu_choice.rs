@@ -52,8 +52,9 @@ mod tests {
     use super::*;
     use crate::sheet::fixture;
 
+    /// GPUs are chosen by index, UUID and address, and the containers on them are chosen with them.
     #[test]
-    fn gpus_are_chosen_by_index_uuid_and_address_and_containers_go_with_them() {
+    fn gpus_are_chosen_by_index_uuid_or_address() {
         let all = || fixture::host(2, 1);
         let of = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();

@@ -42,8 +42,9 @@ mod tests {
     use super::*;
     use crate::sheet::fixture;
 
+    /// The last moments are retained, and GPUs that are gone are not.
     #[test]
-    fn the_last_moments_are_kept_and_gpus_that_are_gone_are_not() {
+    fn recent_moments_are_retained_unlike_removed_gpus() {
         let mut history = History::default();
         let mut host = fixture::host(2, 0);
         history.add(&host);

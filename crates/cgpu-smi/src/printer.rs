@@ -72,8 +72,9 @@ mod tests {
     use ratatui::style::Stylize;
     use ratatui::text::Span;
 
+    /// Colours are printed on a terminal, unless NO_COLOR says that they are unwanted.
     #[test]
-    fn colours_are_for_terminals_and_for_those_who_want_them() {
+    fn colours_need_a_terminal_and_no_opt_out() {
         assert_eq!(Colours::wanted(true, None), Colours::On);
         assert_eq!(Colours::wanted(true, Some("".as_ref())), Colours::On);
         assert_eq!(Colours::wanted(true, Some("1".as_ref())), Colours::Off);

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_is_written_as_nvidia_smi_writes_it() {
+    fn query_output_is_written_like_nvidia_smis() {
         let host = fixture::host(2, 1);
         let asked = names("index,name, memory.total,power.draw");
         assert_eq!(
@@ -328,8 +328,9 @@ mod tests {
         );
     }
 
+    /// A value that is not known is not printed as zero, and hostile text is escaped.
     #[test]
-    fn what_is_not_known_is_no_zero_and_what_is_hostile_is_written_out() {
+    fn unknown_values_are_not_zero_hostile_text_escaped() {
         let mut host = fixture::host(1, 1);
         host.gpus[0].utilization_percent = None;
         host.containers[0].name = Some("a,\"b\"\u{1b}[2J\n".into());
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_without_a_gpu_has_a_line_too() {
+    fn container_without_a_gpu_still_has_a_line() {
         let mut host = fixture::host(1, 1);
         host.containers[0].shares.clear();
         let bare = Style { header: false, units: true };
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_none_is_refused_with_the_way_to_their_list() {
+    fn invalid_field_is_refused_with_the_list_command() {
         let error = gpus(&fixture::host(1, 0), &names("index,memory"), ALL).unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -222,8 +222,9 @@ impl<L: FnMut() -> anyhow::Result<Snapshot>> Server<L> {
 mod tests {
     use super::*;
 
+    /// A poll that panics retains no place, and blocks no later poll.
     #[test]
-    fn a_look_that_panics_keeps_no_place_and_no_later_look() {
+    fn panicking_poll_blocks_no_later_poll() {
         let mut is_broken = true;
         let look = move || {
             assert!(!std::mem::take(&mut is_broken), "a figure that cannot be");

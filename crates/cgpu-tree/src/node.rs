@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_in_a_directory_is_the_node_that_the_list_has() {
+    fn directory_names_resolve_to_the_listed_nodes() {
         for node in [Node::Root, Node::Gpu(3), Node::Container(3, "c3".into())] {
             for (name, child) in node.children(&[0, 3], |gpu| vec![format!("c{gpu}")]) {
                 assert_eq!(node.child(&name), Some(child), "{name}");

@@ -60,8 +60,10 @@ impl NodeNumbers {
 mod tests {
     use super::*;
 
+    /// A node retains its number until the kernel has forgotten it as often as it was given the
+    /// number.
     #[test]
-    fn a_node_keeps_its_number_until_the_kernel_has_forgotten_it_as_often_as_it_was_told() {
+    fn node_number_lasts_until_all_lookups_are_forgotten() {
         let mut numbers = NodeNumbers::default();
         let (gpu, container) = (Node::Gpu(0), Node::Container(0, "3f2a".into()));
         assert_eq!(numbers.number(&Node::Root), Some(1));

@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uuid_is_read_as_text_and_as_bytes() {
+    fn uuid_is_read_as_text_and_bytes() {
         let found = uuid("GPU-63677075-2d73-696d-4000-800000000001").unwrap();
         assert_eq!(&found[..8], b"cgpu-sim");
         for wrong in ["", "GPU-", "MIG-63677075-2d73-696d-4000-800000000001", "GPU-6367"] {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_beyond_the_table_is_no_way_out_of_it() {
+    fn oversized_count_reads_nothing_beyond_the_table() {
         assert_eq!(answered_held(&[0xff; 9]).count(), 0);
     }
 }

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_has_room_for_so_many() {
+    fn channel_list_is_cut_at_its_capacity() {
         let params = ask_disable(true, &[(7, 8), (9, 10)]);
         let word = |at: usize| {
             u32::from_le_bytes([params[at], params[at + 1], params[at + 2], params[at + 3]])

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_gpu_is_told_from_memory_of_the_host() {
+    fn gpu_memory_is_distinguished_from_host_memory() {
         assert_eq!(class_use(0x40).does, Use::Takes);
         assert_eq!(class_use(0x42).does, Use::Hidden);
         for class in [0x3e, 0x70, 0x71, 0xde, 0x50a0, 0xc7c0, 0xa06c] {

@@ -438,7 +438,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_are_sorted_and_no_control_is_in_two() {
+    fn control_tables_are_sorted_and_disjoint() {
         assert!(flat::FLAT.windows(2).all(|pair| pair[0] < pair[1]));
         for nested in NESTED {
             assert!(flat::FLAT.binary_search(&nested.command).is_err(), "{}", nested.name);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_known_as_what_it_is() {
+    fn known_controls_have_their_right_kind() {
         for (command, wanted) in [
             (0, Some(Known::Flat)),
             (NV2080_CTRL_CMD_GPU_GET_GID_INFO, Some(Known::Flat)),
@@ -517,8 +517,10 @@ mod tests {
         assert_eq!(params, before);
     }
 
+    /// A control whose list is too long, or whose parameters have another size, is refused as the
+    /// driver does.
     #[test]
-    fn what_is_too_long_or_of_another_size_is_refused_as_the_driver_does() {
+    fn missized_controls_are_refused_as_by_the_driver() {
         let of = |command, size: usize, count: u32, address: u64| {
             let mut params = vec![0; size];
             if size >= 16 {

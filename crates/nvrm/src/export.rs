@@ -261,7 +261,7 @@ mod tests {
     ];
 
     #[test]
-    fn the_descriptor_is_found_and_replaced_wherever_it_is() {
+    fn descriptor_is_found_and_replaced_in_every_layout() {
         for (does, size, at) in ALL {
             let mut params = vec![0xaa; size];
             params[at..at + 4].copy_from_slice(&7_i32.to_le_bytes());
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn clearing_is_an_export_of_objects_that_are_none() {
+    fn clearing_exports_null_objects() {
         let params = clear(9, 0x102, 3);
         let layout = layout(&release(), Does::ExportList, params.len()).unwrap();
         assert_eq!(descriptor(layout, &params), Some(9));
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn places_far_from_each_other_are_cleared_by_several_controls() {
+    fn distant_places_are_cleared_by_separate_controls() {
         assert_eq!(clearings(&[]), []);
         assert_eq!(clearings(&[0]), [(0, 1)]);
         assert_eq!(clearings(&[3, 4, 514, 515, 65_535, 65_536]), [(3, 512), (515, 1), (65_535, 1)]);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_objects_are_read_than_there_is_room_for() {
+    fn object_count_beyond_the_list_is_refused() {
         for (does, size, count_at, most) in
             [(Does::ExportList, 2128, 2124, 512_u16), (Does::ImportList, 652, 648, 128)]
         {
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_the_host_is_what_the_driver_says_is() {
+    fn host_memory_follows_the_drivers_report() {
         let mut params = ask_where(&release(), 0xcafe).unwrap();
         assert_eq!(params, [0xfe, 0xca, 0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0]);
         for kind in 0..6 {
@@ -370,8 +370,9 @@ mod tests {
             }
         }
 
+        /// All places are cleared, and none beyond the last of them.
         #[test]
-        fn what_is_cleared_are_all_places_and_none_beyond_the_last(
+        fn clearing_covers_all_places_and_none_beyond(
             places in proptest::collection::btree_set(0_u32..0x1_0000, 0..40),
         ) {
             let places: Vec<u32> = places.into_iter().collect();

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_may_have_grown_in_a_branch_that_is_not_known() {
+    fn list_may_have_grown_in_unknown_branches() {
         let (known, new) = (release("595.45.04"), release("900.10.01"));
         let command = NV2080_CTRL_CMD_FB_GET_INFO_V2;
         assert_eq!(sizes(&known).collect::<Vec<usize>>(), [1028]);
@@ -239,8 +239,9 @@ mod tests {
         bytes
     }
 
+    /// Memory is shown as the quota, and the other entries are left as they are.
     #[test]
-    fn memory_is_shown_as_the_quota_and_the_rest_is_left_alone() {
+    fn memory_sizes_show_the_quota_others_stay() {
         let gib = 1 << 20;
         let entries = [(0x09, 16 * gib), (0x16, 12 * gib), (0x05, 7), (0x12, 100), (0x0a, 256)];
         let mut bytes = inline(436, &entries);
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_longer_than_the_drivers_longest_is_refused() {
+    fn list_longer_than_the_drivers_longest_is_refused() {
         for (text, longest) in [("535.161.08", 54_u32), ("550.54.14", 55), ("580.65.06", 128)] {
             let release = release(text);
             let mut bytes = [0; 16];

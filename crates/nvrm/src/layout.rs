@@ -251,14 +251,15 @@ mod tests {
     static LAYOUT: Layout = Layout::new("sample", 28, FIELDS);
 
     #[test]
-    fn a_view_is_had_only_of_bytes_of_the_exact_size() {
+    fn view_needs_bytes_of_the_exact_size() {
         for len in 0..64 {
             assert_eq!(LAYOUT.view(&vec![0; len]).is_some(), len == 28);
         }
     }
 
+    /// Numbers are little-endian, and no wider than asked.
     #[test]
-    fn numbers_are_little_endian_and_no_wider_than_asked() {
+    fn numbers_are_little_endian_and_width_checked() {
         let bytes: Vec<u8> = (0..28).collect();
         let view = LAYOUT.view(&bytes).unwrap();
         assert_eq!(view.u32(Meaning::Flags), Some(0x0100));
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_is_no_wider_than_its_field_and_never_leaves_the_target() {
+    fn patch_stays_within_its_field_and_target() {
         assert_eq!(LAYOUT.patch(Meaning::Flags, 0x1_0000), None);
         assert_eq!(LAYOUT.patch(Meaning::Uuid, 0), None);
         let patch = LAYOUT.patch(Meaning::Flags, 0xbeef).unwrap();

@@ -88,8 +88,10 @@ mod tests {
         Release::of(text.parse().unwrap()).unwrap()
     }
 
+    /// The size is the driver's whatever is stated; in an unknown branch, another stated size is
+    /// refused.
     #[test]
-    fn the_size_is_the_drivers_whatever_is_stated_but_of_a_branch_that_is_not_known() {
+    fn params_size_is_the_drivers_except_unknown_branches() {
         assert_eq!(params_size(&release("530.41.03"), 0xc7c0, Some(8)), Ok(None));
         for stated in [None, Some(0), Some(120), Some(128), Some(u32::MAX)] {
             for (driver, size) in [("535.161.08", 120), ("535.309.01", 120), ("550.54.14", 128)] {

@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_struct_of_the_table_that_commits_memory_can_say_a_status() {
+    fn memory_committing_structs_all_carry_a_status() {
         let release = Release::of("535.161.08".parse().unwrap()).unwrap();
         for number in [
             NV_ESC_RM_ALLOC,
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_size_is_said_with_the_driver_the_call_and_both_sizes() {
+    fn wrong_size_refusal_names_driver_call_and_sizes() {
         let refusal = Refusal::UnknownSize {
             driver: "535.161.08".parse().unwrap(),
             call: CallName(Key::Escape(NV_ESC_RM_ALLOC)),

@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_read_and_said_as_the_driver_says_them() {
+    fn versions_parse_and_print_like_the_drivers() {
         for text in ["535.161.08", "565.77", "470.05", "515.43.04", "550.100", "610.43.02"] {
             assert_eq!(text.parse::<Version>().unwrap().to_string(), text);
         }
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_ordered_by_number_and_equal_to_themselves() {
+    fn versions_are_ordered_numerically_and_equal_themselves() {
         let sorted = ["470.256.02", "515.43.04", "535.98", "535.104.05", "565.77", "565.77.01"];
         let versions: Vec<Version> = sorted.iter().map(|text| text.parse().unwrap()).collect();
         assert!(versions.is_sorted());
@@ -494,8 +494,9 @@ mod tests {
         assert!(versions.windows(2).all(|pair| pair[0] < pair[1]));
     }
 
+    /// The rows are sorted, and every row but the first has an older parent.
     #[test]
-    fn rows_are_sorted_and_every_row_but_the_first_has_an_older_parent() {
+    fn release_rows_are_sorted_with_older_parents() {
         assert!(RELEASES.windows(2).all(|pair| pair[0].version < pair[1].version));
         for (at, row) in RELEASES.iter().enumerate() {
             assert_eq!(row.parent.is_none(), at == 0);
@@ -572,8 +573,10 @@ mod tests {
         assert!(sizes("595.44.02", extended).is_empty());
     }
 
+    /// A driver newer than the table, or than the table's rows of its branch, has the last row, and
+    /// says so.
     #[test]
-    fn a_driver_newer_than_the_table_has_its_last_row_and_says_so() {
+    fn newer_driver_reports_using_the_last_row() {
         let newer = release("620.06");
         assert_eq!(newer.layouts, release("595.45.04").layouts);
         assert_eq!(
@@ -588,8 +591,9 @@ mod tests {
         assert_eq!(release("535.161.08").standing(), Standing::Checked);
     }
 
+    /// A driver whose headers are unpublished says so, and an older driver is refused.
     #[test]
-    fn a_driver_whose_headers_are_unpublished_says_so_and_an_older_one_is_refused() {
+    fn unpublished_headers_are_reported_older_drivers_refused() {
         assert_eq!(
             release("470.256.02").standing().to_string(),
             "its headers were never published; taken to be as 515.43.04"

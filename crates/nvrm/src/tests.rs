@@ -46,8 +46,9 @@ fn decoded(text: &str, number: u32, bytes: &[u8]) -> Call {
     decode(&release(text), iowr(number, bytes.len()), bytes).unwrap().call
 }
 
+/// An allocation is read alike from each release's struct.
 #[test]
-fn an_allocation_is_read_alike_from_each_releases_struct() {
+fn allocation_is_read_alike_from_every_release() {
     let alloc = |params_size| {
         let (class, params) = (NV01_MEMORY_LOCAL_USER, 0x7ffc_1234_5678);
         let does = class::class_use(class).does;
@@ -66,8 +67,9 @@ fn an_allocation_is_read_alike_from_each_releases_struct() {
     }
 }
 
+/// Serialized parameters are refused, and their flag is in the place of the old struct's status.
 #[test]
-fn serialized_parameters_are_refused_and_their_flag_is_the_old_status() {
+fn serialized_parameters_are_refused_by_their_flag() {
     let bytes = fixture!("535.161.08/rm_alloc_48_serialized");
     let refusal = decode(&release("535.161.08"), iowr(NV_ESC_RM_ALLOC, 48), bytes).unwrap_err();
     assert_eq!(
@@ -81,7 +83,7 @@ fn serialized_parameters_are_refused_and_their_flag_is_the_old_status() {
 }
 
 #[test]
-fn sizes_of_memory_are_read_from_each_releases_parameters() {
+fn memory_sizes_are_read_from_every_releases_parameters() {
     for (text, bytes) in [
         ("535.161.08", &fixture!("535.161.08/memory_params")[..]),
         ("550.54.14", fixture!("550.54.14/memory_params")),
@@ -96,7 +98,7 @@ fn sizes_of_memory_are_read_from_each_releases_parameters() {
 }
 
 #[test]
-fn the_heaps_functions_have_the_class_and_size_the_driver_gives_them() {
+fn heap_functions_have_the_drivers_class_and_size() {
     for (bytes, wanted) in [
         (
             fixture!("535.161.08/vid_heap_alloc_size"),
@@ -119,7 +121,7 @@ fn the_heaps_functions_have_the_class_and_size_the_driver_gives_them() {
 }
 
 #[test]
-fn memory_on_the_heap_is_the_gpus_unless_it_is_said_not_to_be() {
+fn heap_memory_is_the_gpus_unless_stated_otherwise() {
     let class = |flags: u32, attributes: u32, attributes2: u32| {
         let mut bytes = *fixture!("535.161.08/vid_heap_alloc_size");
         bytes[52..56].copy_from_slice(&flags.to_le_bytes());
@@ -210,7 +212,7 @@ fn uvm_is_initialized_without_hmm_whatever_was_asked() {
 }
 
 #[test]
-fn uvm_calls_that_reach_into_processes_are_not_known() {
+fn uvm_calls_reaching_into_processes_are_unknown() {
     let release = release("550.54.14");
     for number in [62, 63, 0x3000_0003, 0x3000_0001 + (1 << 16), 33 | u32::from(b'F') << 8] {
         let refusal = uvm::params_size(&release, number).unwrap_err();
@@ -235,8 +237,10 @@ fn the_wrapper_is_unwrapped_once() {
     );
 }
 
+/// The number of a wrapped call is taken in full, not by its low byte, and the call's size is
+/// bounded.
 #[test]
-fn a_wrapped_number_is_taken_whole_and_its_size_is_bounded() {
+fn wrapped_number_is_read_fully_with_bounded_size() {
     let release = release("535.161.08");
     let wrapped = |number: u32, size: u32| {
         let mut bytes = *fixture!("535.161.08/xfer");
@@ -268,8 +272,9 @@ fn type_byte_and_direction_are_not_looked_at() {
     }
 }
 
+/// A struct of another size is refused with the sizes that are known.
 #[test]
-fn a_struct_of_another_size_is_refused_with_the_sizes_that_are_known() {
+fn struct_of_another_size_is_refused_naming_sizes() {
     let release = release("535.161.08");
     for number in [
         NV_ESC_RM_ALLOC,
@@ -303,7 +308,7 @@ fn a_struct_of_another_size_is_refused_with_the_sizes_that_are_known() {
 }
 
 #[test]
-fn an_unknown_call_is_refused_and_a_harmless_one_is_let_pass() {
+fn unknown_calls_are_refused_and_harmless_ones_pass() {
     let release = release("535.161.08");
     let refusal = decode(&release, iowr(0x99, 8), &[0; 8]).unwrap_err();
     assert_eq!(refusal.to_string(), "driver 535.161.08: call 0x99 of 8 bytes is not known");
@@ -400,7 +405,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_of_a_known_size_are_read_or_refused(
+    fn bytes_of_known_size_are_read_or_refused(
         release in any_release(),
         which in any::<prop::sample::Index>(),
         seed in proptest::collection::vec(any::<u8>(), 1..256),
@@ -448,7 +453,7 @@ proptest! {
 /// `version.mk`. Of a source without the RM's headers (before 515.43.04) UVM's calls and
 /// the numbers are compared.
 #[test]
-fn numbers_sizes_and_offsets_are_those_of_the_headers() {
+fn numbers_sizes_and_offsets_match_the_headers() {
     let Some(source) = std::env::var_os("NV_SRC").map(PathBuf::from) else {
         eprintln!("skipped: NV_SRC names no unpacked source of the driver");
         return;
@@ -538,7 +543,7 @@ fn numbers_sizes_and_offsets_are_those_of_the_headers() {
 /// Compares what is said of controls that name clients with the driver's headers: where they do,
 /// and that all that are executed are listed.
 #[test]
-fn controls_that_name_clients_are_those_of_the_headers() {
+fn controls_naming_clients_match_the_headers() {
     let Some(source) = std::env::var_os("NV_SRC").map(PathBuf::from) else {
         eprintln!("skipped: NV_SRC names no unpacked source of the driver");
         return;

@@ -84,8 +84,9 @@ pub fn answered(params: &[u8]) -> Vec<Sample> {
 mod tests {
     use super::*;
 
+    /// A process has the part of all samples in which it was busy.
     #[test]
-    fn a_process_has_the_part_of_all_samples_in_which_it_was_at_work() {
+    fn process_share_is_its_busy_part_of_samples() {
         let sample = |pid, busy| Sample { pid, busy };
         let samples =
             [sample(Some(1), 10_000), sample(Some(1), 5000), sample(Some(2), 0), sample(None, 0)];
@@ -95,7 +96,7 @@ mod tests {
 
     /// As an H100's driver, 580.159.04, was seen to answer: six engines of 128 bytes.
     #[test]
-    fn the_process_of_each_sample_is_read_in_every_size() {
+    fn each_samples_process_is_read_in_every_size() {
         for params in questions() {
             let (_, sample, engine) =
                 SAMPLES.iter().find(|(bytes, ..)| *bytes == params.len()).unwrap();

@@ -37,7 +37,7 @@ fn names(name: &str, command: &clap::Command) -> Vec<String> {
 }
 
 #[test]
-fn every_command_and_program_has_a_page_that_renders() {
+fn every_command_and_program_has_a_renderable_page() {
     let dir = pages();
     let man = dir.path().join("share/man/man8");
     let mut wanted = names("cgpu", &Cli::command());
@@ -101,7 +101,7 @@ fn bash_completes_commands_and_their_flags() {
 }
 
 #[test]
-fn completions_of_the_other_shells_know_the_same_commands() {
+fn other_shells_completions_know_the_same_commands() {
     let dir = pages();
     for file in ["share/zsh/vendor-completions/_cgpu", "share/fish/vendor_completions.d/cgpu.fish"]
     {
@@ -164,8 +164,9 @@ fn files_below(root: &Path) -> Vec<String> {
     files
 }
 
+/// The installer leaves the files that are the host's, and a purge leaves nothing.
 #[test]
-fn the_installer_leaves_what_is_the_hosts_and_a_purge_leaves_nothing() {
+fn installer_preserves_host_configuration_and_purge_removes_everything() {
     let tarball = unpacked();
     let host = tempfile::tempdir().expect("a directory can be made");
     let install = |arguments: &[&str]| {

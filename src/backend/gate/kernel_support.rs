@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_is_judged_by_its_version_and_its_actions() {
+    fn kernel_is_judged_by_version_and_seccomp_actions() {
         let all = "kill_process kill_thread trap errno user_notif trace log allow";
         for good in ["5.9.0", "5.10.0-28-amd64", "6.18.44-fc", "10.0", "strange"] {
             assert_eq!(check_kernel(good, all, "2"), Ok(()), "{good}");

@@ -100,8 +100,9 @@ fn containerd_and_what_it_executes_find_the_driver() {
     containerd.remove("one").ok();
 }
 
+/// Under podman a container finds the driver by our runtime, and by our hooks as well.
 #[test]
-fn podman_finds_the_driver_by_the_runtime_and_by_hooks() {
+fn podman_containers_find_driver_by_runtime_or_hooks() {
     let host = DriverHost::new();
     let podman = Podman::builder()
         .runtime(RUNTIME)

@@ -40,8 +40,9 @@ fn without_injection_nothing_is_found() {
     }
 }
 
+/// The linker finds the driver without variables, and from any process of the container.
 #[test]
-fn the_linker_finds_it_without_variables_and_from_any_process() {
+fn linker_finds_driver_without_environment_variables() {
     let host = DriverHost::new();
     for userland in Userland::GLIBC {
         let image = host.image(userland, Search::Usual);
@@ -83,8 +84,9 @@ fn every_layout_of_a_host_is_found() {
     }
 }
 
+/// A container that is recreated from the same root finds the driver again.
 #[test]
-fn a_container_that_is_made_again_of_the_same_root_finds_it_again() {
+fn recreated_container_finds_driver_again() {
     let host = DriverHost::new();
     for userland in Userland::GLIBC.into_iter().chain([Userland::Musl]) {
         let image = host.image(userland, Search::Usual);
@@ -127,15 +129,16 @@ fn musl_finds_what_only_another_linker_can_load() {
 }
 
 #[test]
-fn an_image_without_a_linker_runs_and_has_the_files() {
+fn image_without_linker_runs_with_driver_files() {
     let host = DriverHost::new();
     let image = host.image(Userland::Static, Search::Usual);
     let shown = ["busybox", "ls", "/usr/local/nvidia/lib64/libcuda.so.1", "/usr/bin/nvidia-smi"];
     host.run(&image, &shown).ok();
 }
 
+/// A container gets the driver's files for the capabilities that it asks for, and no more.
 #[test]
-fn a_container_gets_what_it_asks_for_and_no_more() {
+fn container_gets_only_the_capabilities_it_requests() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let has = |capabilities: &str, library: &str| {
@@ -166,8 +169,10 @@ fn a_container_gets_what_it_asks_for_and_no_more() {
     assert!(host.host.records().is_empty());
 }
 
+/// What is mounted of the driver can be neither written to nor left behind: only mount points stay
+/// in the image.
 #[test]
-fn what_is_mounted_can_be_neither_written_to_nor_left_behind() {
+fn read_only_driver_mounts_leave_only_mount_points() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let tried = "for file in /usr/local/nvidia/lib64/* /usr/local/nvidia/bin/* \
@@ -203,8 +208,10 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
+/// Firmware and what the kernel reports of the GPUs come along, and the daemon's socket if there is
+/// no quota.
 #[test]
-fn firmware_and_what_the_kernel_tells_come_along_and_sockets_without_a_quota() {
+fn firmware_is_injected_and_sockets_without_a_quota() {
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
@@ -243,7 +250,7 @@ fn firmware_and_what_the_kernel_tells_come_along_and_sockets_without_a_quota() {
 }
 
 #[test]
-fn a_container_in_a_user_namespace_of_its_own_finds_it() {
+fn container_in_own_user_namespace_finds_driver() {
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     installed.nodes(&["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1"]);
@@ -285,7 +292,7 @@ fn lay_nodes(root: &Path) {
 
 /// Files where a node's installer puts them, behind a link, and nodes in a third place.
 #[test]
-fn files_and_nodes_may_each_be_below_a_root_of_their_own() {
+fn files_and_nodes_may_have_separate_roots() {
     let seen = "cd /dev; stat -c '%n %t:%T' nvidia*";
     for place in ["var/lib/nvidia", "opt/nvidia/driver"] {
         let scratch = crate::support::Scratch::new();
@@ -311,7 +318,7 @@ fn files_and_nodes_may_each_be_below_a_root_of_their_own() {
 /// A driver container has nodes of its own, and the host's `/dev` has none: runc bind-mounts devices of a
 /// container in a user namespace from the host's.
 #[test]
-fn a_user_namespace_gets_the_nodes_of_another_root() {
+fn user_namespace_container_gets_nodes_of_another_root() {
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     lay_nodes(installed.root());
@@ -347,7 +354,7 @@ fn a_user_namespace_gets_the_nodes_of_another_root() {
 /// As an image has it whose distribution builds libraries for newer processors, too; and as it is
 /// everywhere on a processor whose linker has no such directory.
 #[test]
-fn libraries_of_the_image_s_own_for_this_processor_are_not_hidden() {
+fn image_libraries_for_this_processor_stay_visible() {
     let host = DriverHost::new();
     for (userland, directory) in [
         (Userland::Debian12, "usr/lib/x86_64-linux-gnu/glibc-hwcaps/x86-64-v2"),

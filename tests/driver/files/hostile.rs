@@ -64,7 +64,7 @@ const PLACES: &[&str] = &[
 /// CVE-2024-0132, CVE-2025-23359, CVE-2024-0134: a link of the image leads what is mounted, or the
 /// mount point that is made for it, to the host.
 #[test]
-fn no_link_of_an_image_leads_a_mount_to_the_host() {
+fn image_links_lead_no_mount_to_the_host() {
     let host = DriverHost::new();
     let bait = Bait::lay(&host);
     for place in PLACES {
@@ -109,7 +109,7 @@ fn no_link_into_proc_is_followed() {
 /// CVE-2025-23267, CVE-2025-23266: a program of the host runs on files of the image, or a hook
 /// has variables of the container (`LD_PRELOAD`).
 #[test]
-fn no_hook_works_on_the_image_and_none_has_its_variables() {
+fn hooks_use_neither_image_files_nor_its_variables() {
     let host = DriverHost::new();
     let bait = Bait::lay(&host);
     let image = host.image(Userland::Debian12, Search::Cache);
@@ -153,7 +153,7 @@ fn nothing_is_loaded_from_the_working_directory() {
 
 /// An image whose linker is anything but one.
 #[test]
-fn what_stands_where_a_linker_should_makes_nobody_wait_or_fall() {
+fn fake_linker_neither_stalls_nor_breaks_creation() {
     let host = DriverHost::new();
     let linker = "lib64/ld-linux-x86-64.so.2";
     type Make = fn(&Path);
@@ -181,7 +181,7 @@ fn what_stands_where_a_linker_should_makes_nobody_wait_or_fall() {
 
 /// A container can't reach what is mounted for all.
 #[test]
-fn the_host_s_directory_is_root_s_alone_and_gets_no_mounts_of_containers() {
+fn driver_directory_is_root_only_without_container_mounts() {
     use std::os::unix::fs::MetadataExt;
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
@@ -210,7 +210,7 @@ fn the_host_s_directory_is_root_s_alone_and_gets_no_mounts_of_containers() {
 
 /// Root in a container may change whose a socket is, and who may connect; the host's it must not.
 #[test]
-fn a_socket_of_the_host_is_the_host_s() {
+fn container_cannot_modify_a_host_socket() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
@@ -254,7 +254,7 @@ fn an_exec_replaces_no_link_of_the_host() {
 /// Every combination of capabilities is an author's to ask for, and the host's mounts are copied
 /// for every container that starts.
 #[test]
-fn no_choice_of_capabilities_fills_the_host_with_mounts() {
+fn capability_combinations_leave_host_mounts_bounded() {
     let host = DriverHost::new();
     let image = host.image(Userland::Distroless, Search::Usual);
     let names = ["compute", "utility", "video", "graphics", "display"];

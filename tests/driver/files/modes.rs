@@ -4,8 +4,9 @@ use std::fs;
 
 use super::*;
 
+/// Auto finds the driver's files by itself if no other program brings them.
 #[test]
-fn auto_finds_them_by_itself_where_nobody_else_brings_them() {
+fn auto_injects_natively_without_another_provider() {
     let mut host = DriverHost::new();
     host.host.set("driver.inject", "auto");
     host.host.keep_log();
@@ -14,8 +15,9 @@ fn auto_finds_them_by_itself_where_nobody_else_brings_them() {
     assert!(host.host.log().contains("driver_files=\"native\""), "{}", host.host.log());
 }
 
+/// If there is no driver, auto goes without its files, and native refuses the container.
 #[test]
-fn auto_goes_without_where_there_is_no_driver_and_native_does_not() {
+fn without_driver_auto_continues_and_native_fails() {
     let empty = crate::support::Scratch::new();
     let mut host = DriverHost::with(&empty.directory("root"));
     let image = host.image(Userland::Distroless, Search::Usual);
@@ -30,8 +32,9 @@ fn auto_goes_without_where_there_is_no_driver_and_native_does_not() {
     assert!(log.contains("driver_files=\"off\"") && !log.contains("WARN"), "{log}");
 }
 
+/// Auto leaves the driver's files to the hook or the mount that has brought them before.
 #[test]
-fn auto_leaves_it_to_who_has_brought_them_before() {
+fn auto_defers_to_a_prior_driver_injection() {
     let mut host = DriverHost::new();
     host.host.set("driver.inject", "auto");
     let image = host.image(Userland::Debian12, Search::Usual);
@@ -54,7 +57,7 @@ fn auto_leaves_it_to_who_has_brought_them_before() {
 }
 
 #[test]
-fn a_mount_of_the_user_s_own_is_left_alone() {
+fn user_mount_at_driver_path_is_left_alone() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let own = host.host.scratch.directory("own");
@@ -70,7 +73,7 @@ fn a_mount_of_the_user_s_own_is_left_alone() {
 /// A program in the place of NVIDIA's runtime that does what that does to the order of things:
 /// it looks at the bundle, and becomes runc with the same arguments.
 #[test]
-fn nvidia_s_runtime_is_called_for_containers_with_gpus_and_for_no_other() {
+fn nvidia_runtime_is_called_only_for_gpu_containers() {
     let mut host = DriverHost::new();
     let runc = crate::support::program("runc").display().to_string();
     let script = "#!/bin/sh\n{ echo \"$@\"; grep -o 'NVIDIA_VISIBLE_DEVICES=[^\"]*' \
@@ -116,7 +119,7 @@ fn nvidia_s_runtime_is_called_for_containers_with_gpus_and_for_no_other() {
 }
 
 #[test]
-fn nvidia_s_runtime_that_isn_t_there_is_said_by_its_name() {
+fn missing_nvidia_runtime_is_named_in_the_error() {
     let mut host = DriverHost::new();
     host.host.set("driver.inject", "nvidia-runtime");
     host.host.set("driver.nvidia_runtime", "no-such-runtime");
@@ -155,8 +158,9 @@ fn an_image_that_demands_another_driver_is_refused() {
     assert!(host.host.records().is_empty());
 }
 
+/// A process that an engine starts later in the container has the driver's variables too.
 #[test]
-fn a_process_that_an_engine_starts_later_has_the_variables_too() {
+fn exec_process_gets_the_driver_variables_too() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let bundle = host.sleeping(&image);
@@ -238,8 +242,9 @@ fn a_specification_that_we_write_serves_every_userland() {
     assert!(cdi.host.host.log().contains("driver_files=\"cdi\""));
 }
 
+/// Auto takes a CDI specification that fits, and reports why one doesn't.
 #[test]
-fn auto_takes_a_specification_that_fits_and_says_why_one_does_not() {
+fn auto_uses_fitting_cdi_specification_or_reports_why() {
     let mut cdi = CdiHost::new(Layout::Ubuntu);
     let image = cdi.host.image(Userland::Debian12, Search::Usual);
     let chosen = |cdi: &CdiHost| {
@@ -301,7 +306,7 @@ fn auto_takes_a_specification_that_fits_and_says_why_one_does_not() {
 /// Every file of the driver that NVIDIA's own toolkit gives a container, or why we don't; and the
 /// other way round.
 #[test]
-fn what_nvidia_s_toolkit_lists_of_the_same_driver_is_here_but_for_what_is_explained() {
+fn toolkit_listed_files_are_provided_or_explained() {
     let cdi = CdiHost::new(Layout::Ubuntu);
     let version = driver::version();
     for name in ["persistenced", "fabricmanager"] {
@@ -347,8 +352,9 @@ fn what_nvidia_s_toolkit_lists_of_the_same_driver_is_here_but_for_what_is_explai
     assert!(unexplained.is_empty(), "{unexplained:?}");
 }
 
+/// Inspect reports how the driver's files would come, and leaves nothing behind.
 #[test]
-fn inspect_tells_how_they_would_come_and_leaves_nothing() {
+fn inspect_reports_driver_injection_and_leaves_nothing() {
     let mut host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let bundle = host.bundle(&image, &["true"]);
@@ -368,7 +374,7 @@ fn inspect_tells_how_they_would_come_and_leaves_nothing() {
 
 /// A bundle that is used again by hand, after something changed.
 #[test]
-fn what_an_earlier_create_mounted_goes_when_it_comes_otherwise() {
+fn reused_bundle_loses_mounts_of_earlier_creation() {
     let mut host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let bundle = host.bundle(&image, &["true"]);
@@ -388,7 +394,7 @@ fn what_an_earlier_create_mounted_goes_when_it_comes_otherwise() {
 /// NVIDIA's own runtime, where it is installed, or where `CGPU_TEST_NVIDIA_RUNTIME` says: no
 /// distribution has it.
 #[test]
-fn nvidia_s_own_runtime_makes_containers_that_find_the_driver() {
+fn real_nvidia_runtime_containers_find_the_driver() {
     let named = std::env::var_os("CGPU_TEST_NVIDIA_RUNTIME").map(PathBuf::from);
     let usual = || Some(PathBuf::from("/usr/bin/nvidia-container-runtime"));
     let Some(program) = named.or_else(usual).filter(|path| path.is_file()) else {

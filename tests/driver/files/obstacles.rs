@@ -43,7 +43,7 @@ fn below(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn read_only_mounts_over_the_driver_s_places_do_no_harm() {
+fn read_only_mounts_over_driver_paths_are_harmless() {
     let mut host = DriverHost::new();
     host.host.keep_log();
     let empty = host.host.scratch.directory("empty");
@@ -87,8 +87,9 @@ fn read_only_mounts_over_the_driver_s_places_do_no_harm() {
     }
 }
 
+/// A process that is started later in the container finds the driver's files that went elsewhere.
 #[test]
-fn a_process_that_is_started_later_finds_files_that_went_elsewhere() {
+fn exec_process_finds_relocated_driver_files() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let empty = host.host.scratch.directory("empty");
@@ -112,7 +113,7 @@ fn a_process_that_is_started_later_finds_files_that_went_elsewhere() {
 
 /// A mount that has the mount point already keeps the usual places.
 #[test]
-fn a_read_only_mount_with_the_mount_points_changes_nothing() {
+fn read_only_mount_with_mount_points_changes_nothing() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let local = host.host.scratch.directory("local");
@@ -121,8 +122,9 @@ fn a_read_only_mount_with_the_mount_points_changes_nothing() {
     assert!(mounts(&bundle).iter().any(|(to, _)| to == "/usr/local/nvidia"));
 }
 
+/// An image's directories in the place of files, and its links that lead in a circle, do no harm.
 #[test]
-fn directories_and_circles_of_an_image_do_no_harm() {
+fn image_directories_and_link_loops_are_harmless() {
     let host = DriverHost::new();
     type Make = fn(&Path);
     let images: [(&str, Make); 6] = [
@@ -144,8 +146,9 @@ fn directories_and_circles_of_an_image_do_no_harm() {
     }
 }
 
+/// If there is no place for the driver's files, container creation is refused before runc runs.
 #[test]
-fn a_create_without_any_place_is_refused_before_runc_runs() {
+fn creation_without_mount_place_is_refused_before_runc() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     fs::write(image.path.join("nvidia-driver"), "").unwrap();
@@ -163,8 +166,10 @@ fn a_create_without_any_place_is_refused_before_runc_runs() {
     assert!(host.host.records().is_empty());
 }
 
+/// Under docker, a volume mounted read-only over /usr/local or another driver path does no harm and
+/// stays empty.
 #[test]
-fn docker_mounts_a_volume_read_only_over_usr_local() {
+fn docker_read_only_volume_over_usr_local_works() {
     let host = DriverHost::new();
     let config = host.host.config().display().to_string();
     let docker = Docker::builder()

@@ -4,8 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
+/// The driver's files are searched for once, and again if the driver has changed.
 #[test]
-fn a_driver_is_looked_for_once_and_again_when_it_changed() {
+fn driver_scan_is_repeated_only_after_a_change() {
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
@@ -34,8 +35,9 @@ fn a_driver_is_looked_for_once_and_again_when_it_changed() {
     assert_eq!(tree(&host), second, "a link is no file of its own");
 }
 
+/// A state directory with a driver in it is still identified as ours.
 #[test]
-fn a_state_directory_with_a_driver_in_it_is_still_known_as_ours() {
+fn state_directory_with_driver_is_still_ours() {
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
@@ -54,7 +56,7 @@ fn a_state_directory_with_a_driver_in_it_is_still_known_as_ours() {
 }
 
 #[test]
-fn a_running_container_keeps_the_driver_that_it_began_with() {
+fn running_container_retains_its_original_driver() {
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
@@ -68,8 +70,9 @@ fn a_running_container_keeps_the_driver_that_it_began_with() {
     runtime.delete(&bundle).ok();
 }
 
+/// Libraries of another version than the kernel module's are refused, with what to do.
 #[test]
-fn libraries_of_another_version_than_the_module_s_are_refused_with_what_to_do() {
+fn driver_version_mismatch_is_refused_with_a_remedy() {
     let host = DriverHost::new();
     host.load_module("550.54.14");
     let image = host.image(Userland::Debian12, Search::Usual);
@@ -84,8 +87,10 @@ fn libraries_of_another_version_than_the_module_s_are_refused_with_what_to_do() 
     assert!(host.host.records().is_empty());
 }
 
+/// A driver directory that was left half-made, or unmounted as by a reboot, is detected and
+/// repaired.
 #[test]
-fn two_hosts_in_one_and_a_directory_half_made_are_told_apart() {
+fn half_made_driver_directory_is_repaired() {
     let host = DriverHost::new();
     let image = host.image(Userland::Distroless, Search::Usual);
     host.lacks_only_the_kernel(&image);
@@ -139,7 +144,7 @@ fn no_other_namespace_gets_the_driver_s_mounts() {
 
 /// As with an engine of the host's and one of a snap's, say.
 #[test]
-fn engines_in_mount_namespaces_of_their_own_do_not_disturb_each_other() {
+fn engines_in_separate_mount_namespaces_do_not_interfere() {
     let host = DriverHost::new();
     let image = host.image(Userland::Distroless, Search::Usual);
     let elsewhere = |propagation: &str| {
@@ -164,8 +169,9 @@ fn engines_in_mount_namespaces_of_their_own_do_not_disturb_each_other() {
     }
 }
 
+/// What a running container has of the driver outlives the directories of former drivers.
 #[test]
-fn what_a_running_container_has_outlives_the_directories_of_former_drivers() {
+fn running_container_outlives_removed_driver_directories() {
     let scratch = crate::support::Scratch::new();
     let installed = Layout::Ubuntu.install(&scratch, "driver");
     let host = DriverHost::with(installed.root());
@@ -194,7 +200,7 @@ fn what_a_running_container_has_outlives_the_directories_of_former_drivers() {
 
 /// As where an engine is started with such a mask.
 #[test]
-fn any_user_of_a_container_finds_the_driver_whatever_the_engine_s_umask_is() {
+fn non_root_user_finds_driver_despite_restrictive_umask() {
     let host = DriverHost::new();
     let image = host.image(Userland::Debian12, Search::Usual);
     let bundle = host.bundle_with(&image, &["/probe", "libcuda.so.1", "cuInit"], |config| {

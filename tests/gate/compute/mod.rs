@@ -22,8 +22,9 @@ fn within(what: &str, value: f64, least: f64, most: f64) {
     assert!((least..=most).contains(&value), "{what}: {value:.4}, not {least} to {most}");
 }
 
+/// Weights are enforced within three per cent, and less time is lost than without enforcement.
 #[test]
-fn weights_are_held_within_three_per_cent_and_less_is_lost_than_without() {
+fn weights_are_enforced_within_three_per_cent() {
     let untouched = had(Gpu::of(5), &[Container::busy(1, 1), Container::busy(1, 1)]);
     within("the driver alone loses a tenth", untouched.sum(), 0.89, 0.905);
     for weight in 1..=6 {
@@ -40,7 +41,7 @@ fn weights_are_held_within_three_per_cent_and_less_is_lost_than_without() {
 }
 
 #[test]
-fn who_is_alone_loses_nothing() {
+fn lone_container_loses_nothing() {
     for policy in [1, 2, 4] {
         within("always", had(Gpu::of(policy), &[Container::busy(1, 1)]).parts[0], 0.995, 1.0);
         let work = Work::Bursts(3000, 1000);
@@ -50,7 +51,7 @@ fn who_is_alone_loses_nothing() {
 }
 
 #[test]
-fn who_forks_takes_little_of_a_neighbour() {
+fn forking_container_takes_little_of_a_neighbour() {
     // A fair share is what two that don't fork have.
     let fair = had(Gpu::of(1), &[Container::busy(1, 1), Container::busy(1, 1)]).parts[0];
     let beside = |programs: Vec<Work>| {
@@ -92,7 +93,7 @@ fn fixed_parts_are_what_was_promised() {
 }
 
 #[test]
-fn a_small_demand_is_met_beside_one_that_never_rests() {
+fn small_demand_is_met_next_to_busy_container() {
     let fair = had(Gpu::of(1), &[Container::busy(1, 1), Container::busy(1, 1)]).parts[0];
     for (work_us, rest_us) in [(2000, 8000), (3000, 8000), (1000, 9000)] {
         let work = Work::Bursts(work_us, rest_us);
@@ -108,8 +109,9 @@ fn a_small_demand_is_met_beside_one_that_never_rests() {
 const BATCHES_US: [u64; 12] =
     [166_000, 85_000, 51_000, 35_000, 21_000, 10_700, 5600, 3100, 1700, 1000, 700, 600];
 
+/// A ratio of 1:2 is enforced at every batch size if idle time is retained.
 #[test]
-fn one_to_two_is_held_at_every_batch_where_rests_are_kept() {
+fn ratio_one_to_two_holds_with_idle_retained() {
     for work_us in BATCHES_US {
         for rest_us in [100, 1000] {
             let ratio = one_to_two(Idle::Keep, (work_us, rest_us));
@@ -121,7 +123,7 @@ fn one_to_two_is_held_at_every_batch_where_rests_are_kept() {
 /// Where rests are given away, a ratio holds for those that hardly rest: so that a program has 0.95 of a GPU
 /// where it is alone.
 #[test]
-fn one_to_two_is_held_at_large_batches_where_rests_are_given_away() {
+fn ratio_one_to_two_holds_at_large_batches() {
     for work_us in BATCHES_US.into_iter().filter(|work_us| *work_us >= 20_000) {
         for rest_us in [200, 1000] {
             let ratio = one_to_two(Idle::Yield, (work_us, rest_us));

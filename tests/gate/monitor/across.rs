@@ -42,8 +42,9 @@ fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> Said {
     said
 }
 
+/// Handles below another GPU's device count on the GPU where their memory is.
 #[test]
-fn names_below_another_gpu_count_where_their_memory_is() {
+fn memory_counts_on_its_gpu_despite_foreign_handles() {
     innocent("gpu 1\ndup a as b\ndup a as d", |_| {}).must("dup d ok");
 }
 
@@ -52,8 +53,9 @@ fn the_same_of_what_is_imported_there() {
     innocent("export a\ngpu 1\nimport as b", |_| {}).must("import b ok");
 }
 
+/// The monitor after an update knows in which GPU's driver usage the handles are attributed.
 #[test]
-fn the_next_worker_knows_where_names_show() {
+fn updated_monitor_knows_where_handles_are_attributed() {
     innocent("gpu 1\ndup a as b\ndup b as d", Monitor::update).must("dup d ok");
 }
 

@@ -146,8 +146,9 @@ fn a_file_that_another_initialized_has_no_gpu() {
     assert!(!said.text.contains("won=0 "), "{}", said.text);
 }
 
+/// No process can map a mapping again: remap_file_pages fails with ENOSYS.
 #[test]
-fn a_mapping_is_mapped_anew_by_nobody() {
+fn remapping_of_a_mapping_is_refused() {
     attack("remap").0.must("remap errno=38\n");
 }
 
@@ -184,8 +185,10 @@ const BESIDE: &[&[&str]] = &[
     &["hide-slack", "anew"],
 ];
 
+/// Memory hidden next to what the monitor had before an update is found after the update, and its
+/// holder killed.
 #[test]
-fn memory_beside_what_a_monitor_had_before_an_update() {
+fn hidden_memory_is_found_after_an_update() {
     for words in BESIDE {
         beside_what_a_monitor_before_had(words, Monitor::update);
     }

@@ -19,7 +19,7 @@ fn calls_fail_once_the_monitor_is_gone() {
 
 /// What waits in the driver is over when the driver lets go of it, and isn't made again.
 #[test]
-fn a_call_that_was_in_the_driver_fails_and_is_not_served_again() {
+fn killed_monitor_fails_and_never_repeats_pending_calls() {
     let monitor = Monitor::new();
     let program = monitor.halfway("start\nalloc 100MiB as a", "alloc 10MiB as b\nalloc 10MiB as c");
     monitor.sim.fault("alloc:0x40 hang times 1");

@@ -31,8 +31,9 @@ fn stranger(monitor: &Monitor) -> std::process::Child {
     child
 }
 
+/// Processes of others are not reported to the container, nor is their memory.
 #[test]
-fn processes_of_others_are_not_told_of() {
+fn foreign_processes_are_not_reported() {
     let monitor = Monitor::new();
     let mut stranger = stranger(&monitor);
     let about = format!("pid-bytes {}", stranger.id());
@@ -46,8 +47,9 @@ fn processes_of_others_are_not_told_of() {
     stranger.wait().unwrap();
 }
 
+/// A process has the id that its own pid namespace gives it.
 #[test]
-fn a_process_has_the_number_that_its_namespace_gives_it() {
+fn reported_pid_is_that_of_own_namespace() {
     let monitor = Monitor::new();
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child"]).arg(program("rmtool"));
@@ -61,7 +63,7 @@ fn a_process_has_the_number_that_its_namespace_gives_it() {
 /// The driver doesn't look whose channels it takes off the GPU, nor whether there are any; and who is
 /// off for its share must not come back by itself.
 #[test]
-fn channels_are_taken_off_the_gpu_by_nobody() {
+fn programs_cannot_take_channels_off_the_gpu() {
     let monitor = Monitor::new();
     let said = monitor.run(&["run", "start", "stop-channels own", "stop-channels 0xc1d0ffff"]);
     let lines: Vec<&str> =
@@ -120,7 +122,7 @@ fn a_debugger_has_a_bound() {
 /// Vulkan has its semaphores in memory of the host. In memory of a GPU they would keep it in nobody's
 /// figure; the driver has no such surface, and isn't asked for one.
 #[test]
-fn surfaces_of_semaphores_lie_in_memory_of_the_host() {
+fn semaphore_surfaces_lie_in_host_memory() {
     let monitor = Monitor::new();
     let lines =
         ["start", "system 1MiB as a", "semaphores a", "alloc 1MiB as b", "semaphores b", "free a"];

@@ -182,7 +182,7 @@ fn what_continuing_and_refusing_costs() {
 /// edge.
 #[test]
 #[ignore = "prints how long it takes; asserts nothing"]
-fn how_soon_a_share_is_in_force() {
+fn share_change_delay_is_printed() {
     let monitor = Monitor::sharing();
     let share = |us| {
         let own = ("test00000000".to_owned(), Period { us, each: true });
@@ -212,7 +212,7 @@ fn taken_ms(pid: u32) -> u64 {
 
 /// A tenth of a processor, and a fifth of a second at once: whoever wants more waits.
 #[test]
-fn a_monitor_takes_no_more_of_a_processor_than_its_container_may() {
+fn monitor_cpu_stays_within_its_container_limit() {
     let monitor = Monitor::limited(100);
     let (pid, begun) = (monitor.pid(), std::time::Instant::now());
     let before = taken_ms(pid);

@@ -7,8 +7,9 @@ use crate::monitor::host::{
 use crate::support::timeout;
 use cgpu_monitor::gate::settings::Managed;
 
+/// An updated monitor knows all that the monitor before the update did.
 #[test]
-fn an_updated_monitor_knows_all_that_the_one_before_did() {
+fn monitor_update_retains_all_charges() {
     let monitor = Monitor::new();
     let mut holder = monitor.spawn(&["hold", "700MiB"]);
     monitor.wait_for(700 * MIB);
@@ -23,7 +24,7 @@ fn an_updated_monitor_knows_all_that_the_one_before_did() {
 }
 
 #[test]
-fn updates_under_load_lose_nothing_and_charge_nothing_twice() {
+fn updates_under_load_neither_lose_nor_double_charges() {
     let monitor = Monitor::new();
     // Allocates and frees all the time, each with its own size.
     let load: String = (0..400)
@@ -58,7 +59,7 @@ fn updates_under_load_lose_nothing_and_charge_nothing_twice() {
 
 /// Calls that make, name or free objects go one after another; others go beside them.
 #[test]
-fn a_driver_call_that_hangs_holds_up_those_alone_that_make_or_free_objects() {
+fn hanging_driver_call_delays_only_object_calls() {
     let monitor = Monitor::new();
     let asks = monitor.halfway("start\nalloc 5MiB as a", "info");
     let frees = monitor.halfway("start\nalloc 7MiB as a", "free a");
@@ -127,8 +128,9 @@ fn updates_leave_nothing_of_the_monitors_own() {
     assert_eq!(monitor.status().calls.killed, 0);
 }
 
+/// Interrupted callers are charged once, even if the runtime can't make them wait.
 #[test]
-fn interrupted_callers_are_charged_once_where_the_runtime_cannot_make_them_wait() {
+fn interrupted_callers_are_charged_once_without_wait_support() {
     for attack in ["interrupt", "signal-storm"] {
         let monitor = Monitor::with(Managed::Refuse, false);
         let said = monitor.run(&["attack", attack]);
@@ -141,7 +143,7 @@ fn interrupted_callers_are_charged_once_where_the_runtime_cannot_make_them_wait(
 
 /// It said that it was done, and no figure has the memory: nobody answers for it.
 #[test]
-fn a_free_that_the_driver_loses_refuses_nobody_and_kills_nobody() {
+fn lost_free_causes_neither_refusal_nor_kill() {
     let monitor = Monitor::new();
     monitor.sim.fault("free lose times 1");
     let losing = monitor.halfway("start\nalloc 1000MiB as a\nfree a", "close\nstart");
@@ -159,7 +161,7 @@ fn a_free_that_the_driver_loses_refuses_nobody_and_kills_nobody() {
 /// A process that can't be looked at isn't dead: managed memory, which is in no figure of the
 /// driver's, would be free for others.
 #[test]
-fn a_monitor_that_has_no_descriptor_left_buries_nobody() {
+fn descriptor_exhaustion_declares_no_process_dead() {
     let monitor = Monitor::with(Managed::Charge, true);
     let dir = tempfile::tempdir().unwrap();
     let end = dir.path().join("end");
@@ -202,7 +204,7 @@ fn what_the_driver_does_not_free_counts() {
 /// The driver rounds up, and shows it before the call is back: that looks like memory taken past
 /// the monitor, and here, past the quota.
 #[test]
-fn what_the_driver_rounds_up_for_a_call_on_its_way_is_held_against_nobody() {
+fn driver_rounding_of_pending_calls_blames_no_process() {
     // An audit waits for the one, and not so long for the other.
     for late_ms in [80, 300] {
         let monitor = Monitor::new();
@@ -239,7 +241,7 @@ fn what_the_driver_rounds_up_for_a_call_on_its_way_is_held_against_nobody() {
 }
 
 #[test]
-fn a_mapping_on_its_way_through_an_update_counts() {
+fn mapping_pending_during_an_update_counts() {
     let monitor = Monitor::new();
     monitor.sim.fault("uvm:33 delay 500 times 1");
     let place = tempfile::tempdir().unwrap();
@@ -291,7 +293,7 @@ fn updates_lose_no_mapping() {
 
 /// Each process of these is behind a listener of its own, as each `exec` is.
 #[test]
-fn calls_that_never_stop_keep_no_later_listener_from_being_heard() {
+fn endless_calls_do_not_starve_later_listeners() {
     let monitor = Monitor::new();
     let busy = format!("start\n{}", "alloc 1MiB as a\nfree a\n".repeat(20_000));
     let mut siblings: Vec<_> = (0..4).map(|_| monitor.sibling(&busy)).collect();
@@ -305,7 +307,7 @@ fn calls_that_never_stop_keep_no_later_listener_from_being_heard() {
 
 /// Whose use nobody sees has no quota, and the log says so; not as often as it's looked.
 #[test]
-fn an_audit_that_can_not_look_says_so() {
+fn failed_audit_is_logged_once() {
     let cases = [
         ("control:0x2080018e status 0x56", "what processes hold of GPU 0 (status 0x56)"),
         ("control:0x2080018e errno 5", "what processes hold of GPU 0 (I/O error)"),

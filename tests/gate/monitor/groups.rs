@@ -14,7 +14,7 @@ fn monitor() -> Monitor {
 
 /// Before the bound was, one container had all 4096 MiB of its GPU so, under a quota of 1024.
 #[test]
-fn channel_groups_take_no_more_of_a_gpu_than_their_bound() {
+fn channel_groups_stay_within_their_bound() {
     for what in ["groups", "channels"] {
         let monitor = monitor();
         let said = monitor.run(&script(&format!("start\n{what} 600 as g")));
@@ -29,8 +29,10 @@ fn channel_groups_take_no_more_of_a_gpu_than_their_bound() {
     }
 }
 
+/// Channel groups are counted by the monitor before and after an update, and freed ones are counted
+/// back.
 #[test]
-fn channel_groups_are_counted_by_whichever_worker_and_freed_ones_are_counted_back() {
+fn channel_group_count_survives_updates_and_frees() {
     for what in ["groups", "channels"] {
         let monitor = monitor();
         let holder = monitor.halfway(&format!("start\n{what} 600 as g"), "free g\nsleep 1000");

@@ -5,7 +5,7 @@ use crate::monitor::host::{Monitor, QUOTA, script};
 /// As of a release between 600 and 620 that nobody has compared: the driver copies its own structs,
 /// however many bytes the worker's have, and answers in the fields that are new.
 #[test]
-fn a_driver_that_writes_more_than_the_struct_overwrites_nothing_of_the_monitors() {
+fn larger_driver_structs_overwrite_no_monitor_memory() {
     for driver in ["535.161.08", "605.10"] {
         let monitor = Monitor::of_driver(driver);
         monitor.sim.fault("grown 200");

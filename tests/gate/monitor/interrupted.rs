@@ -48,7 +48,7 @@ fn frees(monitor: &Monitor, child: std::process::Child, dir: &tempfile::TempDir,
 
 /// Made twice it would need more than there is, or find its own handle taken.
 #[test]
-fn a_call_that_a_signal_interrupts_is_made_once_and_answered() {
+fn interrupted_call_is_made_once_and_answered() {
     for (case, signals) in SIGNALS {
         for how in ["alloc", "alloc-any"] {
             let case = format!("{how}, {case}");
@@ -61,7 +61,7 @@ fn a_call_that_a_signal_interrupts_is_made_once_and_answered() {
 }
 
 #[test]
-fn what_an_interrupted_program_was_given_outlives_an_update() {
+fn allocation_of_interrupted_program_survives_an_update() {
     for (case, signals) in SIGNALS {
         let (monitor, child, dir) = interrupted(signals, "alloc-any 700MiB as a");
         monitor.update();
@@ -75,7 +75,7 @@ fn what_an_interrupted_program_was_given_outlives_an_update() {
 
 /// Who doesn't ask again gets nothing, and nothing of his is left.
 #[test]
-fn what_nobody_comes_back_for_is_freed() {
+fn allocation_of_an_abandoned_call_is_freed() {
     let monitor = Monitor::with(Managed::Refuse, false);
     monitor.sim.fault("alloc:0x40 hang times 1");
     let dir = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn storm(
 /// A signal that comes between a reply and its being looked for takes the caller away from what was
 /// sent, too: rarely, and so often.
 #[test]
-fn no_call_of_a_program_that_is_interrupted_all_the_time_fails() {
+fn interrupted_program_sees_no_failed_call() {
     storm(false, 400, |_| false, |_| std::thread::sleep(Duration::from_millis(10)));
 }
 
@@ -163,7 +163,7 @@ const DONE_ALREADY: [(&str, &str); 9] = [
 ];
 
 #[test]
-fn no_call_of_a_program_that_is_interrupted_all_the_time_fails_during_updates() {
+fn interrupted_program_sees_no_failed_call_during_updates() {
     let was_done = |line: &str| {
         let is_of = |(call, status): &(&str, &str)| line.starts_with(call) && line.contains(status);
         DONE_ALREADY.iter().any(is_of)

@@ -33,7 +33,7 @@ fn run_until_it_fits(monitor: &Monitor, words: &[&str]) {
 /// Though others' calls never stop, and though it takes a while to ask the driver
 /// (`NV2080_CTRL_CMD_GPU_GET_PID_INFO`).
 #[test]
-fn what_was_closed_beside_calls_that_never_stop_refuses_nothing() {
+fn memory_closed_during_endless_calls_refuses_nothing() {
     let monitor = Monitor::new();
     let busy = busy();
     let slow = "control:0x2080018e delay";
@@ -61,7 +61,7 @@ fn what_was_closed_beside_calls_that_never_stop_refuses_nothing() {
 
 /// The driver's figures have it twice.
 #[test]
-fn memory_by_two_names_hides_nothing_that_is_gone() {
+fn memory_with_two_handles_hides_no_freed_memory() {
     let monitor = Monitor::new();
     let holder = monitor.halfway("start\nalloc 400MiB as a\ndup a as b", "");
     let said = monitor.run(&script("start\nalloc 400MiB as x\nclose\nstart\nalloc 500MiB as y"));
@@ -76,7 +76,7 @@ fn memory_by_two_names_hides_nothing_that_is_gone() {
 
 /// As `cuMemExportToShareableHandle` between two processes, and a third dies.
 #[test]
-fn memory_of_two_processes_hides_nothing_that_is_gone() {
+fn memory_shared_by_processes_hides_no_freed_memory() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
     let socket = path(&dir, "socket");
@@ -95,7 +95,7 @@ fn memory_of_two_processes_hides_nothing_that_is_gone() {
 
 /// A call that would be refused for it waits until nobody is found who has the file.
 #[test]
-fn a_file_of_exported_memory_that_is_closed_refuses_nothing() {
+fn closed_export_file_refuses_nothing() {
     let monitor = Monitor::new();
     let lines = "start\nalloc 700MiB as a\nexport a\nfree a\nclose-export\nalloc 700MiB as b";
     let said = monitor.run(&script(lines));
@@ -111,7 +111,7 @@ fn a_file_of_exported_memory_that_is_closed_refuses_nothing() {
 
 /// The driver has given what was asked for, and it is set aside, too.
 #[test]
-fn a_call_that_is_late_hides_nothing_that_is_gone() {
+fn late_call_hides_no_freed_memory() {
     let monitor = Monitor::new();
     monitor.sim.fault("alloc:0x40 late 3000 times 1");
     let first = monitor.spawn(&["hold", "400MiB"]);
@@ -123,7 +123,7 @@ fn a_call_that_is_late_hides_nothing_that_is_gone() {
 
 /// It names memory anew, which the driver may show or not.
 #[test]
-fn a_duplicate_that_hangs_hides_nothing_that_is_gone() {
+fn hanging_duplicate_hides_no_freed_memory() {
     let monitor = Monitor::new();
     let first = monitor.halfway("start\nalloc 100MiB as a", "dup a as b\nsleep 60");
     let second = monitor.spawn(&["hold", "700MiB"]);
@@ -172,7 +172,7 @@ fn of_two_gpus_neither_refuses_what_was_closed() {
 /// Nobody's memory is made or freed meanwhile, as the driver does nothing else either; all of it is when it
 /// answers.
 #[test]
-fn an_audit_that_hangs_keeps_its_container_waiting_until_the_driver_answers() {
+fn hanging_audit_blocks_container_until_driver_answers() {
     let monitor = Monitor::new();
     let holder = monitor.spawn(&["hold", "700MiB"]);
     monitor.wait_for(700 * MIB);

@@ -90,8 +90,9 @@ fn busy_us_of(client: &serde_json::Value) -> Option<u64> {
     Some(objects.filter_map(|object| object["busy_us"].as_u64()).sum())
 }
 
+/// A program that sets its own slice and mode has no more than its share.
 #[test]
-fn who_sets_its_own_slice_and_mode_has_no_more() {
+fn program_setting_its_own_slice_gets_no_more() {
     let monitor = alike();
     let neighbour = Neighbour::beside(&monitor);
     // 65,536 µs; WFI, and kernels of 50 ms, which then would outlast all slices.
@@ -109,7 +110,7 @@ fn who_sets_its_own_slice_and_mode_has_no_more() {
 }
 
 #[test]
-fn who_forks_has_no_more() {
+fn forking_program_gets_no_more_than_its_share() {
     let monitor = alike();
     let neighbour = Neighbour::beside(&monitor);
     let mut forks = Vec::new();
@@ -132,7 +133,7 @@ fn who_forks_has_no_more() {
 /// Who rests doesn't count, as the driver's own samples tell; who wakes three at once has no more than its
 /// share soon after.
 #[test]
-fn who_wakes_three_has_no_more() {
+fn container_waking_three_processes_gets_no_more() {
     let monitor = alike();
     let neighbour = Neighbour::beside(&monitor);
     let group = "start\ncompute 1 as g\ncompute-mode g 2";
@@ -153,7 +154,7 @@ fn who_wakes_three_has_no_more() {
 /// A program that can't be reached any more when its share becomes smaller is taken off the GPU, and
 /// comes back with its share.
 #[test]
-fn who_hides_its_descriptor_keeps_no_larger_share() {
+fn program_hiding_its_descriptor_retains_no_larger_share() {
     let monitor = alike();
     let neighbour = Neighbour::beside(&monitor);
     let lines = format!("start\ncompute 1 as g\ncompute-mode g 2\n{WORK}\nclose-into-a-socket");
@@ -170,7 +171,7 @@ fn who_hides_its_descriptor_keeps_no_larger_share() {
 
 /// No slice can be set of a channel outside a group: a container has few of these, and its groups have the less.
 #[test]
-fn who_computes_outside_groups_has_little_more() {
+fn container_computing_outside_groups_gets_little_more() {
     let monitor = alike();
     let neighbour = Neighbour::beside(&monitor);
     let channel = format!("channel 1 by 0xc56f as c\ncompute-mode c 2\n{WORK_OUTSIDE}\n").repeat(4);
@@ -188,7 +189,7 @@ fn who_computes_outside_groups_has_little_more() {
 /// What the monitor looked at is another thing by the time that the driver reads it. Whoever is to run has to
 /// be scheduled, and the monitor makes that call.
 #[test]
-fn who_is_made_under_another_name_has_no_more() {
+fn object_of_swapped_class_gets_no_more() {
     let monitor = alike();
     let neighbour = Neighbour::beside(&monitor);
     monitor.sim.fault("alloc:0x9067 swap 0xa06c");
@@ -217,7 +218,7 @@ fn spans(spans: &[(u64, u64)]) -> Share {
 /// Under turns: a program that starts while its container is off, with one group after another, computes when
 /// its turn comes, as often as that is, and whoever serves it then. The driver counts how often it disables.
 #[test]
-fn who_starts_while_it_is_off_computes_when_its_turn_comes() {
+fn program_started_while_off_computes_in_its_window() {
     let monitor = Monitor::sharing();
     monitor.share(Some(&spans(&[])));
     until("it has heard of it", || monitor.status().gpus[0].round.is_some());
@@ -250,7 +251,7 @@ fn who_starts_while_it_is_off_computes_when_its_turn_comes() {
 /// Under turns: scheduling again and again enables nobody who is off; and a worker that is
 /// killed in the middle of a turn is followed by one that goes on.
 #[test]
-fn who_schedules_itself_again_and_again_stays_off() {
+fn program_rescheduling_itself_repeatedly_stays_off() {
     let monitor = Monitor::sharing();
     monitor.share(Some(&spans(&[(0, 200)])));
     until("it has heard of it", || monitor.status().gpus[0].round.is_some());
@@ -272,7 +273,7 @@ fn who_schedules_itself_again_and_again_stays_off() {
 
 /// Under turns: a container that is off names a neighbour's channel as its own, which the driver refuses it.
 #[test]
-fn who_names_anothers_channel_takes_nobody_off() {
+fn program_naming_foreign_channel_disables_no_neighbour() {
     let monitor = Monitor::sharing();
     let spans = [("test00000000".to_owned(), Vec::new())].into();
     let turns = Some(Turns { frame_us: 400_000, spans });

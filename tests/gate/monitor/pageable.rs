@@ -11,8 +11,9 @@ fn initialized(monitor: &Monitor) -> Vec<Value> {
     files.filter(|uvm| !uvm.is_null()).collect()
 }
 
+/// A UVM file has no HMM, whatever its program asked for.
 #[test]
-fn a_file_has_no_hmm_whatever_its_program_asked_for() {
+fn uvm_file_has_no_hmm_under_any_flags() {
     let monitor = Monitor::new();
     for flags in ["", "0", "1"] {
         let lines = format!("start\nuvm-init {flags}\nuvm-register");
@@ -31,7 +32,7 @@ fn a_file_has_no_hmm_whatever_its_program_asked_for() {
 /// A call that binds a file to its caller's memory continues, so another thread can take the flag out
 /// after it was put in.
 #[test]
-fn a_file_that_has_hmm_all_the_same_gets_no_gpu() {
+fn uvm_file_with_hmm_gets_no_gpu() {
     let monitor = Monitor::new();
     let program = monitor.halfway("start\nuvm-init-racing", "uvm-register\nprint lives");
     // Of races that were lost the monitor may have files yet.

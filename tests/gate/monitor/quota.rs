@@ -4,8 +4,9 @@ use nvrm::number::NV01_CONTEXT_DMA;
 
 use crate::monitor::host::{MIB, Monitor, QUOTA, Said, TOTAL, path, program, script, until, wait};
 
+/// A program sees the quota as the memory of its GPU, and gets no more.
 #[test]
-fn a_program_sees_the_quota_as_its_gpu_and_gets_no_more() {
+fn program_sees_quota_as_gpu_memory_and_limit() {
     let monitor = Monitor::new();
     let said = monitor.run(&["demo", "2048MiB"]);
     said.must("1024 MiB total, 1024 MiB free");
@@ -14,8 +15,9 @@ fn a_program_sees_the_quota_as_its_gpu_and_gets_no_more() {
     assert_eq!(monitor.sim.used(0), 0);
 }
 
+/// A program that fills its GPU gets the quota to the page, and then the status for no memory.
 #[test]
-fn filling_gets_the_quota_to_the_page_and_is_told_there_is_no_memory() {
+fn program_fills_exact_quota_then_gets_no_memory() {
     let monitor = Monitor::new();
     let said = monitor.run(&["fill"]);
     assert_eq!(said.number("got_bytes"), QUOTA, "{}", said.text);
@@ -26,7 +28,7 @@ fn filling_gets_the_quota_to_the_page_and_is_told_there_is_no_memory() {
 /// Libraries of CUDA's forward compatibility are of a later branch than the driver, and state the
 /// size that parameters have there, which the driver doesn't look at.
 #[test]
-fn who_was_built_for_another_driver_gets_the_quota_too() {
+fn program_built_for_another_driver_gets_the_quota() {
     let monitor = Monitor::new();
     let said = monitor.run(&["--driver", "550.54.14", "fill"]);
     assert_eq!(said.number("got_bytes"), QUOTA, "{}", said.text);
@@ -34,7 +36,7 @@ fn who_was_built_for_another_driver_gets_the_quota_too() {
 
 /// What shows memory has grown with three branches, and may have with one that isn't known.
 #[test]
-fn a_driver_that_is_newer_than_all_known_shows_the_quota() {
+fn driver_newer_than_known_shows_the_quota() {
     let monitor = Monitor::of_driver("900.10.01");
     let said = monitor.run(&["demo", "2048MiB"]);
     said.must("1024 MiB total, 1024 MiB free");
@@ -43,7 +45,7 @@ fn a_driver_that_is_newer_than_all_known_shows_the_quota() {
 }
 
 #[test]
-fn what_is_freed_can_be_had_again_by_each_way_to_free_it() {
+fn memory_freed_in_any_way_is_available_again() {
     let monitor = Monitor::new();
     let script = "start\nalloc 1000MiB as a\nalloc 100MiB as b\nfree a\nheap 1000MiB as c\n\
                   free-device\ndevice 0\nsubdevice\nalloc 1024MiB as d\nfree-client\nclose\n\
@@ -55,8 +57,9 @@ fn what_is_freed_can_be_had_again_by_each_way_to_free_it() {
     monitor.wait_for(0);
 }
 
+/// A process that has the host's mounts is left alone until it has others.
 #[test]
-fn what_has_the_hosts_mounts_is_left_alone_until_it_has_others() {
+fn process_in_host_mount_namespace_is_left_alone() {
     let monitor = Monitor::of_hooks();
     let said = monitor.run(&["fill"]);
     assert_eq!(said.number("got_bytes"), TOTAL, "{}", said.text);
@@ -97,7 +100,7 @@ fn a_storm_of_processes_gets_exactly_the_quota() {
 
 /// Admission is one decision, whichever threads ask for it and whichever of the worker's answer.
 #[test]
-fn sixteen_threads_that_ask_at_once_get_what_is_left_and_no_more() {
+fn sixteen_concurrent_threads_get_only_what_is_left() {
     let monitor = Monitor::new();
     let page = 64 << 10;
     for (size, fitting) in [(page, 1), (MIB, 5), (MIB, 16)] {
@@ -113,7 +116,7 @@ fn sixteen_threads_that_ask_at_once_get_what_is_left_and_no_more() {
 }
 
 #[test]
-fn a_quota_changes_while_it_is_used_and_never_falls_below_that() {
+fn used_quota_can_change_but_not_below_usage() {
     let monitor = Monitor::new();
     let uuid = monitor.sim.uuid(0);
     let limit = |bytes: u64| Question::Limit { uuid: uuid.clone(), limit_bytes: bytes };
@@ -151,7 +154,7 @@ fn a_missed_free_never_refuses_for_long() {
 
 /// Though the driver was asked a moment ago, for another call that was refused.
 #[test]
-fn a_missed_free_right_after_a_refusal_refuses_nothing() {
+fn missed_free_after_a_refusal_refuses_nothing() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
     for round in 0..10 {
@@ -183,8 +186,9 @@ fn managed_memory_is_refused() {
     assert_eq!(monitor.sim.state()["gpus"][0]["managed_bytes"], 0);
 }
 
+/// Memory that is mapped stays charged if its handle is freed.
 #[test]
-fn memory_that_is_mapped_stays_charged_when_its_handle_is_freed() {
+fn mapped_memory_stays_charged_without_its_handle() {
     let monitor = Monitor::new();
     let script = "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nalloc 100MiB as b\n\
                   uvm-unmap a\nalloc 1000MiB as c";
@@ -211,15 +215,17 @@ const PIECES: &str = "start\nuvm-init\nuvm-range 0x1000000000 1000MiB\n\
                       alloc 400MiB as a\nalloc 600MiB as b\n\
                       uvm-map a at 0x1000000000\nuvm-map b at 0x1019000000\nfree a\nfree b\n";
 
+/// Memory in several mapped ranges is given back by one unmap of all of them.
 #[test]
-fn memory_mapped_in_pieces_is_given_back_by_one_unmap_of_all() {
+fn one_unmap_releases_all_its_mapped_ranges() {
     let script =
         format!("{PIECES}alloc 100MiB as c\nuvm-cut 0x1000000000 1000MiB\nalloc 1000MiB as d");
     scripted(&Monitor::new(), &script, 1);
 }
 
+/// Memory in several mapped ranges is given back range by range.
 #[test]
-fn memory_mapped_in_pieces_is_given_back_piece_by_piece() {
+fn mapped_ranges_are_released_one_by_one() {
     let script = format!(
         "{PIECES}uvm-cut 0x1000000000 400MiB\nalloc 420MiB as c\nalloc 100MiB as d\n\
          uvm-cut 0x1019000000 600MiB\nalloc 600MiB as e"
@@ -227,15 +233,17 @@ fn memory_mapped_in_pieces_is_given_back_piece_by_piece() {
     scripted(&Monitor::new(), &script, 1);
 }
 
+/// Memory in several mapped ranges is given back with the UVM range that they are in.
 #[test]
-fn memory_mapped_in_pieces_is_given_back_with_its_range() {
+fn freeing_a_uvm_range_releases_its_mapped_ranges() {
     let script =
         format!("{PIECES}alloc 100MiB as c\nuvm-free 0x1000000000 1000MiB\nalloc 1000MiB as d");
     scripted(&Monitor::new(), &script, 1);
 }
 
+/// What is left of a mapping on either side of an unmapped part retains all its memory.
 #[test]
-fn what_is_left_of_a_mapping_on_either_side_keeps_all_its_memory() {
+fn rest_of_a_mapping_retains_all_its_memory() {
     let script = "start\nuvm-init\nuvm-range 0x1000000000 1000MiB\nalloc 1000MiB as a\n\
                   uvm-map a at 0x1000000000\nfree a\nuvm-cut 0x1000100000 998MiB\nalloc 100MiB as b\n\
                   uvm-cut 0x1000000000 1MiB\nalloc 100MiB as c\nuvm-cut 0x103e700000 1MiB\n\
@@ -243,8 +251,9 @@ fn what_is_left_of_a_mapping_on_either_side_keeps_all_its_memory() {
     scripted(&Monitor::new(), script, 2);
 }
 
+/// A mapping in the place of another releases the memory that the other retained.
 #[test]
-fn a_mapping_in_the_place_of_another_ends_what_that_kept() {
+fn replacing_mapping_releases_memory_of_the_former() {
     let script = "start\nuvm-init\nuvm-range 0x1000000000 700MiB\nalloc 500MiB as a\n\
                   uvm-map a at 0x1000000000\nfree a\nalloc 500MiB as b\n\
                   uvm-map b at 0x1000000000\nfree b\nalloc 520MiB as c\nfree c\nalloc 530MiB as d";
@@ -252,7 +261,7 @@ fn a_mapping_in_the_place_of_another_ends_what_that_kept() {
 }
 
 #[test]
-fn a_mapping_that_fails_leaves_what_is_there_charged() {
+fn failed_mapping_leaves_existing_mapping_charged() {
     let script = "start\nuvm-init\nuvm-range 0x1000000000 1000MiB\nalloc 1000MiB as a\n\
                   uvm-map a at 0x1000000000\nfree a\n";
     let monitor = Monitor::new();
@@ -264,14 +273,15 @@ fn a_mapping_that_fails_leaves_what_is_there_charged() {
 }
 
 #[test]
-fn a_file_of_uvm_that_is_closed_gives_back_what_it_mapped() {
+fn closed_uvm_file_releases_its_mappings() {
     let script = "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nclose-uvm\n\
                   alloc 1000MiB as b\nfree b\nuvm-init\nalloc 1000MiB as c\nuvm-map c\nfree c";
     scripted(&Monitor::new(), script, 0);
 }
 
+/// Unregistering a GPU or its address space gives back the memory that was mapped there.
 #[test]
-fn unregistering_a_gpu_or_its_addresses_gives_back_what_it_mapped() {
+fn unregistering_gpu_or_vaspace_releases_mappings() {
     for what in ["gpu", "vaspace"] {
         let script = format!(
             "start\nuvm-init\nalloc 1000MiB as a\nuvm-map a\nfree a\nuvm-unregister {what}\n\
@@ -281,8 +291,9 @@ fn unregistering_a_gpu_or_its_addresses_gives_back_what_it_mapped() {
     }
 }
 
+/// What a UVM file maps counts until the last process has closed the file.
 #[test]
-fn what_a_file_of_uvm_maps_counts_until_the_last_process_has_closed_it() {
+fn uvm_mapping_counts_until_last_close_of_file() {
     let place = tempfile::tempdir().unwrap();
     let [asked, go] = ["asked", "go"].map(|name| path(&place, name));
     let script = format!(
@@ -293,8 +304,10 @@ fn what_a_file_of_uvm_maps_counts_until_the_last_process_has_closed_it() {
     scripted(&Monitor::new(), &script, 1);
 }
 
+/// Processes that come one after the other find the memory available that the one before had
+/// mapped.
 #[test]
-fn processes_that_come_one_after_the_other_find_what_the_one_before_had_mapped() {
+fn memory_mapped_by_exited_process_is_available_again() {
     let monitor = Monitor::new();
     for _ in 0..5 {
         let said =
@@ -307,7 +320,7 @@ fn processes_that_come_one_after_the_other_find_what_the_one_before_had_mapped()
 
 /// The driver duplicates it below a subdevice alone.
 #[test]
-fn memory_below_a_subdevice_is_mapped_and_exported_and_leaves_nothing() {
+fn subdevice_memory_maps_exports_and_leaves_nothing() {
     let monitor = Monitor::new();
     let lines = "start\nuvm-init\nalloc-below-subdevice 600MiB as a\nuvm-map a\nexport a\n\
                  free a\nalloc 500MiB as b\nclose-export\nuvm-unmap a\nalloc 500MiB as b";
@@ -320,7 +333,7 @@ fn memory_below_a_subdevice_is_mapped_and_exported_and_leaves_nothing() {
 
 /// `NV_ESC_RM_ALLOC_MEMORY` of video memory asks for none, and tells how much there is.
 #[test]
-fn by_the_number_of_old_no_memory_is_had_and_the_quota_is_told() {
+fn legacy_allocation_call_only_reports_the_quota() {
     let monitor = Monitor::new();
     let total = format!("alloc27 ok total={QUOTA}\n");
     let lines = "start\nalloc 1000MiB as a\nalloc27\nalloc27\nalloc 24MiB as b\nalloc27";
@@ -344,7 +357,7 @@ fn by_the_number_of_old_no_memory_is_had_and_the_quota_is_told() {
 
 /// What it names would live as long as it does, and no charge with it.
 #[test]
-fn what_would_keep_memory_alive_is_refused_and_the_driver_not_asked() {
+fn memory_retaining_objects_are_refused_before_the_driver() {
     let monitor = Monitor::new();
     let keeping = nvrm::class::CLASSES.iter().filter(|of| of.does == Use::KeepsAlive);
     let classes = keeping.map(|of| of.class);

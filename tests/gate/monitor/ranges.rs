@@ -30,7 +30,7 @@ fn a_files_range_is_mapped_and_costs_nothing() {
 
 /// Each is a way to have no range where there was one, or never was for this file.
 #[test]
-fn where_a_file_has_no_range_is_managed_memory() {
+fn mapping_outside_uvm_ranges_counts_as_managed() {
     for without in [
         "close-uvm\nuvm-init",
         "swap-uvm\nuvm-init",
@@ -50,8 +50,9 @@ fn where_a_file_has_no_range_is_managed_memory() {
     }
 }
 
+/// A mapping of a part of a range, or of more than the range, is not mapped as one.
 #[test]
-fn a_part_of_a_range_is_not_mapped_as_one() {
+fn partial_range_is_not_mapped_as_a_range() {
     for part in ["256KiB at 0x10000000000", "4KiB at 0x10000001000", "1MiB at 0x10000000000"] {
         let said = Monitor::new().run(&script(&format!("{POOL}\nmanaged {part}")));
         said.must("uvm-pool ok").must("managed errno=1\n");
@@ -59,7 +60,7 @@ fn a_part_of_a_range_is_not_mapped_as_one() {
 }
 
 #[test]
-fn files_and_their_ranges_outlive_the_worker() {
+fn files_and_ranges_survive_a_monitor_update() {
     let monitor = Monitor::new();
     let lines = format!("{POOL}\nswap-uvm\nuvm-init\nuvm-register");
     let program = monitor.halfway(&lines, &format!("{MAP}\nswap-uvm\n{MAP}\nsleep 2"));
@@ -71,7 +72,7 @@ fn files_and_their_ranges_outlive_the_worker() {
 
 /// Its first thread has ended, and with it what the kernel tells of the process by its number.
 #[test]
-fn a_process_without_its_first_thread_has_what_it_has() {
+fn process_without_first_thread_retains_its_charge() {
     let monitor = charging();
     let lines = "start\nuvm-init\nuvm-register\nmanaged 8MiB\nalloc 4MiB as a\nexport a\nfree a\n\
                  sleep 3\nimport as b\nsleep 60";
@@ -129,7 +130,7 @@ fn one_file_is_initialized_at_a_time() {
 
 /// The driver keeps such memory when the process ends, until the file is closed.
 #[test]
-fn managed_memory_that_outlives_its_process_is_on_no_gpu() {
+fn managed_memory_outliving_its_process_gets_no_gpu() {
     let lines = script("start\nuvm-init 2\nuvm-register\nalloc 8MiB as a");
     let said = Monitor::new().run(&lines);
     said.must("uvm-register ok");
@@ -138,7 +139,7 @@ fn managed_memory_that_outlives_its_process_is_on_no_gpu() {
 
 /// Whoever asked for it, and whatever else the process has mapped.
 #[test]
-fn managed_memory_that_an_ended_thread_mapped_stays_charged() {
+fn managed_memory_of_an_exited_thread_stays_charged() {
     let monitor = charging();
     let before = "start\nuvm-init\nuvm-register\nmap-odd-name\n\
                   thread-managed 8MiB at 0x10000000000";
@@ -155,7 +156,7 @@ fn managed_memory_that_an_ended_thread_mapped_stays_charged() {
 
 /// Though the process has others.
 #[test]
-fn managed_memory_that_is_unmapped_is_charged_no_more() {
+fn unmapped_managed_memory_is_no_longer_charged() {
     let monitor = charging();
     let program = monitor.halfway(
         "start\nuvm-init\nuvm-register\nmanaged 8MiB at 0x10000000000\n\
@@ -171,7 +172,7 @@ fn managed_memory_that_is_unmapped_is_charged_no_more() {
 
 /// Each with its own, at one address: as programs have that are alike.
 #[test]
-fn a_range_and_managed_memory_of_two_programs_may_have_one_address() {
+fn range_and_managed_memory_may_share_an_address() {
     let monitor = charging();
     let managed = monitor.halfway(&format!("start\nuvm-init\nuvm-register\n{MAP}"), "");
     let pool = monitor.halfway(&format!("{POOL}\n{MAP}"), "alloc 1MiB as a");
@@ -183,7 +184,7 @@ fn a_range_and_managed_memory_of_two_programs_may_have_one_address() {
 
 /// Ranges are compared with what is mapped while files come and go.
 #[test]
-fn files_come_and_go_while_mappings_are_looked_at() {
+fn mapping_checks_tolerate_files_opening_and_closing() {
     let monitor = Monitor::new();
     let at = |number: u64| 0x100_0000_0000 + number * 0x10_0000;
     let one = |number| format!("uvm-pool {0:#x} 64KiB\nmanaged 64KiB at {0:#x}\n", at(number));
@@ -210,7 +211,7 @@ fn files_that_were_never_initialized_are_let_go() {
 
 /// What a mapping is charged as has room, or it isn't let be.
 #[test]
-fn managed_memory_that_can_not_be_kept_account_of_is_refused() {
+fn unaccountable_managed_memory_is_refused() {
     let monitor = charging();
     let piece =
         |number: u64| format!("uvm-map a at {:#x} 4KiB\n", 0x300_0000_0000 + number * 0x2000);
@@ -228,7 +229,7 @@ fn managed_memory_that_can_not_be_kept_account_of_is_refused() {
 }
 
 #[test]
-fn a_mapping_that_the_kernel_refuses_changes_no_charge() {
+fn mapping_refused_by_kernel_changes_no_charge() {
     let monitor = Monitor::charging_on_two_gpus();
     let used = || [0, 1].map(|gpu| monitor.status().gpus[gpu].used_bytes);
     let dir = tempfile::tempdir().unwrap();
@@ -257,7 +258,7 @@ fn until_no_file_has_a_gpu(monitor: &Monitor) {
 
 /// It's bound to a memory that nobody has any more, unless a file keeps that which has gone anywhere.
 #[test]
-fn a_file_whose_maker_is_over_has_no_gpu() {
+fn uvm_file_of_exited_creator_has_no_gpu() {
     let monitor = Monitor::new();
     let after = "alloc 4MiB as a\nuvm-map a\nset-mm\n\
                  personality 0xffffffff\npersonality 0\npersonality 0x40000";

@@ -30,7 +30,7 @@ const MAPPED: &str = "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB\n\
 
 /// Nobody but the mapping names it, so no process's figure shows it.
 #[test]
-fn a_range_that_is_freed_wrongly_twice_stays_charged() {
+fn range_wrongly_freed_twice_stays_charged() {
     for how in ["uvm-free", "uvm-cut"] {
         let had = interruptible(&format!(
             "{MAPPED}\nrepeats 1\n{how} 0x1000000000 701MiB\nrepeats 0\nalloc 700MiB as b"
@@ -41,7 +41,7 @@ fn a_range_that_is_freed_wrongly_twice_stays_charged() {
 }
 
 #[test]
-fn a_client_that_is_freed_by_another_file_twice_stays_charged() {
+fn client_freed_twice_by_another_file_stays_charged() {
     let had = interruptible(
         "alloc 700MiB as a\nrepeats 1\nfree-client-by-other\nrepeats 0\nalloc 700MiB as b",
     );
@@ -61,7 +61,7 @@ fn a_pool_that_is_refused_twice_announces_nothing() {
 
 /// The driver wasn't even asked.
 #[test]
-fn a_range_that_fails_by_an_errno_announces_nothing() {
+fn range_failing_by_errno_announces_nothing() {
     let monitor = Monitor::of_driver("595.45.04");
     let said = monitor.run(&script(
         "start\nuvm-init\nuvm-p2p-of-nothing 0x10000000000 1GiB\n\
@@ -79,7 +79,7 @@ fn one_struct_makes_several() {
 
 /// Whatever the struct's status was before the call.
 #[test]
-fn what_a_worker_before_had_freed_is_told() {
+fn free_made_before_an_update_is_reported() {
     let monitor = Monitor::new();
     let before = format!("start\nuvm-init\n{MAPPED}");
     let program = monitor.halfway(&before, "stale 255\nuvm-free 0x1000000000 700MiB");
@@ -94,7 +94,7 @@ fn what_a_worker_before_had_freed_is_told() {
 
 /// On any kernel: a wrong free that a worker died in.
 #[test]
-fn what_a_worker_before_had_not_freed_stays() {
+fn range_not_freed_before_an_update_stays_charged() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
     let [ready, reported, go] = ["ready", "told", "go"].map(|name| path(&dir, name));
@@ -116,7 +116,7 @@ fn what_a_worker_before_had_not_freed_stays() {
 
 /// A thread's call failed, and nobody took that; the worker after undoes what it hadn't made.
 #[test]
-fn what_a_call_that_failed_had_not_made_is_not_undone() {
+fn abandoned_failed_call_undoes_no_earlier_object() {
     for replaced in [false, true] {
         let monitor = Monitor::with(Managed::Refuse, false);
         let dir = tempfile::tempdir().unwrap();

@@ -62,7 +62,7 @@ impl Drop for Play {
 
 /// What it holds counts though the thread's process, which it must not be taken for, is gone.
 #[test]
-fn a_process_that_gets_an_ended_threads_number_is_known_for_itself() {
+fn process_with_reused_thread_id_is_distinguished() {
     for monitor in [Monitor::new(), Monitor::without_thread_pidfds()] {
         // By the descriptors that both have, so that nothing fails by which of them is asked.
         let script = "start\nend-a-thread\nfork-as-ended {\nclient\ndevice 0\nsubdevice\n\
@@ -82,8 +82,9 @@ fn a_process_that_gets_an_ended_threads_number_is_known_for_itself() {
     }
 }
 
+/// Descriptors are searched for in the process that has the id now.
 #[test]
-fn descriptors_are_looked_for_in_the_process_that_has_the_number_now() {
+fn descriptors_are_searched_in_current_owner_of_pid() {
     for monitor in [Monitor::new(), Monitor::without_thread_pidfds()] {
         // The child's own files have numbers that its parent hasn't.
         let script = "start\nend-a-thread\nfork-as-ended {\nstart\nalloc 700MiB as a\nfree a\n}";

@@ -40,8 +40,9 @@ fn until_slices(monitor: &Monitor, expected: &[u64]) {
 /// 2048 µs, as CUDA asks for.
 const ASKS: &str = "control g 0xa06c0103 with 0008000000000000";
 
+/// A group has its slice before it runs, and the new one whenever the share changes.
 #[test]
-fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
+fn group_slice_is_set_before_running_and_updated() {
     let monitor = sharing(8192);
     let lines = format!("start\ncompute 1 as g\n{ASKS}");
     let holder = monitor.halfway(&lines, "sleep 1000");
@@ -59,8 +60,9 @@ fn a_group_has_its_slice_before_it_runs_and_whenever_the_share_changes() {
     holder.kill();
 }
 
+/// A program has the slice that it asked for once no share sets slices any more.
 #[test]
-fn what_a_program_asked_for_it_has_when_nobody_sets_slices_any_more() {
+fn requested_slice_is_restored_once_shares_end() {
     let monitor = sharing(8192);
     let holder = monitor.halfway(&format!("start\ncompute 1 as g\n{ASKS}"), "sleep 1000");
     assert_eq!(monitor.slices(), [8192]);
@@ -71,7 +73,7 @@ fn what_a_program_asked_for_it_has_when_nobody_sets_slices_any_more() {
 
 /// Groups for other engines (2: a copy engine) wait for nobody's kernels.
 #[test]
-fn groups_that_compute_have_one_round_together_and_others_each_their_own() {
+fn only_computing_groups_share_one_period() {
     let monitor = sharing(4096);
     let one = monitor.halfway("start\ncompute 1 as g\ncompute 9 as c", "sleep 1000");
     until_slices(&monitor, &[4096, 4096]);
@@ -121,7 +123,7 @@ fn no_kernel_outlasts_a_slice_where_containers_share() {
 
 /// Who was in no sample of 14 seconds doesn't count; who wakes has what each has while all work.
 #[test]
-fn a_process_that_rests_takes_nothing_of_the_others_slices() {
+fn idle_process_takes_nothing_of_other_slices() {
     let monitor = sharing(4096);
     let busy = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     let rests = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
@@ -150,7 +152,7 @@ fn without_a_share_slices_are_the_programs_own() {
 /// DISABLE_CHANNELS, which the driver makes for anybody and which enables, too; PREEMPT,
 /// SET_INTERLEAVE_LEVEL, MAKE_REALTIME, which this one has not.
 #[test]
-fn nobody_takes_turns_that_are_others() {
+fn program_cannot_take_time_windows_of_others() {
     let monitor = Monitor::sharing();
     let refused =
         ["subdevice 0x2080110b 536", "g 0xa06c0105 8", "g 0xa06c0107 4", "g 0xa06c0110 4"];
@@ -170,7 +172,7 @@ fn nobody_takes_turns_that_are_others() {
 
 /// A driver that refuses slices: the program goes on, and the status says why.
 #[test]
-fn a_slice_that_the_driver_refuses_is_told_and_nothing_else_fails() {
+fn driver_refusal_of_slice_is_reported_not_fatal() {
     let monitor = sharing(0);
     monitor.sim.fault("control:0xa06c0103 status 0x56");
     let holder = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
@@ -210,8 +212,9 @@ fn until_busy(monitor: &Monitor, per_cent: std::ops::Range<u128>) {
     });
 }
 
+/// A container runs in its own time windows only, and always if its share has no windows.
 #[test]
-fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
+fn container_runs_only_in_its_time_windows() {
     let monitor = sharing(4096);
     let holder = monitor.halfway(BUSY, "sleep 1000");
     until_busy(&monitor, 97..101);
@@ -249,7 +252,7 @@ fn a_container_runs_in_its_own_time_alone_and_always_where_it_may() {
 
 /// Who makes a channel, or schedules a group, while its container is off the GPU doesn't run.
 #[test]
-fn who_comes_while_the_container_is_off_comes_off() {
+fn channels_created_while_off_stay_off() {
     let monitor = Monitor::sharing();
     monitor.share(Some(&turns(&[])));
     let first = monitor.halfway("start\ncompute 1 as g", "sleep 1000");

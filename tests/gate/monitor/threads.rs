@@ -16,7 +16,7 @@ fn threads(monitor: u32) -> Vec<String> {
 }
 
 #[test]
-fn a_monitor_has_two_threads_until_the_container_calls() {
+fn monitor_has_two_threads_until_first_call() {
     let monitor = Monitor::new();
     let at_rest = || threads(monitor.pid()) == ["audit", "cgpu-monitor"];
     until("they have their names", at_rest);
@@ -78,8 +78,9 @@ impl Drop for TaskLimit {
     }
 }
 
+/// Calls wait for threads that the host doesn't have yet.
 #[test]
-fn calls_wait_for_threads_that_the_host_does_not_have() {
+fn calls_wait_while_threads_cannot_be_started() {
     let monitor = Monitor::new();
     let Some(limit) = TaskLimit::on(monitor.pid()) else {
         return println!("skipped: this host has no cgroups that limit tasks");

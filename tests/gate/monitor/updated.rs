@@ -178,19 +178,20 @@ fn each_that_was_interrupted_is_made_once(when: &str, comes: Comes) {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
+/// A call that was interrupted before an update of the monitor is made once.
 #[test]
-fn a_call_that_was_interrupted_before_an_update_is_made_once() {
+fn a_call_that_was_interrupted_is_made_once() {
     each_that_was_interrupted_is_made_once("late 400", Comes::During);
 }
 
 #[test]
-fn what_was_done_for_an_interrupted_caller_outlives_an_update() {
+fn what_was_done_for_interrupted_callers_survives_updates() {
     each_that_was_interrupted_is_made_once("late 100", Comes::After);
 }
 
 /// A call that hangs in the driver can't be left, and the monitor goes on as it is.
 #[test]
-fn a_monitor_with_a_call_that_hangs_refuses_to_be_updated_and_goes_on() {
+fn monitor_with_hanging_call_refuses_update_and_continues() {
     let monitor = Monitor::new();
     let asks = monitor.halfway("start\nalloc 5MiB as a", "info");
     monitor.sim.fault("alloc:0x40 hang times 1");

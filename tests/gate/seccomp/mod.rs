@@ -324,20 +324,23 @@ fn check(scratch: &Scratch, runtime: &Runtime<'_>) {
     );
 }
 
+/// If runc is behind the filter, its containers are behind the filter too.
 #[test]
-fn runc_behind_the_filter_has_its_containers_behind_it() {
+fn runc_passes_the_filter_on_to_containers() {
     let scratch = Scratch::new();
     check(&scratch, &scratch.runc());
 }
 
+/// If crun is behind the filter, its containers are behind the filter too.
 #[test]
-fn crun_behind_the_filter_has_its_containers_behind_it() {
+fn crun_passes_the_filter_on_to_containers() {
     let scratch = Scratch::new();
     check(&scratch, &scratch.crun());
 }
 
+/// Every machine has the same calls trapped, in 64 and in 32 bits.
 #[test]
-fn every_machine_has_the_same_calls_trapped_in_64_and_in_32_bits() {
+fn same_calls_trap_in_64_and_32_bits() {
     const X32: u32 = 1 << 30;
     let wide =
         [(0xc000_003e, 16, 9), (0xc000_003e, X32 | 514, X32 | 9), (0xc000_003e, X32 | 16, X32 | 9)];

@@ -18,7 +18,7 @@ fn holding(host: &Host, id: &str, text: impl AsRef<[u8]>) -> Bundle {
 }
 
 #[test]
-fn what_is_no_configuration_is_refused_with_its_name() {
+fn invalid_bundle_configuration_is_refused_and_named() {
     let host = Host::new();
     for (id, text, sentence) in [
         ("empty", "", "config.json is not valid JSON: EOF while parsing a value"),
@@ -70,7 +70,7 @@ fn a_bundle_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_request_without_a_process_is_refused_before_anything_is_promised() {
+fn request_without_process_is_refused_before_any_reservation() {
     let host = Host::new();
     let bundle = host.bundle("no-process", |config| {
         config["annotations"] =
@@ -82,8 +82,9 @@ fn a_request_without_a_process_is_refused_before_anything_is_promised() {
     assert_eq!(host.records(), [].into());
 }
 
+/// A linked configuration and a linked bundle leave the links' targets alone.
 #[test]
-fn a_linked_configuration_and_a_linked_bundle_leave_the_targets_alone() {
+fn linked_bundle_configuration_leaves_link_targets_alone() {
     let host = Host::new();
     let bundle = host.asking("linked", TOTAL_MIB);
     let (config, template) =
@@ -105,8 +106,9 @@ fn a_linked_configuration_and_a_linked_bundle_leave_the_targets_alone() {
     assert!(fs::symlink_metadata(alias).unwrap().is_symlink());
 }
 
+/// A configuration of ten mebibytes is edited, and one larger than cgpu reads is refused.
 #[test]
-fn ten_mebibytes_are_edited_and_more_than_we_read_is_refused() {
+fn large_configuration_is_edited_and_oversized_one_refused() {
     let host = Host::new();
     let large = host.bundle("large", |config| {
         ask(config, 1);
@@ -126,7 +128,7 @@ fn ten_mebibytes_are_edited_and_more_than_we_read_is_refused() {
 /// serde_json stops at 128 levels, which keeps hostile text off our stack. The engine's
 /// types nest eight deep, so that only a text that is no OCI configuration gets there.
 #[test]
-fn nesting_beyond_every_configuration_is_refused_and_below_that_kept() {
+fn excessive_nesting_is_refused_and_lesser_nesting_retained() {
     let host = Host::new();
     let nested = |levels: usize| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
     let with = |id: &str, levels| {
@@ -149,7 +151,7 @@ fn nesting_beyond_every_configuration_is_refused_and_below_that_kept() {
 }
 
 #[test]
-fn a_bundle_that_can_not_be_written_is_refused_and_nothing_stays_promised() {
+fn unwritable_bundle_is_refused_and_nothing_stays_reserved() {
     let host = Host::new();
     let bundle = host.asking("read-only", TOTAL_MIB);
     let old = fs::read(bundle.directory.join("config.json")).unwrap();
@@ -175,8 +177,9 @@ fn a_bundle_that_can_not_be_written_is_refused_and_nothing_stays_promised() {
     host.whole_gpu_can_be_had("after");
 }
 
+/// A bundle on a full disk retains its configuration, and nothing stays reserved.
 #[test]
-fn a_bundle_on_a_full_disk_keeps_its_configuration_and_nothing_stays_promised() {
+fn full_disk_leaves_bundle_unchanged_and_nothing_reserved() {
     let host = Host::new();
     let bundle = host.asking("full", TOTAL_MIB);
     let old = fs::read(bundle.directory.join("config.json")).unwrap();

@@ -25,8 +25,9 @@ fn mount(host: &Host, words: &[&str], path: &Path) {
     run_with_timeout(mount.args(words).arg(path), timeout()).ok();
 }
 
+/// A broken configuration refuses container creations, and everything else is passed through.
 #[test]
-fn a_broken_configuration_refuses_creates_and_lets_everything_else_through() {
+fn broken_configuration_refuses_only_container_creations() {
     let host = Host::new();
     let runtime = host.runtime();
     let running = host.bundle("running", |_| {});
@@ -72,7 +73,7 @@ fn the_candidates_of_a_broken_configuration_still_count() {
 }
 
 #[test]
-fn a_state_directory_that_can_not_be_made_or_trusted_is_named() {
+fn uncreatable_or_untrusted_state_directory_is_named() {
     let refused = |id: &str, prepare: &dyn Fn(&mut Host), parts: &[&str]| {
         let mut host = Host::new();
         prepare(&mut host);
@@ -146,8 +147,9 @@ fn a_state_directory_that_can_not_be_made_or_trusted_is_named() {
     assert_eq!(mode & 0o7777, 0o755, "others can still enter it");
 }
 
+/// On a full disk nothing is reserved, and what was reserved can be released.
 #[test]
-fn on_a_full_disk_nothing_is_promised_and_what_was_promised_can_be_given_back() {
+fn full_disk_allows_releases_but_no_reservations() {
     let mut host = Host::new();
     host.scratch.directory("small");
     let path = host.scratch.path().join("small");
@@ -199,7 +201,7 @@ fn on_a_full_disk_nothing_is_promised_and_what_was_promised_can_be_given_back() 
 }
 
 #[test]
-fn a_full_disk_on_the_first_create_leaves_nothing() {
+fn full_disk_at_first_creation_leaves_nothing() {
     let mut host = Host::new();
     host.scratch.directory("small");
     let path = host.scratch.path().join("small");
@@ -213,8 +215,9 @@ fn a_full_disk_on_the_first_create_leaves_nothing() {
     host.whole_gpu_can_be_had("after");
 }
 
+/// Reading the status changes nothing on a host that has no state yet.
 #[test]
-fn looking_changes_nothing_on_a_host_that_has_no_state_yet() {
+fn reading_status_changes_nothing_on_fresh_host() {
     let host = Host::new();
     let bundle = host.asking("looked-at", 4000);
     let before = (names(host.scratch.path()), names(&bundle.directory));

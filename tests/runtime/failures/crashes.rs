@@ -84,7 +84,7 @@ fn every_place_is_tried_here() {
 }
 
 #[test]
-fn a_runtime_killed_anywhere_leaves_nothing_that_the_next_one_minds() {
+fn runtime_killed_anywhere_disturbs_no_later_runtime() {
     with_each_backend(|host, nothing_is_isolated| {
         for place in OF_CREATE {
             let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB / 2 + 1);
@@ -110,7 +110,7 @@ fn a_runtime_killed_anywhere_leaves_nothing_that_the_next_one_minds() {
 }
 
 #[test]
-fn a_hook_killed_anywhere_fails_the_create_and_leaves_nothing() {
+fn hook_killed_anywhere_fails_creation_without_leftovers() {
     let failing = |host: &Host, name: &str, real: &str, place: &str| {
         // Only our hooks are written without white space.
         let script = format!(
@@ -149,8 +149,9 @@ fn a_hook_killed_anywhere_fails_the_create_and_leaves_nothing() {
     }
 }
 
+/// A hook killed anywhere in an activation can be called again.
 #[test]
-fn a_hook_killed_anywhere_in_an_activation_can_be_called_again() {
+fn hook_killed_during_activation_can_be_called_again() {
     with_each_backend(|host, nothing_is_isolated| {
         for place in OF_ACTIVATION {
             let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB);
@@ -190,7 +191,7 @@ fn isolation_is_on_wherever_a_container_is_active() {
 }
 
 #[test]
-fn a_release_killed_anywhere_is_finished_by_the_next_one() {
+fn release_killed_anywhere_is_finished_by_the_next() {
     with_each_backend(|host, nothing_is_isolated| {
         for place in OF_RELEASE {
             let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB);
@@ -213,7 +214,7 @@ fn a_release_killed_anywhere_is_finished_by_the_next_one() {
 }
 
 #[test]
-fn a_collection_killed_anywhere_is_finished_by_the_next_create() {
+fn collection_killed_anywhere_is_finished_by_next_creation() {
     with_each_backend(|host, nothing_is_isolated| {
         for place in OF_RELEASE {
             let bundle = host.asking(&format!("at-{place}"), TOTAL_MIB);
@@ -230,8 +231,9 @@ fn a_collection_killed_anywhere_is_finished_by_the_next_create() {
     });
 }
 
+/// A check by ps or gc that is killed anywhere changes nothing.
 #[test]
-fn a_look_killed_anywhere_changes_nothing() {
+fn check_killed_anywhere_changes_nothing() {
     let host = Host::new();
     let bundle = host.asking("looked-for", TOTAL_MIB);
     host.runtime().create(&bundle).ok();
@@ -251,8 +253,9 @@ fn a_look_killed_anywhere_changes_nothing() {
     host.runtime().delete(&bundle).ok();
 }
 
+/// A precreate, or its hook, that is killed anywhere reserves nothing twice.
 #[test]
-fn a_precreate_or_its_hook_killed_anywhere_promises_nothing_twice() {
+fn killed_precreate_or_hook_reserves_nothing_twice() {
     // Of `rename`, too: the reservation gets the container's key.
     for place in ["record-written", "record-linked", "record-removed", "index-written"] {
         let standin = StandIn::mount(&[0]);

@@ -64,8 +64,9 @@ fn crowd(host: &Host, mib: u64, fitting: usize, reason: &str) {
     host.check_registry();
 }
 
+/// Of a hundred container creations at once, as many are admitted as may be and as fit.
 #[test]
-fn of_a_hundred_at_once_as_many_get_in_as_may_and_as_fit() {
+fn concurrent_creations_are_admitted_only_up_to_limits() {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());

@@ -8,7 +8,7 @@ use crate::host::{Host, TOTAL_MIB};
 use crate::support::program;
 
 #[test]
-fn a_missing_runtime_is_told_with_what_to_install() {
+fn missing_runtime_is_reported_with_what_to_install() {
     let mut host = Host::new();
     let plain = host.scratch.file("plain", "");
     let sentence = |name: &str| {
@@ -36,7 +36,7 @@ fn a_missing_runtime_is_told_with_what_to_install() {
 }
 
 #[test]
-fn a_runtime_that_can_not_be_executed_leaves_no_reservation() {
+fn unexecutable_runtime_leaves_no_reservation() {
     let mut host = Host::new();
     // Its interpreter is missing, which the kernel finds out at the exec.
     let broken = host.scratch.script("runc", "#!/nowhere/interpreter\n");
@@ -60,8 +60,9 @@ fn a_truncated_runtime_is_no_runtime() {
     host.was_reported(created, &bundle, &["no real runtime: none of "]);
 }
 
+/// The status of a runtime that fails or is killed is passed on, and its reservation is collected.
 #[test]
-fn a_runtime_that_fails_or_is_killed_is_passed_on_and_its_reservation_collected() {
+fn runtime_failure_is_passed_on_and_reservation_collected() {
     let mut host = Host::new();
     let failing = host.scratch.script("fails", "#!/bin/sh\necho its own words >&2\nexit 42\n");
     host.wrap(failing);
@@ -78,8 +79,9 @@ fn a_runtime_that_fails_or_is_killed_is_passed_on_and_its_reservation_collected(
     host.whole_gpu_can_be_had("after");
 }
 
+/// What the runtime refuses is in its own words, and nothing stays reserved.
 #[test]
-fn what_the_runtime_refuses_is_in_its_own_words_and_holds_nothing() {
+fn runtime_refusal_is_verbatim_and_reserves_nothing() {
     for real in ["runc", "crun"] {
         let mut host = Host::new();
         let path = match real {

@@ -18,8 +18,9 @@ fn end_without_a_word(host: &Host) {
     fs::remove_dir_all(host.runtime().root()).unwrap();
 }
 
+/// A container that ended without a hook gives its memory to the next.
 #[test]
-fn a_container_that_ended_without_a_hook_gives_its_memory_to_the_next() {
+fn container_ended_without_hook_frees_its_memory() {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());
@@ -33,7 +34,7 @@ fn a_container_that_ended_without_a_hook_gives_its_memory_to_the_next() {
 }
 
 #[test]
-fn gc_says_what_it_collected_and_a_second_time_nothing() {
+fn gc_reports_each_collected_container_once() {
     let host = Host::new();
     host.runtime().create(&host.asking("lost", TOTAL_MIB)).ok();
     assert_eq!(host.gc(), "", "it lives");
@@ -57,7 +58,7 @@ int main(void) {
 "#;
 
 #[test]
-fn a_container_whose_first_thread_ended_keeps_what_it_has() {
+fn container_whose_first_thread_exited_retains_its_reservation() {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());
@@ -125,8 +126,9 @@ fn a_reservation_whose_runtime_died_keeps_nothing() {
     host.whole_gpu_can_be_had("next");
 }
 
+/// Every command names a damaged record, and it stops no container without a request.
 #[test]
-fn a_damaged_record_is_named_by_everyone_and_stops_no_container_without_a_request() {
+fn damaged_record_is_named_and_stops_only_requests() {
     let host = Host::new();
     let bundle = host.asking("whole", 1);
     let runtime = host.runtime();
@@ -153,7 +155,7 @@ fn a_damaged_record_is_named_by_everyone_and_stops_no_container_without_a_reques
 }
 
 #[test]
-fn an_id_that_is_in_use_is_refused_and_keeps_what_it_has() {
+fn id_in_use_is_refused_and_retains_reservation() {
     let host = Host::new();
     let bundle = host.asking("twice", 4000);
     let runtime = host.runtime();
@@ -168,7 +170,7 @@ fn an_id_that_is_in_use_is_refused_and_keeps_what_it_has() {
 
 /// A `delete` that is slow to call its hooks: by then the id is free, and in use again.
 #[test]
-fn a_late_poststop_hook_takes_nothing_from_the_next_container_of_the_id() {
+fn late_poststop_hook_spares_next_container_of_id() {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());
@@ -195,7 +197,7 @@ fn a_late_poststop_hook_takes_nothing_from_the_next_container_of_the_id() {
 
 /// No state can be there: the name is longer than a file's may be.
 #[test]
-fn a_container_whose_id_no_runtime_takes_keeps_nothing() {
+fn container_with_invalid_id_retains_no_reservation() {
     let host = Host::new();
     let bundle = host.asking("long", TOTAL_MIB);
     let bundle = crate::support::Bundle { id: "x".repeat(300), ..bundle };

@@ -118,8 +118,9 @@ fn with_each_runtime(test: impl Fn(&Host)) {
     test(&host);
 }
 
+/// A collection takes nothing from a container that has just been created.
 #[test]
-fn a_collection_takes_nothing_that_has_just_been_made() {
+fn collection_takes_nothing_from_new_container() {
     with_each_runtime(|host| {
         while_it_looks(
             host,
@@ -151,7 +152,7 @@ fn a_list_shows_what_has_just_been_made() {
 }
 
 #[test]
-fn a_create_is_refused_what_another_has_just_been_given() {
+fn creation_cannot_get_what_another_just_reserved() {
     with_each_runtime(|host| {
         let other = host.asking("other", 1);
         while_it_looks(
@@ -166,8 +167,9 @@ fn a_create_is_refused_what_another_has_just_been_given() {
     });
 }
 
+/// A late hook takes nothing from a container that has just been created.
 #[test]
-fn a_late_hook_takes_nothing_from_a_container_that_has_just_been_made() {
+fn late_hook_takes_nothing_from_new_container() {
     with_each_runtime(|host| {
         let look = |bundle: &Bundle| {
             let mut command = host.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
@@ -185,7 +187,7 @@ fn a_late_hook_takes_nothing_from_a_container_that_has_just_been_made() {
 }
 
 #[test]
-fn a_program_that_is_stopped_at_a_place_is_not_killed_there() {
+fn program_stopped_at_failpoint_is_not_killed_there() {
     let host = Host::new();
     host.runtime().create(&host.asking("looked-at", 1)).ok();
     let ended = Stopped::at("holder-asked", &mut cgpu(&host, "ps")).goes_on();

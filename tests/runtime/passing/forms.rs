@@ -167,20 +167,23 @@ impl Bundles {
     }
 }
 
+/// From every form of the command line, runc and cgpu read the same bundle.
 #[test]
-fn runc_and_we_read_the_same_bundle_from_every_form() {
+fn runc_and_cgpu_resolve_every_bundle_form_alike() {
     let bundles = Bundles::new(Engine::Runc);
     IN_BOTH.iter().chain(IN_RUNC).for_each(|(line, reads)| bundles.check(line, *reads));
 }
 
+/// From every form of the command line, crun and cgpu read the same bundle.
 #[test]
-fn crun_and_we_read_the_same_bundle_from_every_form() {
+fn crun_and_cgpu_resolve_every_bundle_form_alike() {
     let bundles = Bundles::new(Engine::Crun);
     IN_BOTH.iter().chain(IN_CRUN).for_each(|(line, reads)| bundles.check(line, *reads));
 }
 
+/// An unknown flag may name the bundle, so that none elsewhere is no reason to go on.
 #[test]
-fn an_unknown_flag_may_name_the_bundle_so_none_elsewhere_is_no_reason_to_go_on() {
+fn unknown_flag_with_missing_bundle_is_refused() {
     let bundles = Bundles::new(Engine::Runc);
     for line in ["run -bb id", "run --new-bundle b id"] {
         let outcome = bundles.call(bundles.host.ours(), line).exits(1);
@@ -213,7 +216,7 @@ fn the_working_directory_is_the_default_bundle() {
 }
 
 #[test]
-fn a_container_has_one_key_however_its_root_is_written() {
+fn container_has_one_key_however_root_is_written() {
     let host = Host::new(Engine::Runc);
     let bundle = host.bundle("held", &borrowed(&asking("3", "0")), "exec sleep 1000");
     fs::create_dir(host.path("root")).expect("a directory can be made");
@@ -234,8 +237,9 @@ fn a_container_has_one_key_however_its_root_is_written() {
     }
 }
 
+/// The flag of cgpu wins over the variable, and never reaches the real runtime.
 #[test]
-fn our_own_flag_wins_over_the_variable_and_never_reaches_the_real_runtime() {
+fn cgpu_flag_overrides_variable_and_is_never_forwarded() {
     for engine in ENGINES {
         let host = Host::new(engine);
         host.configure("flag.toml", host.real(), "flag-state");
@@ -266,7 +270,7 @@ fn our_own_flag_wins_over_the_variable_and_never_reaches_the_real_runtime() {
 }
 
 #[test]
-fn a_named_configuration_that_is_not_there_stops_what_asks_for_gpus_and_nothing_else() {
+fn missing_named_configuration_stops_only_gpu_requests() {
     let host = Host::new(Engine::Runc);
     let bundle = host.bundle("id", &["NVIDIA_VISIBLE_DEVICES=0"], "exec sleep 1000");
     let dir = bundle.directory.to_string_lossy().into_owned();

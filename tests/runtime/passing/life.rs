@@ -55,7 +55,7 @@ fn a_container_sees_its_gpus_and_no_others() {
 
 /// Nodes that an engine declares one by one are its user's choice, and no others may be named beside.
 #[test]
-fn single_nodes_that_differ_from_the_named_gpus_are_refused() {
+fn single_nodes_differing_from_named_gpus_are_refused() {
     let host = Host::new(Engine::Runc);
     let bundle = host.bundle("id", &borrowed(&asking("3", "1")), "true");
     let mut config = bundle.config();
@@ -71,7 +71,7 @@ fn single_nodes_that_differ_from_the_named_gpus_are_refused() {
 }
 
 #[test]
-fn the_device_cgroup_lets_a_container_open_its_gpus_and_no_others() {
+fn device_cgroup_allows_only_the_containers_own_gpus() {
     // Without a cgroup manager, as on hybrid machines, crun sets no device rules.
     let engines = if cgroups_are_unified() { &ENGINES[..] } else { &[Engine::Runc] };
     for engine in engines {
@@ -115,7 +115,7 @@ fn opens_its_gpus_and_no_others(engine: Engine) {
 /// As `kubectl debug --target` makes one: in the other container's process namespace, with the capability to look into its
 /// processes.
 #[test]
-fn a_debug_container_opens_no_gpu_of_the_container_that_it_looks_into() {
+fn debug_container_cannot_open_its_targets_gpus() {
     let engines = if cgroups_are_unified() { &ENGINES[..] } else { &[Engine::Runc] };
     for engine in engines {
         let host = Host::new(*engine);
@@ -148,7 +148,7 @@ fn a_debug_container_opens_no_gpu_of_the_container_that_it_looks_into() {
 
 /// `docker run --device-cgroup-rule 'c 195:* rmw'`: cgroup v1 takes no device out of it.
 #[test]
-fn a_rule_for_all_of_nvidias_nodes_keeps_no_container_from_starting() {
+fn rule_for_all_nvidia_nodes_blocks_no_start() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let bundle = host.bundle("wide", &borrowed(&asking("3", "1")), "true");
@@ -163,8 +163,9 @@ fn a_rule_for_all_of_nvidias_nodes_keeps_no_container_from_starting() {
     }
 }
 
+/// An engine's calls print nothing, and ps shows the container from create to delete.
 #[test]
-fn an_engines_calls_say_nothing_and_are_seen_by_ps_from_create_to_delete() {
+fn engine_calls_are_silent_and_visible_to_ps() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let bundle = host.bundle("held", &borrowed(&asking("4", "1")), "exec sleep 1000");
@@ -208,8 +209,9 @@ fn an_engines_calls_say_nothing_and_are_seen_by_ps_from_create_to_delete() {
     }
 }
 
+/// Of a variable given twice, the last counts for the process and for cgpu.
 #[test]
-fn of_a_variable_given_twice_the_last_counts_for_the_process_and_for_us() {
+fn last_of_duplicate_variables_counts_for_cgpu_too() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let env = [
@@ -238,7 +240,7 @@ fn of_a_variable_given_twice_the_last_counts_for_the_process_and_for_us() {
 }
 
 #[test]
-fn a_bundles_own_hooks_stay_and_run_beside_ours() {
+fn bundle_hooks_stay_and_run_next_to_ours() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let bundle = host.bundle("hooked", &borrowed(&asking("3", "0")), SHOW);
@@ -264,7 +266,7 @@ fn a_bundles_own_hooks_stay_and_run_beside_ours() {
 }
 
 #[test]
-fn a_second_run_of_an_edited_bundle_changes_no_byte_of_it() {
+fn second_run_leaves_an_edited_bundle_unchanged() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let bundle = host.bundle("again", &borrowed(&asking("3", "1")), SHOW);

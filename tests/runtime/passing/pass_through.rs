@@ -11,7 +11,7 @@ use super::host::{ENGINES, Engine, Host, assert_same, config_bytes, said};
 use crate::support::{Outcome, eventually, program, run_with_timeout, timeout};
 
 #[test]
-fn what_needs_no_container_is_said_as_the_real_runtime_says_it() {
+fn commands_without_container_match_the_real_runtime() {
     for engine in ENGINES {
         let host = Host::new(engine);
         for line in [
@@ -55,8 +55,9 @@ fn what_needs_no_container_is_said_as_the_real_runtime_says_it() {
     }
 }
 
+/// Commands on a live container say and do the same as with the real runtime alone.
 #[test]
-fn commands_on_a_live_container_say_and_do_the_same() {
+fn commands_on_live_container_match_real_runtime() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let bundle = host.bundle("live", &["X=1"], "exec sleep 1000");
@@ -105,7 +106,7 @@ fn commands_on_a_live_container_say_and_do_the_same() {
 }
 
 #[test]
-fn a_container_that_asks_for_nothing_is_not_touched() {
+fn container_without_request_is_not_touched() {
     for engine in ENGINES {
         let host = Host::new(engine);
         for (id, env) in [
@@ -193,7 +194,7 @@ fn start(host: &Host, launcher: &[&str], shell: &str, words: &[&str]) -> Child {
 }
 
 #[test]
-fn the_real_runtime_finds_the_process_as_the_engine_made_it() {
+fn real_runtime_finds_process_as_engine_made_it() {
     let host = Host::new(Engine::Runc);
     let shell = program("sh");
     host.configure("cgpu.toml", &shell, "state");
@@ -239,7 +240,7 @@ fn blocked_signals_stay_blocked() {
 }
 
 #[test]
-fn a_create_with_a_quota_leaks_nothing_into_the_real_runtime() {
+fn creation_with_quota_leaks_nothing_into_real_runtime() {
     let host = Host::new(Engine::Runc);
     let script = host.scratch.script("runc", "#!/bin/sh\nkill -STOP $$\n");
     let config = host.configure("cgpu.toml", &script, "state");

@@ -91,7 +91,7 @@ fn one_line(outcome: &Outcome) -> String {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_with_its_name_and_value() {
+fn invalid_request_is_refused_with_name_and_value() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let bundle = host.bundle("id", &[], "env");
@@ -121,7 +121,7 @@ fn what_cannot_be_meant_is_refused_with_its_name_and_value() {
 }
 
 #[test]
-fn without_a_log_the_message_goes_to_standard_error_alone() {
+fn message_without_log_is_only_on_standard_error() {
     let host = Host::new(Engine::Runc);
     host.bundle("id", &["ALIYUN_COM_GPU_MEM_CONTAINER=x"], "env");
     let outcome = host.wrapped(&["run", "-b", "id", "id"]).exits(1);
@@ -152,7 +152,7 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_refusal_is_in_the_file_that_cruns_own_error_would_be_in() {
+fn refusal_is_logged_where_cruns_errors_would_be() {
     let host = Host::new(Engine::Crun);
     let bundle = host.bundle("id", &[], "env");
     let config = |asks: bool| {
@@ -195,8 +195,9 @@ fn a_refusal_is_in_the_file_that_cruns_own_error_would_be_in() {
     }
 }
 
+/// A full GPU is refused with its holders, until one of them is removed.
 #[test]
-fn a_full_gpu_is_refused_with_its_holders_until_one_of_them_is_gone() {
+fn full_gpu_is_refused_naming_its_current_holders() {
     for engine in ENGINES {
         let host = Host::new(engine);
         for (id, parts) in [("first", "8"), ("second", "7"), ("third", "1")] {
@@ -252,8 +253,9 @@ fn for_everybody(host: &Host) -> PathBuf {
     copy
 }
 
+/// An engine that is not the host's root gets no quota, and otherwise the real runtime.
 #[test]
-fn who_is_not_the_hosts_root_gets_no_quota_and_else_the_real_runtime() {
+fn unprivileged_engine_is_refused_quotas_and_otherwise_proxied() {
     let host = Host::new(Engine::Runc);
     let ours = for_everybody(&host);
     host.bundle("asks", &borrowed(&asking("3", "0")), "env");

@@ -104,7 +104,7 @@ fn open(path: &Path) {
 const ENGINES: [Engines; 2] = [Engines::Plain, Engines::InNamespace];
 
 #[test]
-fn a_users_container_gets_whole_gpus_with_the_drivers_files() {
+fn rootless_container_gets_unlimited_gpus_with_driver_files() {
     let world = Rootless::new(OPENABLE);
     // That zero is readable shows that it is a device, and which.
     let line = "ls /dev | grep nvidia; head -c 4 /dev/nvidia1 | wc -c; \
@@ -129,7 +129,7 @@ fn a_users_container_gets_whole_gpus_with_the_drivers_files() {
 }
 
 #[test]
-fn what_a_user_cant_have_is_refused_with_its_reason() {
+fn unavailable_rootless_request_is_refused_with_reason() {
     let world = Rootless::new(OPENABLE);
     let refused = |engine, id: &str, env: &[&str]| {
         let bundle = world.bundle(id, engine, env, "true");
@@ -172,7 +172,7 @@ fn what_a_user_cant_have_is_refused_with_its_reason() {
 
 /// A CDI specification gives what it says by mounts as well.
 #[test]
-fn a_users_container_gets_what_a_cdi_specification_lists() {
+fn rootless_container_gets_what_cdi_specification_lists() {
     let world = Rootless::new(NVIDIAS);
     let cdi = world.host.scratch.directory("cdi");
     let file = world.host.scratch.file("listed", "listed");

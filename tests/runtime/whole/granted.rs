@@ -87,8 +87,9 @@ fn sees(host: &Host, id: &str, pod: &str, env: &[&str]) -> Outcome {
     host.runtime().run(&bundle(host, id, pod, env))
 }
 
+/// A grant counts, and nothing that a pod says next to it.
 #[test]
-fn a_grant_counts_and_nothing_that_a_pod_says_beside_it() {
+fn grant_overrides_everything_a_pod_requests() {
     for profile in ["open", "strict"] {
         let (host, grants) = node(profile);
         grants.give(&grant(Some(3000), &["web"])).unwrap();
@@ -119,8 +120,9 @@ fn a_grant_counts_and_nothing_that_a_pod_says_beside_it() {
     }
 }
 
+/// A grant of an unlimited GPU needs no quota, even if the host requires one.
 #[test]
-fn a_grant_of_a_whole_gpu_needs_no_quota_even_where_one_is_demanded() {
+fn unlimited_gpu_grant_needs_no_quota_despite_requirement() {
     for profile in ["open", "strict"] {
         let (mut host, grants) = node(profile);
         host.set("admission.require_quota", true);
@@ -134,7 +136,7 @@ fn a_grant_of_a_whole_gpu_needs_no_quota_even_where_one_is_demanded() {
 }
 
 #[test]
-fn a_token_that_is_not_a_containers_own_is_refused_in_words() {
+fn foreign_grant_token_is_refused_with_reason() {
     let (host, grants) = node("open");
     let refused = |id: &str, pod: &str, named: &str, parts: &[&str]| {
         let made = bundle(&host, id, pod, &[named]);
@@ -178,7 +180,7 @@ fn docker_gives_nothing_by_a_token() {
 }
 
 #[test]
-fn a_pod_without_a_grant_gets_what_the_node_says() {
+fn pod_without_grant_gets_what_node_configures() {
     for (ungranted, sees_first) in [("as-asked", true), ("none", false), ("whole", true)] {
         let (mut host, _grants) = node("open");
         host.set("kubernetes.ungranted", ungranted);
@@ -205,7 +207,7 @@ fn a_pod_without_a_grant_gets_what_the_node_says() {
 }
 
 #[test]
-fn a_boot_and_a_plugin_without_tokens_leave_what_a_container_was_given() {
+fn grant_survives_reboot_and_plugin_without_tokens() {
     let (host, grants) = node("open");
     grants.give(&grant(Some(3000), &["web"])).unwrap();
     let named = token(TOKEN);
@@ -222,8 +224,9 @@ fn a_boot_and_a_plugin_without_tokens_leave_what_a_container_was_given() {
     }
 }
 
+/// A node whose grants are gone or unreadable gives no GPU, and refuses no other container.
 #[test]
-fn a_node_whose_grants_are_gone_or_unreadable_gives_no_gpu_and_refuses_nobody_else() {
+fn node_without_readable_grants_gives_no_gpu() {
     let (host, _grants) = node("open");
     let place = host.scratch.path().join("grants");
     // As the chart sets it.

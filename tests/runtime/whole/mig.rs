@@ -64,7 +64,7 @@ fn mig_bundle(host: &Host, id: &str, env: &[&str], annotations: &[(&str, &str)])
 }
 
 #[test]
-fn mig_devices_arrive_with_their_nodes_and_no_others() {
+fn mig_devices_arrive_with_only_their_nodes() {
     let mut host = split_host();
     let one = "nvidia-caps/nvidia-cap30 1e\nnvidia-caps/nvidia-cap31 1f\n";
     let other = "nvidia-caps/nvidia-cap84 54\nnvidia-caps/nvidia-cap85 55\n";
@@ -123,7 +123,7 @@ fn mig_devices_arrive_with_their_nodes_and_no_others() {
 
 /// Each of them is somebody's alone, where GPUs are.
 #[test]
-fn a_mig_device_is_held_beside_its_neighbour_and_by_one_only() {
+fn mig_device_is_exclusive_next_to_its_neighbour() {
     let mut host = split_host();
     host.set("admission.exclusive", true);
     let runtime = host.runtime();
@@ -146,7 +146,7 @@ fn a_mig_device_is_held_beside_its_neighbour_and_by_one_only() {
 }
 
 #[test]
-fn a_mig_device_that_can_not_be_given_is_refused_in_words() {
+fn unavailable_mig_device_is_refused_with_reason() {
     let mut host = split_host();
     let refused = |host: &Host, env: &[&str], parts: &[&str]| {
         let id = format!("asks-{}", crate::host::names(host.scratch.path()).len());
@@ -196,7 +196,7 @@ fn a_mig_device_that_can_not_be_given_is_refused_in_words() {
 }
 
 #[test]
-fn who_is_privileged_may_configure_and_watch_mig() {
+fn privileged_container_may_configure_and_watch_mig() {
     let host = split_host();
     let asks = mig_bundle(
         &host,
@@ -219,7 +219,7 @@ fn who_is_privileged_may_configure_and_watch_mig() {
 
 /// As NVIDIA's generator writes it: the device has the nodes, and the file is for all.
 #[test]
-fn a_specifications_mig_device_brings_its_files_and_no_node_twice() {
+fn cdi_mig_device_brings_files_without_duplicate_nodes() {
     let mut host = split_host();
     let directory = host.scratch.directory("cdi");
     host.set("driver.cdi_dirs", vec![directory.display().to_string()]);

@@ -161,8 +161,9 @@ fn what_is_asked_for_arrives() {
     }
 }
 
+/// An unlimited GPU takes nothing of what is reserved, and the log says so.
 #[test]
-fn a_whole_gpu_takes_nothing_of_what_is_promised_and_says_so() {
+fn unlimited_gpu_reserves_nothing_and_is_logged() {
     let mut host = host();
     let runtime = host.runtime();
     let words = ["NVIDIA_VISIBLE_DEVICES=0"];
@@ -200,7 +201,7 @@ fn a_whole_gpu_takes_nothing_of_what_is_promised_and_says_so() {
 }
 
 #[test]
-fn a_whole_gpu_that_can_not_be_given_is_refused_in_words() {
+fn unavailable_unlimited_gpu_is_refused_with_reason() {
     let mut host = host();
     for (id, env, parts) in [
         ("unknown", "NVIDIA_VISIBLE_DEVICES=7", ["no GPU 7", "GPU 0 (GPU-a)"]),
@@ -226,7 +227,7 @@ fn a_whole_gpu_that_can_not_be_given_is_refused_in_words() {
 
 /// Who isn't the host's root gives out whole GPUs (`runtime rootless::`), and none where they are counted.
 #[test]
-fn an_engine_without_privileges_gives_whole_gpus_and_none_that_must_be_counted() {
+fn unprivileged_engine_gives_unlimited_but_no_exclusive_gpus() {
     let mut host = host();
     let script = host.scratch.script("real", "#!/bin/sh\necho \"made by $0\"\n");
     host.wrap(&script);
@@ -240,7 +241,7 @@ fn an_engine_without_privileges_gives_whole_gpus_and_none_that_must_be_counted()
 
 /// Nothing holds it to anything, so nothing is lost with its record.
 #[test]
-fn a_whole_container_takes_an_exec_without_its_record() {
+fn unlimited_container_accepts_exec_without_its_record() {
     let host = host();
     let runtime = host.runtime();
     let whole = bundle(&host, "whole", &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
@@ -258,7 +259,7 @@ fn a_whole_container_takes_an_exec_without_its_record() {
 
 /// What its engine or user gives a container beside is theirs to give, and counts as the container's.
 #[test]
-fn a_node_that_a_user_adds_is_a_gpu_of_the_container() {
+fn node_added_by_user_counts_as_containers_gpu() {
     let mut host = host();
     let whole = |host: &Host, id: &str| {
         let bundle = bundle(host, id, &["NVIDIA_VISIBLE_DEVICES=0"], &[]);
@@ -280,8 +281,9 @@ fn a_node_that_a_user_adds_is_a_gpu_of_the_container() {
     assert_eq!(whole(&host, "held"), both());
 }
 
+/// The configuration decides which containers may ask for unlimited GPUs.
 #[test]
-fn who_may_ask_for_whole_gpus_is_configured() {
+fn configuration_decides_which_containers_get_unlimited_gpus() {
     let mut host = host();
     let plan = |host: &Host, env: &[&str], edit: &dyn Fn(&mut Value)| {
         let id = format!("asks-{}", crate::host::names(host.scratch.path()).len());
@@ -327,7 +329,7 @@ fn who_may_ask_for_whole_gpus_is_configured() {
 
 /// A specification's own files are for every device of it, and for none of them.
 #[test]
-fn without_a_gpu_a_specification_gives_the_drivers_files_all_the_same() {
+fn cdi_specification_gives_driver_files_without_a_gpu() {
     let mut host = host();
     let directory = host.scratch.directory("cdi");
     host.set("driver.cdi_dirs", vec![directory.display().to_string()]);
@@ -367,7 +369,7 @@ fn without_a_gpu_a_specification_gives_the_drivers_files_all_the_same() {
 /// As with NVIDIA's runtime: an image that wants GPUs starts nowhere else, but where its user says
 /// that it does without.
 #[test]
-fn an_image_that_wants_all_gpus_is_refused_where_there_is_no_driver() {
+fn image_wanting_all_gpus_is_refused_without_driver() {
     let mut host = host();
     host.set("inventory.source", "auto");
     host.set("driver.proc_root", host.scratch.directory("proc").display().to_string());
@@ -389,7 +391,7 @@ fn an_image_that_wants_all_gpus_is_refused_where_there_is_no_driver() {
 
 /// It makes the container where it's installed, and gets the words as they were given.
 #[test]
-fn nvidias_runtime_makes_containers_with_whole_gpus_where_it_is_installed() {
+fn installed_nvidia_runtime_creates_unlimited_containers() {
     let mut host = host();
     let seen = host.scratch.path().join("seen");
     let runc = crate::support::program("runc");
@@ -431,8 +433,9 @@ fn nvidias_runtime_makes_containers_with_whole_gpus_where_it_is_installed() {
     assert!(!seen.exists(), "off");
 }
 
+/// As docker's default runtime, cgpu serves every kind of container side by side.
 #[test]
-fn as_dockers_default_runtime_it_serves_every_kind_side_by_side() {
+fn docker_default_runtime_serves_every_container_kind() {
     let host = host();
     let docker = Docker::builder()
         .runtime(RUNTIME)
@@ -465,7 +468,7 @@ fn as_dockers_default_runtime_it_serves_every_kind_side_by_side() {
 
 /// As Kubernetes uses it where no pod names a RuntimeClass: sandboxes are made by it, too.
 #[test]
-fn as_containerds_default_handler_it_serves_every_kind_side_by_side() {
+fn containerd_default_handler_serves_every_container_kind() {
     const CUDA: &str = "localhost/cuda:1";
     let host = host();
     let config = host.config().display().to_string();
@@ -538,7 +541,7 @@ fn as_containerds_default_handler_it_serves_every_kind_side_by_side() {
 
 /// The GPU of a stopped container is replaced: it has another UUID after the boot.
 #[test]
-fn a_container_whose_gpu_was_replaced_is_refused_with_what_to_do() {
+fn container_with_replaced_gpu_is_refused_with_remedy() {
     let (old, new) =
         ("GPU-c09d11f5-0000-4000-8000-000000000001", "GPU-c09d11f5-0000-4000-8000-000000000002");
     let host = host();

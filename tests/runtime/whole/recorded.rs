@@ -56,7 +56,7 @@ fn given(before: &Value, after: &Value) -> (Vec<String>, Vec<String>) {
 
 /// Where ours does something else, the fixture says what and why.
 #[test]
-fn nvidias_runtime_gives_the_same_but_for_what_is_explained() {
+fn nvidia_runtime_gives_same_except_explained_differences() {
     let text = include_str!("../../fixtures/whole/nvidia-runtime-1.20.0.json");
     let recorded: Value = serde_json::from_str(text).unwrap();
     let strings = |list: &Value| -> Vec<String> {

@@ -95,8 +95,9 @@ mod tests {
         most
     }
 
+    /// Memory counts once for all clients of a cgroup, until its last handle ends.
     #[test]
-    fn memory_counts_once_for_all_clients_of_a_cgroup_until_its_last_name_ends() {
+    fn cgroup_memory_counts_once_until_last_handle_ends() {
         let mut peaks = CgroupPeaks::default();
         peaks.add_client(1, "x");
         peaks.add_client(2, "x");

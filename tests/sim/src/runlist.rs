@@ -278,7 +278,7 @@ mod tests {
     /// Kernels a second, of 2001 alone: `tests/gpu/results/2026-11-22…/probe.md`, share-main and
     /// share-procs. Bounds are in points of the GPU.
     #[test]
-    fn it_divides_as_an_h100_was_seen_to_divide() {
+    fn runlist_divides_time_like_an_observed_h100() {
         const ALONE: f64 = 2001.2;
         for (slices, a, b, points) in [
             ([2048, 2048], 898.7, 898.7, 0.5),
@@ -309,7 +309,7 @@ mod tests {
 
     /// `tests/gpu/results/2026-11-26…/compute.md`: windows of 1.5 s.
     #[test]
-    fn it_divides_among_many_as_an_h100_was_seen_to_divide() {
+    fn runlist_divides_among_many_like_observed_h100() {
         for (a_us, b_us, others, a, b) in [
             (4096, 4096, 1, 0.473, 0.473),
             (8192, 4096, 1, 0.643, 0.322),
@@ -332,7 +332,7 @@ mod tests {
 
     /// Bursts of one, beside one that never rests: the same table.
     #[test]
-    fn who_rests_has_what_an_h100_was_seen_to_give() {
+    fn partly_idle_group_gets_what_observed_h100_gave() {
         for (b_us, a_us, work_us, rest_us, seen) in [
             (2048, 2048, 3100, 8200, 0.79),
             (4096, 4096, 3100, 8200, 0.95),
@@ -371,8 +371,9 @@ mod tests {
         assert!((part(2) - 0.947).abs() < 0.005, "{}", part(2));
     }
 
+    /// A group that is off or gone gets nothing, and work that is finished is counted.
     #[test]
-    fn who_is_off_or_gone_has_nothing_and_work_that_is_done_is_counted() {
+    fn disabled_or_removed_group_gets_no_time() {
         let mut runlist = Runlist::default();
         let (one, other) = ((1, 1), (2, 1));
         runlist.submit(one, rules(4096), MS, 10);

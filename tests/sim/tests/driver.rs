@@ -196,7 +196,7 @@ fn the_other_gpu_has_its_own_memory() {
 }
 
 #[test]
-fn what_is_above_takes_what_is_below_with_it() {
+fn freeing_a_parent_frees_everything_below_it() {
     let host = Host::new();
     for end in ["free-device", "free-client", "close"] {
         let go = host.wait(end);
@@ -328,7 +328,7 @@ fn an_exported_file_keeps_memory() {
 }
 
 #[test]
-fn each_gpu_has_a_size_of_its_own_and_is_exhausted_alone() {
+fn each_gpu_has_own_size_and_fills_alone() {
     let sizes = [1024, 256, 4096].map(|mib| mib * MIB);
     let host = Host::with("535.161.08", &sizes);
     let on =
@@ -378,7 +378,7 @@ fn all_ways_to_ask_agree() {
 }
 
 #[test]
-fn managed_memory_is_counted_by_the_page_and_ends_with_its_file() {
+fn managed_memory_counts_by_page_until_file_closes() {
     let host = Host::new();
     let go = host.wait("go");
     let child = host.start(&["run", "start", "uvm-init 1", "managed 64KiB", &go]);
@@ -500,7 +500,7 @@ fn controls_follow_addresses_and_answer() {
 }
 
 #[test]
-fn processes_are_seen_as_the_callers_namespace_numbers_them() {
+fn process_ids_follow_the_callers_namespace() {
     let host = Host::new();
     let go = host.wait("go");
     let outside = host.start(&["run", "start", "alloc 10MiB as a", &go]);
@@ -545,8 +545,9 @@ fn used_mib(said: &Said) -> Vec<u64> {
     reported.filter_map(|line| line.rsplit_once("used_mib=")?.1.parse().ok()).collect()
 }
 
+/// A list goes into places of a file, and frees what these had.
 #[test]
-fn a_list_goes_into_places_of_a_file_and_frees_what_these_had() {
+fn exported_list_replaces_former_contents_of_its_places() {
     let host = Host::new();
     let said = host.run(&[
         "start",
@@ -586,7 +587,7 @@ fn a_list_goes_into_places_of_a_file_and_frees_what_these_had() {
 }
 
 #[test]
-fn a_list_is_exported_or_imported_as_a_whole() {
+fn list_export_and_import_are_all_or_nothing() {
     let host = Host::new();
     let said = host.run(&[
         "start",
@@ -617,7 +618,7 @@ fn a_list_is_exported_or_imported_as_a_whole() {
 }
 
 #[test]
-fn each_release_is_spoken_to_in_its_own_structs() {
+fn each_driver_release_accepts_only_its_structs() {
     for driver in ["470.57.02", "525.60.13", "535.161.08", "550.54.14", "570.86.15", "580.65.06"] {
         let host = Host::with_driver(driver);
         let said = host.run(&[
@@ -655,7 +656,7 @@ fn a_call_inside_a_call_is_unwrapped_once() {
 }
 
 #[test]
-fn type_direction_and_upper_bits_are_not_looked_at() {
+fn type_direction_and_upper_bits_are_ignored() {
     let host = Host::new();
     assert_eq!(host.attack(&["type-byte", "10MiB"]).number("got_bytes"), 160 * MIB);
     assert_eq!(host.attack(&["upper-garbage", "10MiB"]).number("got_bytes"), 10 * MIB);
@@ -707,7 +708,7 @@ fn faults_do_what_they_say() {
 }
 
 #[test]
-fn attacks_win_where_nobody_watches() {
+fn attacks_succeed_without_a_monitor() {
     let host = Host::new();
     let huge = 4096 * MIB;
     // The GPU is smaller than what they ask for, so they are tried on a larger one.
@@ -794,7 +795,7 @@ fn a_descriptor_works_in_another_process() {
 }
 
 #[test]
-fn the_program_serves_until_it_is_told_to_end() {
+fn simulator_program_serves_until_terminated() {
     use std::io::{BufRead as _, BufReader};
     let mount = TempDir::new().unwrap();
     let dir = mount.path().to_str().unwrap();
@@ -833,7 +834,7 @@ fn the_program_serves_until_it_is_told_to_end() {
 }
 
 #[test]
-fn a_program_of_its_own_is_seen_and_disturbed_by_files() {
+fn separate_simulator_is_observed_and_disturbed_through_files() {
     let mount = TempDir::new().unwrap();
     let options = SimOptions {
         dir: mount.path().to_owned(),

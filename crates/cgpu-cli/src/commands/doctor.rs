@@ -197,8 +197,10 @@ mod tests {
         }
     }
 
+    /// The findings are aligned within the width, and no control character of a finding reaches the
+    /// terminal.
     #[test]
-    fn the_screen_is_aligned_and_nothing_can_escape_it() {
+    fn doctor_output_is_aligned_and_escapes_control_characters() {
         let findings = [
             finding(Severity::Ok, "one", None),
             finding(

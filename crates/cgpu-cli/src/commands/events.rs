@@ -161,8 +161,10 @@ mod tests {
         Events { container: container.map(str::to_owned), follow: false, json }
     }
 
+    /// A removed container is found by its name, and its later events, which lack the name, show it
+    /// too.
     #[test]
-    fn a_container_that_is_gone_is_found_by_its_name_and_later_lines_have_it_too() {
+    fn events_of_a_removed_container_match_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let web = |kind, name| Event::new(kind).of("3f2a00000000ffff", name, "/run/runc");

@@ -115,8 +115,10 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
+    /// The table of GPUs is aligned, and no control character of a driver's string reaches the
+    /// terminal.
     #[test]
-    fn the_table_is_aligned_and_what_the_driver_says_cannot_escape_it() {
+    fn gpu_table_is_aligned_and_escapes_driver_strings() {
         let expected = "\
 INDEX  UUID                                      MINOR  BUS ID        MEMORY (MiB)  STATE  NAME
 0      GPU-c09d11f5-9a2e-4f0c-b6a1-1f8a40a3e4d2  1      0000:00:07.0         16130  ok     Tesla V100-SXM2-16GB

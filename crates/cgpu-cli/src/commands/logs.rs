@@ -194,8 +194,9 @@ mod tests {
         Ok(String::from_utf8(out).unwrap())
     }
 
+    /// The lines of a container are those with its id, whatever text a message quotes.
     #[test]
-    fn the_lines_of_a_container_are_those_with_its_id_whatever_a_message_quotes() {
+    fn container_log_lines_match_the_id_field_alone() {
         let web = shown("web").unwrap();
         assert_eq!(web, shown("3f").unwrap());
         let lines: Vec<&str> = LOG.lines().collect();
@@ -231,8 +232,9 @@ mod tests {
         assert!(error.contains("cgpu.log.3.gz can't be unpacked"), "{error}");
     }
 
+    /// A log line that would move the cursor is escaped.
     #[test]
-    fn a_line_that_would_move_a_cursor_is_made_plain() {
+    fn log_output_escapes_control_characters() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cgpu.log");
         std::fs::write(&path, b"a \x1b[2J\xff id=\"1\"\n").unwrap();

@@ -223,8 +223,9 @@ fn table(containers: &[ContainerView]) -> String {
 mod tests {
     use super::*;
 
+    /// A container's name in the table is short and moves no cursor.
     #[test]
-    fn a_name_in_the_table_is_short_and_moves_no_cursor() {
+    fn container_name_is_shortened_and_escapes_control_characters() {
         assert_eq!(shown("default/web-0/main"), "default/web-0/main");
         assert_eq!(shown("a\n\u{1b}[2Jb\u{202e}"), "a\\n\\u{1b}[2Jb\\u{202e}");
         let long = shown(&format!("{}/main", "x".repeat(100_000)));
@@ -257,8 +258,9 @@ mod tests {
         }
     }
 
+    /// A note says what to do about a container in trouble, and other containers have no note.
     #[test]
-    fn a_note_says_what_to_do_about_a_container_and_others_have_none() {
+    fn notes_give_remedies_for_containers_in_trouble_alone() {
         let of = |state, age_s| note(&usage(state, age_s));
         let created = of(State::Created, 759).unwrap();
         assert_eq!(

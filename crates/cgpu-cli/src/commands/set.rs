@@ -212,8 +212,10 @@ fn change_host(host: &Host, words: &[String], out: &mut dyn Write) -> Result<()>
 mod tests {
     use super::*;
 
+    /// A change request is a key and a value; an invalid one is refused with the settings and forms
+    /// that are valid.
     #[test]
-    fn a_wish_is_a_key_and_a_value_and_others_are_told_what_there_is() {
+    fn set_parses_key_value_and_lists_valid_settings() {
         let read = |pair: &str| {
             let (key, value) = pair.split_once('=').unwrap();
             ChangeRequest::read(key, value).map_err(|error| error.to_string())

@@ -83,7 +83,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn cgroups_are_told_apart_by_what_is_mounted() {
+    fn cgroup_version_is_detected_by_mounted_files() {
         for (files, kind) in [
             (&[][..], Cgroups::Nowhere),
             (&["cgroup.controllers", "memory"], Cgroups::V2),

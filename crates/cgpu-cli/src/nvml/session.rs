@@ -378,8 +378,9 @@ mod tests {
         Answers { failure: Some(NvmlError::GpuLost), ..Answers::default() }
     }
 
+    /// A lost GPU is found in the kernel's list by elimination of the GPUs that answer.
     #[test]
-    fn a_lost_gpu_is_found_in_the_kernels_list_by_elimination() {
+    fn lost_gpu_is_identified_by_elimination() {
         let list = [
             kernel("0000:00:07.0", Some("GPU-a"), 2),
             kernel("0000:00:08.0", Some("GPU-b"), 1),
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn an_excluded_gpu_is_not_taken_for_the_lost_one() {
+    fn excluded_gpu_is_not_mistaken_for_lost() {
         let mut list =
             [kernel("0000:00:07.0", Some("GPU-a"), 0), kernel("0000:00:08.0", Some("GPU-b"), 1)];
         list[0].excluded = Some(true);
@@ -407,8 +408,10 @@ mod tests {
         assert_eq!(inventory.gpus()[0].uuid, "GPU-b");
     }
 
+    /// A lost GPU that can't be identified is named after its bus id, or after its index if the bus
+    /// id is unknown, too.
     #[test]
-    fn a_lost_gpu_that_nobody_knows_is_named_after_its_place() {
+    fn unidentified_lost_gpu_is_named_by_its_position() {
         let list = [kernel("0000:00:07.0", None, 0), kernel("0000:00:08.0", Some("GPU-b"), 1)];
         let inventory = settle(vec![silent()], &list).unwrap();
         assert_eq!(inventory.gpus()[0].uuid, "GPU-unknown-index-0", "one of two: which?");
@@ -424,8 +427,9 @@ mod tests {
         assert_eq!(error.to_string(), "two GPUs have UUID GPU-a");
     }
 
+    /// The dynamic loader's search is used only if the driver is the host's own.
     #[test]
-    fn the_loader_is_asked_only_where_the_driver_is_the_hosts() {
+    fn loader_search_is_used_only_for_host_driver() {
         assert_eq!(candidates(Path::new("/"))[0], LIBRARY);
         assert!(candidates(Path::new("/nonexistent")).is_empty());
     }

@@ -390,8 +390,9 @@ mod tests {
         assert_eq!(names, [(11, Some("python")), (10, None)], "those with most first");
     }
 
+    /// What is unknown of one container is unknown of the sum, unless the driver reports it.
     #[test]
-    fn what_is_not_known_of_one_is_not_known_of_the_sum() {
+    fn unknown_container_usage_makes_the_sum_unknown() {
         let silent = || {
             let mut container = container("one", Kind::Gate, vec![planned(0, Some(1000))]);
             let instances = None;
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_containers_have_the_driver_s_figures_of_their_processes() {
+    fn unlimited_containers_show_driver_usage_of_their_processes() {
         let whole = container("whole", Kind::None, vec![planned(0, None)]);
         let mut shared = container("shared", Kind::Gate, vec![planned(0, Some(1000))]);
         shared.observed = observed("shared", 300, &[(10, 250)]);
@@ -439,8 +440,9 @@ mod tests {
         assert_eq!((shown.gpus[0].shared_containers, shown.gpus[0].other_containers), (1, 1));
     }
 
+    /// Extreme values are summed up to the largest number, without an overflow.
     #[test]
-    fn odd_figures_are_summed_up_to_the_largest_number() {
+    fn extreme_usage_values_saturate_in_sums() {
         let mut shared: Vec<_> =
             ["one", "two"].map(|id| container(id, Kind::Gate, vec![planned(0, Some(1000))])).into();
         for container in &mut shared {

@@ -266,8 +266,9 @@ fn process_names(
 mod tests {
     use super::*;
 
+    /// A process is within the container whose cgroup it is in, or in a cgroup below that.
     #[test]
-    fn a_process_is_within_the_container_whose_cgroup_it_is_in_or_below() {
+    fn process_belongs_to_the_container_of_its_cgroup() {
         let first = "0::/system.slice/docker-3f2a.scope\n";
         for (its, expected) in [
             ("0::/system.slice/docker-3f2a.scope\n", true),

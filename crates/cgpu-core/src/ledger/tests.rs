@@ -54,7 +54,7 @@ fn the_last_byte_is_given_once() {
 }
 
 #[test]
-fn a_duplicate_keeps_the_charge_and_is_not_charged_again() {
+fn duplicate_retains_charge_and_is_not_charged_again() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     ledger.duplicate((A, Handle(1)), B, root(B), Handle(9), Shown::Here);
@@ -66,7 +66,7 @@ fn a_duplicate_keeps_the_charge_and_is_not_charged_again() {
 }
 
 #[test]
-fn a_mapping_and_an_export_keep_what_was_freed() {
+fn mapping_and_export_retain_freed_memory() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     ledger.hold(Hold::Mapping { space: 1, base: 0x1000 }, A, Handle(1));
@@ -82,8 +82,9 @@ fn a_mapping_and_an_export_keep_what_was_freed() {
     assert_eq!(ledger.size().holds, 0, "there is no such object");
 }
 
+/// Objects below a parent retain their charges if the parent itself is recorded after them.
 #[test]
-fn what_hangs_below_stays_where_that_is_entered_late() {
+fn child_objects_remain_if_parent_is_recorded_late() {
     let mut ledger = ledger(100);
     let (device, low) = (Handle(9), Handle(3));
     for (handle, bytes) in [(low, 40), (Handle(12), 30)] {
@@ -135,8 +136,9 @@ fn each_name_shows_where_it_hangs() {
     assert_eq!(ledger.memory_of(A, Handle(2)), Some((0, 7)));
 }
 
+/// Each index of an export file retains memory of its own.
 #[test]
-fn each_place_of_a_file_keeps_memory_of_its_own() {
+fn each_export_index_retains_its_own_memory() {
     let mut ledger = ledger(100);
     let place = |index| Hold::Export { file: 5, index };
     allocate(&mut ledger, A, 1, 70);
@@ -159,8 +161,9 @@ fn each_place_of_a_file_keeps_memory_of_its_own() {
     assert_eq!(used(&ledger), 0);
 }
 
+/// Memory of the host has handles and holds, and counts nothing.
 #[test]
-fn memory_of_the_host_is_named_and_held_and_counts_nothing() {
+fn host_memory_is_tracked_and_not_counted() {
     let mut ledger = ledger(100);
     let (hold, name) = (Hold::Export { file: 5, index: 0 }, Handle(7));
     allocate(&mut ledger, A, 1, 100);
@@ -189,8 +192,9 @@ fn memory_of_the_host_is_named_and_held_and_counts_nothing() {
     assert_eq!(used(&ledger), 0);
 }
 
+/// Clients of exited processes that have nothing that counts are reported.
 #[test]
-fn clients_of_the_dead_that_have_nothing_that_counts_are_told() {
+fn uncharged_clients_of_exited_processes_are_reported() {
     let mut ledger = ledger(100);
     let c = Client(0xc1d0_0003);
     for (client, process) in [(A, 1), (B, 1), (c, 1), (c, 2)] {
@@ -218,15 +222,16 @@ fn a_parent_takes_all_below_it_along() {
 }
 
 #[test]
-fn a_handle_used_again_means_that_a_free_was_missed() {
+fn reused_handle_means_a_missed_free() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 40);
     allocate(&mut ledger, A, 1, 30);
     assert_eq!((used(&ledger), ledger.size().objects), (30, 1));
 }
 
+/// A client lives as long as any process that was observed with it.
 #[test]
-fn a_client_lives_as_long_as_any_process_that_was_seen_with_it() {
+fn client_is_orphaned_once_all_its_processes_exit() {
     let mut ledger = ledger(100);
     ledger.add_holder(A, Process(1));
     ledger.add_holder(A, Process(2));
@@ -242,7 +247,7 @@ fn a_client_lives_as_long_as_any_process_that_was_seen_with_it() {
 }
 
 #[test]
-fn below_what_is_in_use_a_quota_gives_nothing_until_enough_was_freed() {
+fn quota_below_usage_grants_nothing_until_enough_freed() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 60);
     ledger.replay(Entry::Limit { gpu: 0, limit_bytes: 50 });
@@ -255,8 +260,9 @@ fn below_what_is_in_use_a_quota_gives_nothing_until_enough_was_freed() {
     assert!(ledger.reserve(0, 50).is_ok());
 }
 
+/// A missed free refuses no allocation once the driver usage was read.
 #[test]
-fn a_missed_free_refuses_nobody_once_the_driver_was_asked() {
+fn missed_free_refuses_no_call_after_reconcile() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 60);
     allocate(&mut ledger, A, 2, 40);
@@ -274,7 +280,7 @@ fn a_missed_free_refuses_nobody_once_the_driver_was_asked() {
 }
 
 #[test]
-fn a_missed_charge_counts_as_long_as_the_driver_has_it() {
+fn missed_charge_counts_while_driver_reports_it() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 30);
     ledger.reconcile(0, 80);
@@ -284,8 +290,9 @@ fn a_missed_charge_counts_as_long_as_the_driver_has_it() {
     assert_eq!(ledger.usage(0).unwrap().used_bytes, 30);
 }
 
+/// What a container can make the ledger retain is bounded: objects and holds.
 #[test]
-fn what_a_container_can_make_it_remember_is_bounded() {
+fn ledger_entries_of_a_container_are_bounded() {
     let mut ledger = Ledger::new(&[100], Bounds { objects: 2, holds: 1, pins: 0 });
     allocate(&mut ledger, A, 1, 1);
     ledger.note(A, root(A), Handle(2));
@@ -717,8 +724,9 @@ fn finish(ledger: &mut Ledger, model: &mut Model) {
     }
 }
 
+/// A mapped range retains all its memory on either side of the part that was unmapped.
 #[test]
-fn a_piece_keeps_all_its_memory_on_either_side_of_what_was_cut_out() {
+fn split_mapped_range_retains_all_its_memory() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
@@ -751,8 +759,9 @@ fn addresses_that_end_before_they_begin_are_none() {
     assert_eq!(ledger.entries().collect::<Vec<_>>(), before);
 }
 
+/// A mapping that may exist counts next to the existing one until the driver has answered.
 #[test]
-fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
+fn uncertain_mapping_counts_next_to_existing_one() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 40);
     allocate(&mut ledger, A, 2, 50);
@@ -770,8 +779,10 @@ fn what_may_be_mapped_lies_beside_what_is_until_the_driver_has_said() {
     assert_eq!((used(&ledger), ledger.size().holds), (50, 1));
 }
 
+/// No more mapped ranges than the bound are retained, and rather too much memory than too little is
+/// held.
 #[test]
-fn pieces_are_no_more_than_are_remembered_and_rather_too_much_is_held() {
+fn mapped_ranges_are_bounded_and_rather_overcounted() {
     let mut ledger = Ledger::new(&[100], Bounds { objects: 10, holds: 2, pins: 0 });
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
@@ -834,7 +845,7 @@ proptest! {
     /// The ledger isn't told of some memory either. When the driver was asked, the ledger knows it, and no call gets
     /// memory that is taken already.
     #[test]
-    fn what_is_missed_counts_once_the_driver_was_asked_and_never_lasts(
+    fn missed_memory_counts_after_reconcile_and_never_lasts(
         steps in proptest::collection::vec((step(), any::<bool>()), 0..80)
     ) {
         let (mut ledger, mut model) = (Ledger::new(&QUOTAS, BOUNDS), Model::new(Misses::All));
@@ -870,7 +881,7 @@ fn copied(ledger: &Ledger, gpus: usize) -> Ledger {
 
 /// Another version may have written the snapshot.
 #[test]
-fn the_name_of_a_charge_is_a_number_in_a_snapshot() {
+fn charge_id_is_a_number_in_a_snapshot() {
     let charge = ChargeId(300);
     let (hold, before) = (Hold::Export { file: 1, index: 2 }, PinPlace::Mappings { charge });
     let (tree, span) = (Tree { file: 1, gpu: 2 }, Span { first: 3, last: 4 });
@@ -924,7 +935,7 @@ fn importing_names_what_an_export_holds() {
 
 proptest! {
     #[test]
-    fn a_ledger_made_of_its_entries_is_the_same(
+    fn ledger_rebuilt_from_its_entries_is_equal(
         steps in proptest::collection::vec((0..18_u8, 1..6_u32, 1..6_u32, 1..40_u64), 0..60),
     ) {
         let mut ledger = Ledger::new(&[100, 200], BOUNDS);
@@ -1035,8 +1046,10 @@ fn staked(ledger: &mut Ledger, before: PinPlace, own: u64) -> bool {
     may
 }
 
+/// A pin becomes loose if nothing is left behind it, and its memory counts until the pin is
+/// removed.
 #[test]
-fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
+fn pin_becomes_loose_if_unused_and_counts_on() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
@@ -1066,8 +1079,9 @@ fn a_stake_goes_when_nothing_stands_behind_it_and_counts_until_then() {
     assert!(!staked(&mut ledger, mappings, 95), "of what is gone");
 }
 
+/// An export in the place of another has a pin of its own.
 #[test]
-fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
+fn replacing_export_has_a_pin_of_its_own() {
     let mut ledger = ledger(100);
     let export = Hold::Export { file: 5, index: 0 };
     for handle in [1, 2] {
@@ -1086,7 +1100,7 @@ fn an_export_in_the_place_of_another_has_a_stake_of_its_own() {
 }
 
 #[test]
-fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
+fn handle_attributed_to_another_gpu_has_own_pin() {
     let mut ledger = Ledger::new(&[100, 100], BOUNDS);
     allocate(&mut ledger, A, 1, 30);
     let peaks =
@@ -1113,8 +1127,9 @@ fn a_name_that_shows_elsewhere_has_a_stake_of_its_own() {
     assert_eq!((used(&ledger), ledger.has_pins()), (0, false));
 }
 
+/// A pin with nothing behind it that is recorded twice is one pin.
 #[test]
-fn a_stake_before_nothing_that_is_entered_twice_is_one() {
+fn loose_pin_recorded_twice_is_one() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
     let nothing = PinPlace::Loose { charge: ledger.charge_of(A, Handle(1)).unwrap() };
@@ -1126,7 +1141,7 @@ fn a_stake_before_nothing_that_is_entered_twice_is_one() {
 }
 
 #[test]
-fn stakes_are_bounded_for_all_memory_together() {
+fn pins_are_bounded_over_all_memory_together() {
     let bounds = Bounds { pins: 2, ..BOUNDS };
     let mut ledger = Ledger::new(&[100], bounds);
     for handle in [1, 2, 3] {

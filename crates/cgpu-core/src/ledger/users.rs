@@ -75,8 +75,9 @@ mod tests {
         ledger.replay(Entry::Commit { gpu, bytes, client, parent, handle });
     }
 
+    /// Memory is attributed to its client's first process, and counts once.
     #[test]
-    fn memory_is_its_clients_first_process_s_and_counts_once() {
+    fn memory_is_attributed_to_the_clients_first_process() {
         let mut ledger = Ledger::new(&[1000, 1000], BOUNDS);
         let (one, other) = (Process(11), Process(12));
         ledger.add_holder(Client(1), one);
@@ -96,8 +97,9 @@ mod tests {
         assert_eq!(ledger.used_by_process(), BTreeMap::new());
     }
 
+    /// Memory of a client that no process was observed with is attributed to no process.
     #[test]
-    fn memory_of_a_client_that_nobody_was_seen_with_is_nobody_s() {
+    fn memory_of_unobserved_client_has_no_process() {
         let mut ledger = Ledger::new(&[1000], BOUNDS);
         allocate(&mut ledger, 0, 1, 101, 300);
         assert_eq!(ledger.used_by_process(), BTreeMap::new());
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_is_another_where_what_people_see_is() {
+    fn usage_mark_changes_with_what_readers_see() {
         let mut ledger = Ledger::new(&[1000, 1000], BOUNDS);
         let (one, other) = (Process(11), Process(12));
         let mut marks = BTreeSet::from([ledger.mark()]);

@@ -511,8 +511,9 @@ mod tests {
         admit(plan, holdings, limits).unwrap_err().to_string()
     }
 
+    /// Weights have a bound under policy 3 of the gate, and always under the vendor's module.
     #[test]
-    fn weights_have_a_bound_under_policy_3_of_the_gate_and_always_of_the_module() {
+    fn weights_are_bounded_under_policy_3_and_module() {
         let held = Holding {
             id: "held".to_owned(),
             gpus: vec![("GPU-0".to_owned(), Some(MIB))],
@@ -534,8 +535,9 @@ mod tests {
         assert!(admits(Kind::Gate, &Limits { policy: 3, ..LIMITS }).is_err());
     }
 
+    /// The last byte of a GPU can be had, and not one MiB more.
     #[test]
-    fn the_last_byte_can_be_had_and_not_one_mib_more() {
+    fn quota_fits_up_to_the_last_byte() {
         let held = [holding("a", 0, Some(8602), 1), holding("b", 0, Some(4456), 1)];
         assert_eq!(admit(&plan(&[(0, Some(3072))], 1), &held, &LIMITS), Ok(()));
         assert_eq!(
@@ -595,8 +597,9 @@ mod tests {
         );
     }
 
+    /// A GPU's own bound has precedence over the one of all GPUs.
     #[test]
-    fn a_gpus_own_bound_goes_before_the_one_of_all() {
+    fn gpu_specific_bound_precedes_the_general_one() {
         let max_inst_of = [("GPU-0".to_owned(), 1)].into();
         let limits = Limits { max_inst_of, ..LIMITS };
         let held = [holding("a", 0, Some(1), 1), holding("b", 1, Some(1), 1)];
@@ -633,8 +636,9 @@ mod tests {
         assert!(refused.contains("held by b~b___________"), "{refused}");
     }
 
+    /// A weight keeps no container out, except under the vendor's module.
     #[test]
-    fn a_weight_keeps_nobody_out_but_under_the_module() {
+    fn weight_refuses_containers_only_under_the_module() {
         let held = [holding("a", 0, Some(1), 15)];
         let asks = |backend| Plan { backend, ..plan(&[(0, Some(1))], 15) };
         for backend in [Kind::Gate, Kind::None] {
@@ -643,8 +647,9 @@ mod tests {
         assert!(refused(&asks(Kind::Km), &held, &LIMITS).contains("has weight 5 of 20 left"));
     }
 
+    /// Unlimited and shared containers exclude each other on a GPU only if that is configured.
     #[test]
-    fn whole_and_shared_exclude_each_other_only_where_configured() {
+    fn unlimited_and_shared_exclude_each_other_if_configured() {
         let exclusive = Limits { exclusive: true, ..LIMITS };
         let (whole, shared) = (holding("w", 0, None, 1), holding("s", 0, Some(1), 1));
         for (asked, held, error) in [
@@ -681,8 +686,9 @@ mod tests {
         }
     }
 
+    /// A refusal names the containers that hold what was asked for, if their names are known.
     #[test]
-    fn a_refusal_names_who_holds_what_was_asked_for_where_that_is_known() {
+    fn refusal_names_the_holders_if_known() {
         let holdings = [holding("a", 0, Some(9000), 1), holding("b", 0, Some(7000), 1)];
         let refusal = admit(&plan(&[(0, Some(9000))], 1), &holdings, &LIMITS).unwrap_err();
         let named = refusal.with_names(|id| (id == "b").then(|| "default/web/main".to_owned()));

@@ -224,8 +224,9 @@ mod tests {
     const RULES: GpuRules = GpuRules { policy: 5, max_inst: 20, prio_ratio: 80 };
     const EMPTY: Occupancy = Occupancy { containers: 0, weight: 0 };
 
+    /// A change of a GPU is a key and a number within its bounds.
     #[test]
-    fn a_change_is_a_key_and_a_number_within_its_bounds() {
+    fn gpu_change_parses_key_and_bounded_number() {
         assert_eq!(GpuChange::read("policy", "0"), Ok(GpuChange::Policy(0)));
         assert_eq!(GpuChange::read("max_inst", " 25\n"), Ok(GpuChange::MaxInst(25)));
         assert_eq!(GpuChange::read("prio_ratio", "20"), Ok(GpuChange::PrioRatio(20)));
@@ -249,8 +250,9 @@ mod tests {
         assert_eq!(RULES.after(GpuChange::MaxInst(3)).max_inst, 3);
     }
 
+    /// A change that the backend can't enforce is refused with the reason.
     #[test]
-    fn what_the_backend_can_not_hold_is_refused_with_the_reason() {
+    fn change_the_backend_cannot_enforce_is_refused() {
         let check = |change: GpuChange, backend| change.check(0, RULES, EMPTY, backend);
         let refused = check(GpuChange::Policy(3), Kind::None).unwrap_err().to_string();
         assert_eq!(

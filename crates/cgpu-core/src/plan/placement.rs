@@ -326,8 +326,9 @@ mod tests {
 
     const BIG_AND_SMALL: [u64; 4] = [16_000, 8_000, 24_000, 12_000];
 
+    /// Binpack takes the fullest GPU with enough memory left, and spread takes the emptiest.
     #[test]
-    fn binpack_takes_the_fullest_gpu_with_room_and_spread_the_emptiest() {
+    fn binpack_takes_fullest_fitting_gpu_and_spread_emptiest() {
         let asks = asking(1, 4_000, &BIG_AND_SMALL);
         let chosen = |held: &[Holding], placement| {
             indices(&asks.place(held, &limits(), placement).unwrap())[0]
@@ -388,8 +389,9 @@ mod tests {
         }
     }
 
+    /// A percentage of the computing time is so many parts of a GPU that is divided into parts.
     #[test]
-    fn a_part_of_the_computing_time_is_so_many_parts_of_a_gpu_that_is_divided_so() {
+    fn compute_percentage_becomes_weight_under_fixed_policy() {
         let mut asks = asking(1, 1_000, &[16_000, 16_000]);
         let share = |hundredths| {
             let setting = format!("CGPU_WEIGHT={}%", hundredths / 100);

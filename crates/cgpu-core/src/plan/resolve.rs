@@ -459,15 +459,17 @@ mod tests {
     }
 
     #[test]
-    fn the_quota_is_a_ratio_of_each_gpus_own_memory() {
+    fn quota_is_a_ratio_of_each_gpus_memory() {
         assert_eq!(
             planned(&["mem=3", "dev=15"], &host(&[15000, 30000])),
             [(0, Some(3000)), (1, Some(6000))]
         );
     }
 
+    /// Memory lists apply to GPUs as the interface says: the last value is also that of all GPUs
+    /// after it.
     #[test]
-    fn memory_lists_go_to_gpus_as_the_interface_says() {
+    fn memory_lists_apply_to_gpus_as_documented() {
         for (memory, mib) in [
             ("mem=3", [3000, 3000, 3000, 3000]),
             ("mem=3,1", [3000, 1000, 1000, 1000]),
@@ -478,8 +480,9 @@ mod tests {
         }
     }
 
+    /// A neutral quota is on one GPU with enough memory left, or on the GPUs that are named.
     #[test]
-    fn a_neutral_quota_is_on_one_gpu_with_room_or_on_those_that_are_said() {
+    fn neutral_quota_takes_fitting_or_named_gpus() {
         // GPU 1 is the smallest on which it fits.
         let host = || host(&[16_000, 8_000, 24_000, 3_000]);
         for (words, expected) in [
@@ -566,8 +569,9 @@ mod tests {
         assert_eq!(both, "CGPU_MEMORY=2GiB, ALIYUN_COM_GPU_MEM_CONTAINER=1");
     }
 
+    /// A GPU that can give all of a size is chosen before one that can't.
     #[test]
-    fn a_gpu_that_can_give_all_of_a_size_is_chosen_before_one_that_cannot() {
+    fn gpu_with_all_requested_memory_is_preferred() {
         let sizes = host(&[16_000, 8_000, 24_000, 3_000]);
         for words in [&["limit=20000"][..], &["mem=20", "gpus=1"]] {
             let limits = planned(words, &sizes);
@@ -598,8 +602,9 @@ mod tests {
         assert_eq!(planned(&order, &host(&[16_000, 16_000])), [(0, Some(8192)), (1, Some(1024))]);
     }
 
+    /// The host's default quota is of GPUs that are named, and of no MIG device.
     #[test]
-    fn a_hosts_default_is_of_gpus_that_are_named_and_of_no_mig_device() {
+    fn host_default_skips_mig_and_unnamed_gpus() {
         let rules = Rules { default_memory: DefaultMemory::Mib(1_000), ..OPEN };
         let of = |words: &[&str], inventory: &Inventory| {
             outcome(words, inventory, &rules).unwrap().map(|plan| plan.to_string())
@@ -646,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nth_value_belongs_to_the_nth_gpu_that_was_asked_for() {
+    fn nth_value_belongs_to_nth_requested_gpu() {
         assert_eq!(
             planned(&["mem=3,4,5", "dev=15", "nvidia=2,0,GPU-b1"], &four()),
             [(2, Some(3000)), (0, Some(4000)), (1, Some(5000))]
@@ -654,15 +659,16 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_named_twice_is_one_gpu_at_its_first_place() {
+    fn gpu_named_twice_counts_once_at_first_position() {
         assert_eq!(
             planned(&["mem=3,4", "dev=15", "nvidia=1,gpu-B1,01,0,1"], &four()),
             [(1, Some(3000)), (0, Some(4000))]
         );
     }
 
+    /// A memory list that is longer than the list of GPUs under its quota is refused.
     #[test]
-    fn refuses_a_memory_list_longer_than_the_gpus_under_it() {
+    fn refuses_memory_list_longer_than_quota_gpus() {
         assert_eq!(
             refused(&["mem=3,4,5", "dev=15", "nvidia=1,GPU-b1,0"], &four()),
             "ALIYUN_COM_GPU_MEM_CONTAINER=3,4,5 has 3 values for 2 GPUs under a quota \
@@ -675,8 +681,9 @@ mod tests {
         );
     }
 
+    /// Memory without a total is absolute, and at most the GPU's.
     #[test]
-    fn memory_without_a_total_is_absolute_and_at_most_the_gpu() {
+    fn memory_without_total_is_absolute_and_capped() {
         assert_eq!(planned(&["mem=3"], &host(&[16130])), [(0, Some(3072))]);
         assert_eq!(planned(&["mem=16"], &host(&[16130])), [(0, Some(16130))]);
         assert_eq!(planned(&["mem=3", "unit=128MiB"], &host(&[16130])), [(0, Some(384))]);
@@ -695,8 +702,9 @@ mod tests {
         );
     }
 
+    /// Aliyun's selection has precedence over NVIDIA's, and both default to all GPUs.
     #[test]
-    fn aliyuns_selection_goes_before_nvidias_and_both_default_to_all() {
+    fn aliyun_selection_precedes_nvidia_and_defaults_to_all() {
         assert_eq!(chosen(&[]), [0, 1, 2, 3]);
         assert_eq!(chosen(&["nvidia=all"]), [0, 1, 2, 3]);
         assert_eq!(chosen(&["nvidia=2,0"]), [2, 0]);
@@ -710,8 +718,9 @@ mod tests {
         assert_eq!(chosen(&["aliyun=all", "nvidia=3,2,1,0"]), [0, 1, 2, 3]);
     }
 
+    /// In mixed mode, the GPUs that NVIDIA's variable names next to the shared ones are unlimited.
     #[test]
-    fn in_mixed_mode_the_gpus_that_nvidia_names_beside_are_whole() {
+    fn mixed_mode_leaves_nvidias_other_gpus_unlimited() {
         assert_eq!(
             planned(&["mem=3", "dev=15", "aliyun=2", "nvidia=0,1,2"], &four()),
             [(0, None), (1, None), (2, Some(3000))]
@@ -722,8 +731,9 @@ mod tests {
         );
     }
 
+    /// Mixed mode takes no GPU out of the quota of annotations.
     #[test]
-    fn mixed_mode_takes_no_gpu_from_under_the_quota_of_annotations() {
+    fn mixed_mode_lifts_no_quota_of_annotations() {
         let mixed = ["@dev=15", "aliyun=2", "nvidia=0,1,2"];
         for (words, limits) in [
             (&["@mem=3"][..], [(0, Some(3000)), (1, Some(3000)), (2, Some(3000))]),
@@ -734,8 +744,9 @@ mod tests {
         }
     }
 
+    /// An NVIDIA list that lacks a GPU to share is refused.
     #[test]
-    fn refuses_an_nvidia_list_that_lacks_a_gpu_to_share() {
+    fn refuses_nvidia_list_without_a_shared_gpu() {
         assert_eq!(
             refused(&["mem=3", "dev=15", "aliyun=2", "nvidia=0,1"], &four()),
             "ALIYUN_COM_GPU_VISIBLE_DEVICES=2 means GPU 2 (GPU-c2), which \
@@ -744,8 +755,9 @@ mod tests {
         );
     }
 
+    /// The annotation selects the GPUs if the variables leave that open.
     #[test]
-    fn the_annotation_chooses_where_the_variables_leave_it_open() {
+    fn annotation_selects_gpus_if_variables_do_not() {
         assert_eq!(chosen(&["@gpus=2,1"]), [2, 1]);
         assert_eq!(chosen(&["@gpus=2,1", "nvidia=all"]), [2, 1]);
         assert_eq!(chosen(&["@gpus=2,1", "aliyun=all"]), [2, 1]);
@@ -759,7 +771,7 @@ mod tests {
     }
 
     #[test]
-    fn the_annotation_agrees_with_the_gpus_that_variables_list() {
+    fn annotation_must_agree_with_gpus_of_variables() {
         assert_eq!(chosen(&["@gpus=GPU-b1,2", "nvidia=2,1"]), [2, 1]);
         assert_eq!(
             planned(&["mem=3", "dev=15", "@gpus=2,1,0", "aliyun=2", "nvidia=0,1,2"], &four()),
@@ -787,8 +799,10 @@ mod tests {
         );
     }
 
+    /// A quota does not end if one setting selects no GPU and another setting gets GPUs from other
+    /// tools.
     #[test]
-    fn a_quota_does_not_end_where_one_selects_nothing_and_another_gets_gpus_from_others() {
+    fn contradictory_empty_selection_under_quota_is_refused() {
         for (words, nothing) in [
             (&["@mem=3", "aliyun=none", "nvidia=all"][..], "ALIYUN_COM_GPU_VISIBLE_DEVICES=none"),
             (&["mem=3", "@gpus=void", "nvidia=all"], "aliyun.com/gpu-visible-devices=void"),
@@ -819,8 +833,9 @@ mod tests {
         assert_eq!(resolved(&[memory, ("aliyun.com/gpu-visible-devices", "1")]), [(1, Some(2048))]);
     }
 
+    /// Of two quotas the smaller applies on each GPU, each quota in its own source's order.
     #[test]
-    fn of_two_quotas_the_smaller_holds_on_each_gpu_in_its_sources_order() {
+    fn smaller_of_two_quotas_applies_per_gpu() {
         assert_eq!(
             planned(&["mem=3", "dev=15", "@mem=4,2", "@dev=15", "nvidia=1,0"], &four()),
             [(1, Some(3000)), (0, Some(2000))]
@@ -834,8 +849,9 @@ mod tests {
         );
     }
 
+    /// Of two sources' weights the smaller applies, and high priority needs both sources.
     #[test]
-    fn of_two_weights_the_smaller_holds_and_priority_takes_both() {
+    fn smaller_weight_applies_and_priority_needs_both_sources() {
         for (words, weight, high_priority) in [
             (&["mem=1", "weight=5", "prio=1"][..], 5, true),
             (&["mem=1"], 1, false),
@@ -926,7 +942,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_names_a_gpu_where_it_names_one() {
+    fn uuid_prefix_must_name_exactly_one_gpu() {
         let eight = host(&[15000; 8]);
         let index = |name: &str| planned(&["mem=3", &format!("nvidia={name}")], &eight)[0].0;
         assert_eq!(index("GPU-a"), 0);
@@ -957,7 +973,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_gpu_that_is_lost_or_in_mig_mode() {
+    fn refuses_lost_gpu_and_gpu_in_mig_mode() {
         assert_eq!(
             refused(&["mem=3", "aliyun=1"], &ailing()),
             "ALIYUN_COM_GPU_VISIBLE_DEVICES=1: GPU 1 (GPU-b1) is lost, it fell off the bus; \
@@ -1000,8 +1016,9 @@ mod tests {
         );
     }
 
+    /// If `exclusive` is configured, containers without a quota are planned on exclusive GPUs.
     #[test]
-    fn exclusive_plans_containers_without_a_quota_on_whole_gpus() {
+    fn exclusive_rule_gives_unlimited_containers_exclusive_gpus() {
         for (words, gpus) in [
             (&["nvidia=all"][..], vec![0, 1, 2, 3]),
             (&["nvidia=3,1"], vec![3, 1]),
@@ -1037,8 +1054,9 @@ mod tests {
         .unwrap()
     }
 
+    /// MIG devices are given without a limit, by all of their names.
     #[test]
-    fn mig_devices_are_given_as_a_whole_by_all_of_their_names() {
+    fn mig_devices_are_given_unlimited_by_any_name() {
         for (words, given) in [
             (&["nvidia=MIG-5c1b"][..], &["1:0 MIG-5c1b"][..]),
             (&["nvidia=mig-5C1B,1:0"], &["1:0 MIG-5c1b"]),
@@ -1067,8 +1085,9 @@ mod tests {
         assert_eq!(plan.to_string(), "GPU 1:0 whole");
     }
 
+    /// A MIG device that does not exist is refused with a list of those that do.
     #[test]
-    fn a_mig_device_that_is_not_there_is_refused_with_those_that_are() {
+    fn missing_mig_device_refusal_lists_existing_ones() {
         let known = "1:0 (MIG-5c1b), 1:3 (MIG-GPU-b1/7/0), 2:0 (MIG-lost) (cgpu gpus shows them)";
         for name in ["MIG-5c1c", "MIG-5c", "1:1", "0:0", "MIG-GPU-b1/1/1", "MIG-GPU-a0/1/0"] {
             assert_eq!(
@@ -1141,8 +1160,9 @@ mod tests {
         }
     }
 
+    /// GPUs that the engine brought are identified by minor number and by name.
     #[test]
-    fn brought_gpus_are_found_by_minor_number_and_by_name() {
+    fn engine_gpus_are_identified_by_minor_and_name() {
         // Minor numbers count down, indices up.
         assert_eq!(planned(&["+node=7", "+node=5", "+node=7"], &four()), [(0, None), (2, None)]);
         assert_eq!(planned(&["mem=3", "dev=15", "+node=6"], &four()), [(1, Some(3000))]);
@@ -1168,8 +1188,9 @@ mod tests {
         assert!(lost.starts_with("node /dev/nvidiaN: GPU 1 (GPU-b1) is lost"), "{lost}");
     }
 
+    /// GPUs that the engine brought are refused under a quota if they differ from the named ones.
     #[test]
-    fn brought_gpus_that_differ_from_the_named_are_refused_under_a_quota() {
+    fn engine_gpus_differing_from_named_are_refused() {
         let quota = ["mem=3", "dev=15"];
         for (words, limits) in [
             (&["nvidia=1", "+node=6"][..], vec![(1, Some(3000))]),
@@ -1196,8 +1217,9 @@ mod tests {
         );
     }
 
+    /// A GPU in MIG mode that the engine brought counts by the MIG devices that came with it.
     #[test]
-    fn a_brought_gpu_in_mig_mode_counts_by_the_devices_that_came_with_it() {
+    fn engine_gpu_in_mig_mode_counts_by_devices() {
         // GPU 1 has the minor number 6.
         let mut request = decided(&["+node=6"], &OPEN).unwrap().unwrap();
         let plan = |request: &Request| {
@@ -1401,8 +1423,9 @@ mod tests {
         assert!(reported.contains("less than 14"), "{reported}");
     }
 
+    /// A GPU that a node calls a MIG device does not bypass the rules.
     #[test]
-    fn a_gpu_that_a_node_calls_a_mig_device_is_no_way_past_the_rules() {
+    fn gpu_labelled_mig_does_not_bypass_the_rules() {
         let words = ["nvidia=void", "+node=6", "+mig=6"];
         for rules in [&STRICT, &QUOTAS_ONLY] {
             let request = decided(&words, rules).unwrap().unwrap();
@@ -1468,7 +1491,7 @@ mod tests {
         /// Nothing that an image says lifts what the annotations limit: the container is
         /// refused, or every GPU of it has a quota, or it gets no GPU from anybody.
         #[test]
-        fn no_variable_takes_a_gpu_from_under_the_annotations_quota(
+        fn no_variable_lifts_the_annotations_quota(
             variables in variables(),
             gpus in proptest::option::of(proptest::sample::select(&["0", "2,0", "all", "void"][..])),
         ) {
@@ -1495,8 +1518,9 @@ mod tests {
     }
 
     proptest! {
+        /// A quota is a multiple of 1 MiB, from 1 MiB to the GPU's total.
         #[test]
-        fn a_quota_is_whole_mib_from_1_to_the_total(
+        fn quota_is_1_mib_up_to_the_total(
             amounts in list(),
             dev in proptest::option::of(Just(u64::MAX)),
             total_mib in 1..=u64::MAX / MIB,

@@ -130,7 +130,7 @@ mod tests {
     const HUNDREDTHS: Measure = Measure::Parts(10_000);
 
     #[test]
-    fn sizes_are_read_as_docker_and_kubernetes_write_them() {
+    fn sizes_parse_as_docker_and_kubernetes_write_them() {
         for (text, mib) in [
             ("4GiB", 4096),
             ("4Gi", 4096),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_mean_two_things_or_none_is_refused() {
+    fn ambiguous_or_meaningless_amounts_are_refused() {
         for bare in ["4", "4096", "4.5"] {
             assert_eq!(read(bare), Err(BadAmount::Bare(bare)));
         }

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_of_containerds_brings_what_it_calls_the_cli_with() {
+    fn containerd_hook_brings_gpus_of_its_cli_arguments() {
         let of = |args: &[&str]| {
             let gpus = by_cli_hook("/usr/bin/containerd", args)?;
             Some(gpus.into_iter().map(|one| one.gpu).collect::<Vec<_>>())
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn annotations_of_cdi_have_its_prefix_or_one_below_it() {
+    fn cdi_annotation_has_the_prefix_or_a_subdomain() {
         for (key, is_one) in [
             ("cdi.k8s.io/x", true),
             ("nvidia.cdi.k8s.io/x", true),
@@ -388,8 +388,9 @@ mod tests {
         assert_eq!(found[0].by, "the annotation cdi.k8s.io/x");
     }
 
+    /// Device nodes say more than names, and device rules are no choice of GPUs.
     #[test]
-    fn nodes_say_more_than_names_and_rules_are_no_choice() {
+    fn nodes_override_names_and_rules_are_no_choice() {
         let named = BroughtGpu { gpu: BroughtName::Named("all".into()), by: "x".into() };
         let node = BroughtGpu::node(1, "/dev/nvidia1");
         let brought = |gpus: &[&BroughtGpu], allowed: &[BroughtGpu]| Brought {

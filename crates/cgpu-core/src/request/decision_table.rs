@@ -420,8 +420,9 @@ mod tests {
         QUOTAS.into_iter().flat_map(of)
     }
 
+    /// All facts have a row, and each row has facts that find it.
     #[test]
-    fn all_facts_have_a_row_and_each_row_has_its_facts() {
+    fn facts_and_table_rows_cover_each_other() {
         let mut found: Vec<bool> = ROWS.iter().map(|_| false).collect();
         for (quota, named, brought) in all() {
             let row = find(quota, named, brought);

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_is_a_candidate_s_until_it_has_a_holder() {
+    fn grant_serves_any_candidate_until_one_holds_it() {
         let mut grant = grant(Some(4096), false);
         assert!(grant.may_be_of(&container("main")) && !grant.may_be_of(&container("side")));
         grant.candidates.push(container("side"));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pod_says_beside_its_grant_is_told() {
+    fn pod_settings_next_to_a_grant_are_reported() {
         let grant = grant(Some(4096), false);
         let env = [
             "NVIDIA_VISIBLE_DEVICES=all",
@@ -281,7 +281,7 @@ mod tests {
     proptest! {
         /// Whatever a pod's author writes into variables, annotations and images, under either profile.
         #[test]
-        fn nothing_that_a_pod_says_changes_what_it_was_granted(
+        fn pod_settings_never_change_the_pods_grant(
             variables in proptest::collection::vec((0..NAMES.len() + 4, value()), 0..8),
             annotations in proptest::collection::vec((0..NAMES.len(), value()), 0..8),
             mib in proptest::option::of(1_u64..9000),

@@ -856,7 +856,7 @@ mod tests {
     const ID: &str = "0123abcd";
 
     #[test]
-    fn a_pods_annotations_ask_for_nothing_in_its_sandbox() {
+    fn pod_annotations_request_nothing_in_the_sandbox() {
         let asks = [("aliyun.com/gpu-mem-container", "6"), ("aliyun.com/gpu-visible-devices", "0")];
         for (marks, is_sandbox) in [
             (marks("sandbox", ID), true),
@@ -892,8 +892,9 @@ mod tests {
         }
     }
 
+    /// A container that calls itself a sandbox is not exempt from the rules.
     #[test]
-    fn calling_itself_a_sandbox_takes_no_container_out_of_the_rules() {
+    fn sandbox_mark_alone_exempts_no_container() {
         let annotations = [("io.kubernetes.cri.container-type", "sandbox")];
         let decided = |env: &[&str], rules| testing::decided(env, &annotations, rules);
         let named = ["NVIDIA_VISIBLE_DEVICES=all"];
@@ -903,8 +904,9 @@ mod tests {
         assert_eq!(only_quota(&decided(&quota, &PLAIN).unwrap()).amounts, [3]);
     }
 
+    /// A sandbox that has GPUs is refused if its pod has a quota.
     #[test]
-    fn a_sandbox_with_gpus_and_its_pods_quota_is_refused() {
+    fn sandbox_with_gpus_under_pod_quota_is_refused() {
         let annotations =
             [&marks("sandbox", ID)[..], &[("aliyun.com/gpu-mem-container", "3")]].concat();
         let error = testing::decided(&["NVIDIA_VISIBLE_DEVICES=0"], &annotations, &testing::RULES);
@@ -943,7 +945,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_empty_or_zero_memory_switches_cgpu_off() {
+    fn absent_empty_or_zero_memory_disables_cgpu() {
         let unset = from_env(&["PATH=/bin", "ALIYUN_COM_GPU_MEM_DEV=15"]).unwrap();
         assert_eq!(reason(&unset), "ALIYUN_COM_GPU_MEM_CONTAINER is not set");
         for (memory, expected) in [
@@ -959,7 +961,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_malformed_memory_list_even_beside_a_zero() {
+    fn refuses_malformed_memory_list_even_with_a_zero() {
         for (memory, item) in [
             ("-1", "-1"),
             ("3.5", "3.5"),
@@ -987,7 +989,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_text_that_is_none() {
+    fn refuses_value_that_is_not_plain_text() {
         for (value, quoted) in
             [("3\n", "3\\n"), ("\u{fffd}", "\\u{fffd}"), ("\x1b[0m", "\\u{1b}[0m")]
         {
@@ -1003,7 +1005,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_total_that_is_no_whole_number_from_1() {
+    fn refuses_total_that_is_no_positive_integer() {
         for total in ["0", "15,15", "15GiB", "-15", "99999999999999999999", "x"] {
             let env = ["ALIYUN_COM_GPU_MEM_CONTAINER=3", &format!("{DEV}={total}")];
             assert_eq!(
@@ -1027,7 +1029,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_without_a_total_is_in_gib_or_in_the_unit_that_is_given() {
+    fn memory_without_total_uses_gib_or_given_unit() {
         let measure = |env: &[&str]| only_quota(&from_env(env).unwrap()).measure;
         let gib = Measure::UnitBytes(1 << 30);
         assert_eq!(measure(&["ALIYUN_COM_GPU_MEM_CONTAINER=3"]), gib);
@@ -1053,7 +1055,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_unit_is_refused_only_where_it_is_needed() {
+    fn unknown_unit_is_refused_only_if_needed() {
         for unit in ["TiB", "0MiB", "-1MiB", "1.5MiB", "128", "128GiB"] {
             let unit = format!("ALIYUN_COM_GPU_MEM_UNIT={unit}");
             assert_eq!(
@@ -1068,8 +1070,9 @@ mod tests {
         assert!(beside_quota(&["ALIYUN_COM_GPU_MEM_UNIT=\u{fffd}"]).is_ok());
     }
 
+    /// A weight is a whole number from 1, and unset by default.
     #[test]
-    fn a_weight_is_a_whole_number_from_1_and_unset_by_default() {
+    fn weight_is_a_positive_integer_without_a_default() {
         let weight = |env: &[&str]| {
             let request = beside_quota(env).unwrap();
             match only_quota(&request).shares.weights[..] {
@@ -1108,7 +1111,7 @@ mod tests {
     }
 
     #[test]
-    fn cgpu_disable_is_true_or_1_in_any_case() {
+    fn cgpu_disable_takes_true_or_1_ignoring_case() {
         for value in ["true", "TRUE", "True", "1", " 1 "] {
             let setting = Setting { name: "CGPU_DISABLE".into(), value: value.to_owned() };
             let request = beside_quota(&[&format!("CGPU_DISABLE={value}")]).unwrap();
@@ -1124,8 +1127,9 @@ mod tests {
         );
     }
 
+    /// If a source is off, nothing else of its quota is read.
     #[test]
-    fn where_a_source_is_off_nothing_else_of_its_quota_is_looked_at() {
+    fn settings_of_a_disabled_source_are_not_read() {
         let junk = [
             "ALIYUN_COM_GPU_MEM_DEV=x",
             "ALIYUN_COM_GPU_MEM_UNIT=x",
@@ -1145,8 +1149,9 @@ mod tests {
         }
     }
 
+    /// The scheduler's failure is reported in its own words, whatever else is set.
     #[test]
-    fn the_schedulers_failure_is_reported_in_its_own_words_whatever_else_is_said() {
+    fn scheduler_failure_is_reported_before_other_settings() {
         let failed = "NVIDIA_VISIBLE_DEVICES=no-gpu-has-6GiB-to-run";
         let expected = "the scheduler found no GPU for this container: \
                         NVIDIA_VISIBLE_DEVICES=no-gpu-has-6GiB-to-run; free GPU memory on this \
@@ -1209,7 +1214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_may_be_a_part_and_a_priority_a_word() {
+    fn weight_accepts_percentage_and_priority_accepts_words() {
         let shares = |env: &[&str]| {
             let all = [&["CGPU_MEMORY=1GiB"], env].concat();
             from_env(&all).map(|decision| only_quota(&decision).shares.clone())
@@ -1245,8 +1250,9 @@ mod tests {
         }
     }
 
+    /// NVIDIA's memory limit is a quota, and its memory request is none.
     #[test]
-    fn nvidias_limit_is_a_quota_and_its_request_is_none() {
+    fn nvidia_limit_sets_a_quota_and_request_none() {
         let decision = from_env(&["NVIDIA_GPU_MEMORY_LIMIT=4096"]).unwrap();
         let quota = only_quota(&decision);
         assert_eq!((quota.spelling, &quota.amounts[..]), (Spelling::Nvidia, &[4096][..]));
@@ -1394,8 +1400,10 @@ mod tests {
         );
     }
 
+    /// A quota of an untrusted source is not ignored if the container has GPUs: the container is
+    /// refused.
     #[test]
-    fn a_quota_of_an_untrusted_source_is_not_lost_beside_gpus() {
+    fn untrusted_quota_with_gpus_is_refused() {
         let env = ["ALIYUN_COM_GPU_MEM_CONTAINER=3"];
         let annotations = [("aliyun.com/gpu-visible-devices", "0")];
         let trust = Trust { env: false, annotations: true };
@@ -1413,7 +1421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_is_off_leaves_the_others_quota() {
+    fn disabled_source_leaves_the_other_sources_quota() {
         let quota = ["ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_DEV=15"];
         for annotation in
             [("aliyun.com/cgpu-disable", "true"), ("aliyun.com/gpu-mem-container", "0"), ("x", "y")]
@@ -1431,8 +1439,9 @@ mod tests {
         assert_eq!(reason(&decision), "CGPU_DISABLE=1 and aliyun.com/gpu-mem-container=0");
     }
 
+    /// A container with a quota and without a GPU is none of cgpu's, and is passed through.
     #[test]
-    fn a_quota_without_a_gpu_is_none_of_ours() {
+    fn quota_without_a_gpu_is_passed_through() {
         let selecting = |env: &[&str], annotation: &str| {
             let mut all = vec!["ALIYUN_COM_GPU_MEM_CONTAINER=3"];
             all.extend(env);
@@ -1468,8 +1477,9 @@ mod tests {
         }
     }
 
+    /// GPUs without a quota matter only if the rules say so.
     #[test]
-    fn gpus_without_a_quota_matter_only_where_the_rules_say_so() {
+    fn gpus_without_quota_matter_only_under_some_rules() {
         for (env, held) in [
             (&["NVIDIA_VISIBLE_DEVICES=all"][..], true),
             (&["NVIDIA_VISIBLE_DEVICES=0"], true),
@@ -1535,8 +1545,9 @@ mod tests {
         assert_eq!(resource(&two, &exact).0, None);
     }
 
+    /// Variables and annotations of an image ask for no unlimited GPUs if they are not accepted.
     #[test]
-    fn variables_and_annotations_of_an_image_ask_for_no_whole_gpus_if_they_are_not_accepted() {
+    fn unaccepted_image_settings_request_no_unlimited_gpus() {
         let rules = Rules { whole_beside_quota: false, ..testing::RULES };
         let annotation = [("aliyun.com/gpu-visible-devices", "0")];
         for (env, annotations) in [

@@ -93,8 +93,9 @@ pub const SET_ASIDE: [(&str, &str); 2] = [
 mod tests {
     use super::*;
 
+    /// An annotation is the variable without its vendor, in lower case, with dashes.
     #[test]
-    fn an_annotation_is_the_variable_without_its_vendor_in_lower_case_with_dashes() {
+    fn annotation_name_derives_from_the_variables_name() {
         for name in NEUTRAL {
             let bare = name.variable.strip_prefix("CGPU_").unwrap();
             assert_eq!(name.annotation, format!("cgpu/{}", bare.to_ascii_lowercase()));

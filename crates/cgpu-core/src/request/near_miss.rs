@@ -234,8 +234,9 @@ mod tests {
         }
     }
 
+    /// Names of schedulers, services and other vendors mean nothing.
     #[test]
-    fn names_of_schedulers_services_and_other_vendors_mean_nothing() {
+    fn names_of_other_tools_are_no_near_misses() {
         let found = of(&[
             "ALIYUN_COM_GPU_MEM_IDX=0",
             "ALIYUN_COM_GPU_MEM_POD=3",
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_value_and_a_total_alone_are_near_misses() {
+    fn empty_value_and_lone_total_are_near_misses() {
         assert_eq!(
             of(&["ALIYUN_COM_GPU_MEM_CONTAINER=", "ALIYUN_COM_GPU_MEM_DEV=15"]),
             ["ALIYUN_COM_GPU_MEM_CONTAINER is set to nothing, which counts as not set; \
@@ -289,8 +290,9 @@ mod tests {
         assert_eq!(of(&["CGPU_MEMORY="]), [empty]);
     }
 
+    /// A flood of near misses is cut off, and they are shown without control characters.
     #[test]
-    fn a_flood_of_them_is_cut_off_and_shown_safely() {
+    fn near_misses_are_bounded_and_escaped() {
         let many: Vec<String> =
             (0..100).map(|n| format!("ALIYUN_COM_GPU_MEM_DE{}=1", char::from(b' ' + n))).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();

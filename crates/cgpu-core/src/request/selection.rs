@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_cdi_are_read_as_names_of_gpus() {
+    fn cdi_device_names_parse_as_gpu_names() {
         use GpuName::{Index, Mig, Uuid};
         let named = selection("nvidia.com/gpu=0, nvidia.com/gpu=GPU-a,nvidia.com/gpu=0:1");
         assert_eq!(named.names().unwrap(), [Index("0"), Uuid("GPU-a"), Mig("0:1")]);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_all_and_nothing_before_any_name_is_read() {
+    fn selection_knows_all_and_nothing_before_parsing_names() {
         for (value, extent) in [
             ("all", Extent::All),
             (" all ", Extent::All),

@@ -73,8 +73,9 @@ mod tests {
         Setting { name: "CGPU_DISABLE".into(), value: value.to_owned() }
     }
 
+    /// A plain value is quoted bare, and any other is escaped.
     #[test]
-    fn quotes_a_plain_value_bare_and_any_other_escaped() {
+    fn plain_value_is_bare_and_any_other_escaped() {
         assert_eq!(setting("1,0,0").to_string(), "CGPU_DISABLE=1,0,0");
         assert_eq!(setting("").to_string(), "CGPU_DISABLE=\"\"");
         assert_eq!(setting("3 4").to_string(), "CGPU_DISABLE=\"3 4\"");

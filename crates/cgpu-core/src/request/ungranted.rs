@@ -87,8 +87,9 @@ mod tests {
 
     const GREED: [&str; 3] = ["NVIDIA_VISIBLE_DEVICES=0", "CGPU_MEMORY=4GiB", "PATH=/bin"];
 
+    /// A pod without a grant gets what `kubernetes.ungranted` of its node says.
     #[test]
-    fn a_pod_without_a_grant_gets_what_the_node_says() {
+    fn pod_without_grant_follows_the_nodes_rule() {
         let as_asked = decided(&GREED, &MARKS, &under(Ungranted::AsAsked)).unwrap();
         assert!(as_asked.request().is_some_and(super::super::Request::has_quota));
         let none = decided(&GREED, &MARKS, &under(Ungranted::None)).unwrap();
@@ -104,8 +105,9 @@ mod tests {
         assert!(whole.request().is_some_and(|request| !request.has_quota()), "{whole:?}");
     }
 
+    /// A container that names nothing, and one that is of no pod, are treated as before.
     #[test]
-    fn who_names_nothing_and_who_is_no_pods_are_as_before() {
+    fn ungranted_rule_ignores_requestless_and_podless_containers() {
         for ungranted in [Ungranted::None, Ungranted::Refuse, Ungranted::Whole] {
             let rules = under(ungranted);
             for env in [&["PATH=/bin"][..], &["NVIDIA_VISIBLE_DEVICES=void"], &["CGPU_MEMORY="]] {

@@ -222,8 +222,9 @@ mod tests {
         frame(rules(policy, max_inst), idle, &tenants, &Frame::default(), &[])
     }
 
+    /// Parts are fixed under the policies 0 and 3, and free parts stay empty.
     #[test]
-    fn parts_are_fixed_and_stay_empty_under_0_and_3() {
+    fn parts_are_fixed_under_policies_0_and_3() {
         let of = |policy, weights: &[u32]| framed(policy, 20, Idle::Yield, weights).unwrap();
         let fair = of(0, &[1, 5, 1]);
         assert_eq!((fair.us, parts(&fair)), (400_000, vec![0.05; 3]));
@@ -238,8 +239,9 @@ mod tests {
         assert_eq!(parts(&framed(3, 4, Idle::Yield, &[4, 4]).unwrap()), [0.5, 0.5]);
     }
 
+    /// An idle container retains its time under the policies 1 and 2 if that is configured.
     #[test]
-    fn who_rests_keeps_its_time_under_1_and_2_where_that_is_asked_for() {
+    fn idle_container_retains_time_under_1_and_2() {
         assert_eq!(framed(1, 20, Idle::Yield, &[1, 1]), None);
         assert_eq!(framed(2, 20, Idle::Yield, &[1, 2]), None);
         assert_eq!(framed(1, 20, Idle::Keep, &[1]), None, "it has the GPU for itself");
@@ -252,8 +254,9 @@ mod tests {
         }
     }
 
+    /// Existing containers retain their spans, and a new one gets the lowest free spans.
     #[test]
-    fn who_was_there_keeps_its_spans_and_who_comes_gets_the_lowest_free_ones() {
+    fn existing_containers_retain_spans_and_new_get_lowest() {
         let before = framed(3, 20, Idle::Yield, &[2, 3, 1]).unwrap();
         // The one in the middle left, and two came.
         let known = Frame {
@@ -279,8 +282,9 @@ mod tests {
         assert_eq!(now.spans[2].len(), 2);
     }
 
+    /// A new container has the spans that it has on another GPU, if they are free.
     #[test]
-    fn who_comes_has_the_spans_that_it_has_on_another_gpu_where_they_are_free() {
+    fn new_container_reuses_free_spans_of_another_gpu() {
         let slot = |at: u64| vec![Span { from_us: at * 20_000, to_us: (at + 1) * 20_000 }];
         let turn = |frame_us, at| Some(Turn { frame_us, spans: slot(at) });
         let known = Frame { us: 400_000, spans: vec![vec![], slot(3), vec![]] };
@@ -312,8 +316,9 @@ mod tests {
         assert_eq!(turn_at(frame.us, &frame.spans[1], 7), (true, None));
     }
 
+    /// A time window ends if the next span does not follow at once.
     #[test]
-    fn a_turn_ends_where_the_next_span_does_not_follow() {
+    fn time_window_ends_at_a_gap_between_spans() {
         let span = |from_us, to_us| Span { from_us, to_us };
         let spans = [span(10, 20), span(20, 30)];
         assert_eq!(turn_at(100, &spans, 500), (false, Some(510)));
@@ -341,8 +346,9 @@ mod tests {
     }
 
     proptest! {
+        /// No container runs in another's span, and each has what is reserved for it.
         #[test]
-        fn nobody_runs_in_anothers_span_and_each_has_what_it_was_promised(
+        fn spans_never_overlap_and_match_reserved_shares(
             tenants in any_tenants(),
             (policy, idle) in prop_oneof![
                 Just((0, Idle::Yield)), Just((3, Idle::Yield)),

@@ -164,8 +164,9 @@ mod tests {
         }
     }
 
+    /// A period of many containers is no longer than one of some.
     #[test]
-    fn a_round_of_many_is_no_longer_than_one_of_some() {
+    fn period_of_many_containers_is_not_longer() {
         let tenants = vec![tenant(1, false); 25];
         assert_eq!(us(rules(1, 80), &tenants), vec![2048; 25]);
         assert_eq!(us(rules(1, 80), &tenants[..16]), vec![4096; 16]);
@@ -188,8 +189,9 @@ mod tests {
         assert_eq!(us(rules(1, 80), &[tenant(1, true), tenant(1, true)]), [4096, 4096]);
     }
 
+    /// If one container runs at a time, high priority has its ratio against that one.
     #[test]
-    fn where_one_runs_at_a_time_high_priority_has_its_ratio_against_that_one() {
+    fn high_priority_ratio_is_against_the_running_container() {
         let tenants = [tenant(1, true), tenant(9, false), tenant(3, false), tenant(1, false)];
         for policy in [0, 3, 1, 2] {
             let all = periods(rules(policy, 80), true, &tenants).unwrap();
@@ -216,8 +218,9 @@ mod tests {
         assert_eq!(slice_us(Period { us: u64::MAX / 2, each: false }, 1), MOST_US);
     }
 
+    /// Channels outside groups take time from the groups of the same container.
     #[test]
-    fn channels_outside_groups_take_from_those_of_the_same_container() {
+    fn ungrouped_channels_take_from_the_same_containers_groups() {
         let round = Period { us: 4096, each: false };
         let left = |channels| round.beside_channels(channels).us;
         assert_eq!([0, 1, 3, 4, 64].map(left), [4096, 2822, 274, 0, 0]);
@@ -253,7 +256,7 @@ mod tests {
         }
 
         #[test]
-        fn whoever_forks_has_no_more(us in LEAST_PERIOD_US..=MOST_US, groups in 1_usize..64) {
+        fn forking_gains_a_container_no_time(us in LEAST_PERIOD_US..=MOST_US, groups in 1_usize..64) {
             let round = Period { us, each: false };
             let slice = slice_us(round, groups);
             prop_assert!(slice >= LEAST_US && slice <= slice_us(round, 1));

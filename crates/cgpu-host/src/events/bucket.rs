@@ -36,8 +36,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// A burst is let through, and after it one event each time that the bucket refills.
     #[test]
-    fn a_burst_is_let_through_and_after_it_one_each_time_it_refills() {
+    fn burst_passes_and_then_one_per_refill() {
         let mut bucket = Bucket::new(3, 10);
         let taken = (0..100).filter(|_| bucket.take(5)).count();
         assert_eq!(taken, 3);
@@ -47,8 +48,9 @@ mod tests {
     }
 
     proptest! {
+        /// No more tokens are taken than burst and time allow.
         #[test]
-        fn no_more_are_taken_than_burst_and_time_allow(
+        fn taken_tokens_never_exceed_burst_and_time(
             burst in 0_u32..20,
             refill_us in 1_u64..1000,
             steps in prop::collection::vec(0_u64..500, 1..200),

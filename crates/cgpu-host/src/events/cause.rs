@@ -49,8 +49,9 @@ impl Cause {
 mod tests {
     use super::*;
 
+    /// A cause is written as it is called, and one that is unknown is read as other.
     #[test]
-    fn a_cause_is_written_as_it_is_called_and_one_that_is_not_known_is_other() {
+    fn cause_round_trips_and_unknown_one_is_other() {
         for cause in [
             Cause::Memory,
             Cause::Containers,

@@ -560,8 +560,9 @@ mod tests {
         }
     }
 
+    /// An event is read as it was written, and absent fields are left out.
     #[test]
-    fn an_event_is_read_as_it_was_written_and_absent_fields_stay_away() {
+    fn event_round_trips_without_its_absent_fields() {
         let event = refused();
         let line = event.line();
         assert_eq!(Event::parse(&line), Some(event));
@@ -576,8 +577,9 @@ mod tests {
         assert_eq!(Event::parse("{\"at_us\":1,\"kind\":\"x\"}").unwrap().kind, Kind::Unknown);
     }
 
+    /// The sentence of a refused allocation has all that its user needs.
     #[test]
-    fn the_sentence_of_an_allocation_has_all_that_its_user_needs() {
+    fn allocation_sentence_names_process_gpu_and_quota() {
         assert_eq!(
             refused().sentence(),
             "out of memory: python3 (process 7) asked for 1002 MiB of GPU 0; 300 MiB of the quota \
@@ -587,8 +589,9 @@ mod tests {
         assert!(late.sentence().contains("more allocations over the quota were refused (and 3"));
     }
 
+    /// A line that a full disk tore loses no other event.
     #[test]
-    fn a_line_that_a_full_disk_tore_loses_no_other_event() {
+    fn torn_line_loses_no_other_event() {
         let line = refused().line();
         let torn = format!("{}{line}", &line[..line.len() / 2]);
         assert_eq!(Event::parse(&torn), Some(refused()));
@@ -596,8 +599,9 @@ mod tests {
         assert_eq!(Event::parse(""), None);
     }
 
+    /// What a container chose moves no cursor, neither in the line nor in the sentence.
     #[test]
-    fn what_a_container_chose_moves_no_cursor_in_line_or_sentence() {
+    fn event_text_escapes_strings_of_a_container() {
         let evil = "a\u{1b}[2J\u{9b}1m\u{202e}\n{\"at_us\":1";
         let event = refused().of(evil, Some(evil), evil).by(1, None, Some(evil)).because(evil);
         for text in [event.line().trim_end().to_owned(), event.sentence()] {

@@ -130,8 +130,9 @@ mod tests {
         (0..events.len()).filter(|at| filter.takes(&events[*at])).collect()
     }
 
+    /// A word matches an id, a name, the last part of a name or the beginning of ids.
     #[test]
-    fn a_word_means_an_id_a_name_its_last_part_or_the_beginning_of_ids() {
+    fn word_matches_id_name_last_part_or_prefix() {
         let events = [
             event("3f2a", Some("web")),
             event("3f2a", None),
@@ -158,8 +159,9 @@ mod tests {
         assert!(events.iter().all(|event| all.takes(event)));
     }
 
+    /// Events that come later are matched as those that were there before.
     #[test]
-    fn what_comes_later_is_meant_as_what_was_there() {
+    fn later_events_match_as_earlier_ones_did() {
         let mut filter = Filter::new(Some("web"), None, &[]);
         assert!(!filter.has_any() && !filter.takes(&event("1", Some("db"))));
         assert!(filter.takes(&event("2", Some("web"))) && filter.takes(&event("2", None)));
@@ -168,8 +170,9 @@ mod tests {
         assert!(filter.takes(&event("7", None)), "it was renamed since");
     }
 
+    /// A container that was announced is the one that was created.
     #[test]
-    fn a_container_that_was_announced_is_the_one_that_was_made() {
+    fn announced_container_matches_the_created_one() {
         let announced = event("12-34", Some("web"));
         let mut named = event("3f2a", None);
         named.kind = Kind::Named;

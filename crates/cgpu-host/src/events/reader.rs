@@ -138,8 +138,9 @@ mod tests {
         fs::write(path, "\n".repeat(usize::try_from(MOST_FILE_BYTES).unwrap())).unwrap();
     }
 
+    /// Events are read as they come, from before the file exists and over a rotation.
     #[test]
-    fn events_are_read_as_they_come_from_before_the_file_is_there_and_over_a_rotation() {
+    fn follower_starts_before_file_and_survives_rotation() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let mut follower = Follower::new(store.clone()).unwrap();
@@ -159,8 +160,9 @@ mod tests {
         assert!(ids(&mut follower).is_empty());
     }
 
+    /// Both files are read from the beginning, the older one first.
     #[test]
-    fn both_files_are_read_from_the_beginning_the_older_first() {
+    fn follower_reads_both_files_the_older_first() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         fill(&dir.path().join("events"));
@@ -170,8 +172,9 @@ mod tests {
         assert_eq!(ids(&mut Follower::new(store).unwrap()), ["old", "new"]);
     }
 
+    /// Half a line waits for its end, and a line that is no event is skipped.
     #[test]
-    fn half_a_line_waits_for_its_end_and_what_is_no_event_is_passed_over() {
+    fn partial_line_waits_and_invalid_line_is_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let path = dir.path().join("events");

@@ -110,8 +110,9 @@ mod tests {
         Event::new(Kind::Created).of(id, None, "/run/runc")
     }
 
+    /// Events are appended to a file that only root and its group can read.
     #[test]
-    fn events_are_added_to_a_file_that_only_root_and_its_group_can_read() {
+    fn events_file_is_private_to_root_and_group() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         store.append(&event("a")).unwrap();
@@ -123,8 +124,9 @@ mod tests {
         assert_eq!(mode & 0o137, 0, "{mode:o}");
     }
 
+    /// A full file is renamed once, and both files together are bounded.
     #[test]
-    fn a_full_file_is_renamed_once_and_both_together_are_bounded() {
+    fn full_file_rotates_once_within_a_bound() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         let long = event("long").because(&"x".repeat(1200));
@@ -138,8 +140,9 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
+    /// A process that holds the lock of a full file holds up no writer.
     #[test]
-    fn whoever_holds_the_lock_of_a_full_file_holds_up_nobody() {
+    fn lock_of_a_full_file_blocks_no_writer() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         store.append(&event("first")).unwrap();
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_at_once_lose_no_line_and_mix_none() {
+    fn concurrent_writers_lose_and_mix_no_lines() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::of(dir.path());
         // So that it is renamed while they write.
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_not_written_to() {
+    fn events_are_written_only_to_regular_files() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(dir.path().join("other"), dir.path().join("events")).unwrap();
         Store::of(dir.path()).append(&event("a")).unwrap_err();

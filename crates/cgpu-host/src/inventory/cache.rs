@@ -124,8 +124,9 @@ mod tests {
         assert_eq!(read(&proc.state_dir(), &now), Some(inventory()));
     }
 
+    /// The cache is for its owner alone, and leaves nothing next to it.
     #[test]
-    fn is_for_its_owner_alone_and_leaves_nothing_beside_it() {
+    fn cache_is_private_and_leaves_no_other_file() {
         let (proc, now) = state();
         write(&proc.state_dir(), now.clone(), &inventory()).unwrap();
         write(&proc.state_dir(), now, &inventory()).unwrap();
@@ -173,8 +174,9 @@ mod tests {
         assert_eq!(read(&proc.state_dir(), &now), None);
     }
 
+    /// The cache replaces what a killed process of the same process id left.
     #[test]
-    fn replaces_what_a_killed_process_of_our_number_left() {
+    fn cache_replaces_leftovers_of_a_killed_process() {
         let (proc, now) = state();
         fs::create_dir_all(proc.state_dir()).unwrap();
         let left = format!("{FILE_NAME}.{}", std::process::id());

@@ -380,8 +380,9 @@ mod tests {
         assert_eq!(inventory.gpus()[0].uuid, "GPU-a");
     }
 
+    /// A user who can't write the cache reads what the child prints.
     #[test]
-    fn who_can_write_no_cache_reads_what_the_child_prints() {
+    fn unwritable_cache_is_replaced_by_childs_output() {
         let host = Host::new();
         let list = |script: &str| {
             listed(&host.settings, &host.cgpu(script), &["--config".into(), "/c".into()], PLENTY)
@@ -415,8 +416,9 @@ mod tests {
         assert!(error.to_string().starts_with("no NVIDIA driver on this host: "), "{error}");
     }
 
+    /// The child gets the configuration, and nothing that matters to the dynamic loader.
     #[test]
-    fn the_child_gets_the_configuration_and_nothing_that_matters_to_loading() {
+    fn child_gets_configuration_and_no_loader_variables() {
         let host = Host::new();
         let seen = host.proc.beside("seen");
         let script =
@@ -438,8 +440,9 @@ mod tests {
         }
     }
 
+    /// A child that takes too long is killed with all that it started.
     #[test]
-    fn a_child_that_takes_too_long_is_killed_with_all_it_started() {
+    fn slow_child_is_killed_with_its_descendants() {
         let host = Host::new();
         let pids = host.proc.beside("pids");
         let script = format!("sleep 600 & echo $$ $! > {}; echo waiting >&2; wait", pids.display());
@@ -484,26 +487,27 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_dies_of_a_signal_is_told_so() {
+    fn child_killed_by_a_signal_is_reported() {
         let error = Host::new().refreshed("kill -SEGV $$", PLENTY).unwrap_err();
         assert!(error.to_string().contains("failed (signal: 11 (SIGSEGV)"), "{error}");
     }
 
     #[test]
-    fn of_a_talkative_child_the_last_words_are_kept() {
+    fn last_words_of_a_verbose_child_are_retained() {
         let script = "head -c 300000 /dev/zero | tr '\\0' x >&2; echo last words >&2; exit 1";
         let error = Host::new().refreshed(script, PLENTY).unwrap_err().to_string();
         assert!(error.contains("xlast words\"; run") && error.len() < SAID_BYTES_MAX + 1000);
     }
 
     #[test]
-    fn a_child_that_never_stops_talking_is_ended_in_time() {
+    fn endlessly_printing_child_is_ended_in_time() {
         let error = Host::new().refreshed("exec yes >&2", Duration::from_millis(200));
         assert!(matches!(error, Err(ChildError::TooSlow { reaped: true, .. })));
     }
 
+    /// A process that outlives the child does not hold up the refresh.
     #[test]
-    fn what_outlives_the_child_does_not_hold_us_up() {
+    fn survivor_of_the_child_causes_no_delay() {
         let host = Host::new();
         let pid = host.proc.beside("pid");
         let script = format!("{}; sleep 600 & echo $! > {}", host.refreshing(), pid.display());
@@ -513,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_leaves_no_cache_was_in_vain() {
+    fn child_that_leaves_no_cache_has_failed() {
         let host = Host::new();
         let error = host.refreshed("exit 0", PLENTY).unwrap_err().to_string();
         assert_eq!(

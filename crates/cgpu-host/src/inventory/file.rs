@@ -191,13 +191,14 @@ mod tests {
     }
 
     #[test]
-    fn minor_is_the_index_where_it_is_left_out() {
+    fn minor_defaults_to_the_index() {
         let text = r#"[{"index":3,"uuid":"GPU-a","memory_mib":1}]"#;
         assert_eq!(parse(Path::new("gpus.json"), text.as_bytes()).unwrap().gpus()[0].minor, 3);
     }
 
+    /// A missing inventory file is named with the key to correct.
     #[test]
-    fn a_file_that_is_not_there_is_named_with_the_key_to_correct() {
+    fn missing_file_error_names_the_key() {
         let error = load(Path::new("/nonexistent/gpus.json")).unwrap_err();
         assert_eq!(
             sentence(&error),
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_json_is_refused_with_the_place() {
+    fn invalid_json_is_refused_with_its_position() {
         assert_eq!(
             refusal("[{\n,"),
             "the inventory file /etc/gpus.json is not a JSON list of GPUs; `cgpu gpus --format \
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_entry_is_refused_with_its_number_and_field() {
+    fn invalid_entry_is_refused_with_number_and_field() {
         let cases = [
             (r#""memory_mib":16130}"#, r#""memory_mib":"16 GB"}"#, "entry 2, field memory_mib:"),
             (r#""memory_mib":16130}"#, r#""memory_mib":-1}"#, "entry 2, field memory_mib:"),
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_missing_memory_of_a_lost_gpu_is_not_blamed() {
+    fn lost_gpu_is_not_blamed_for_missing_memory() {
         let refusal = refusal(r#"[{"index":0,"state":"lost","memory_mib":0}]"#);
         assert!(refusal.contains("entry 1: not a GPU"), "{refusal}");
         assert!(refusal.contains("missing field `uuid`"), "{refusal}");

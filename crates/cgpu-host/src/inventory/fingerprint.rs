@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_driver_is_told_what_to_load() {
+    fn missing_driver_error_says_what_to_load() {
         let proc = Proc::without_driver();
         let error = Fingerprint::read(proc.root()).unwrap_err().to_string();
         let path = proc.root().join("driver/nvidia/version");
@@ -312,8 +312,9 @@ mod tests {
         assert!(awake.holds_in(&unopened) && awake.holds_in(&asleep) && asleep.holds_in(&awake));
     }
 
+    /// A GPU that is opened for the first time does not change the fingerprint.
     #[test]
-    fn a_gpu_opened_for_the_first_time_changes_nothing() {
+    fn first_open_of_gpu_leaves_fingerprint_valid() {
         let proc = Proc::with_driver();
         proc.gpu("0000:00:07.0", "GPU-a", 0);
         let then = read(&proc);

@@ -127,8 +127,9 @@ mod tests {
     use super::*;
     use tracing_subscriber::prelude::*;
 
+    /// A value of several lines adds no field of its own.
     #[test]
-    fn a_value_of_several_lines_is_no_field_of_its_own() {
+    fn multiline_value_adds_no_field() {
         let fields = [("driver_files".to_owned(), "a\nPRIORITY=0".to_owned())];
         let bytes = datagram(Level::WARN, "what happened", &fields);
         let text =
@@ -137,8 +138,9 @@ mod tests {
         assert_eq!(bytes, expected);
     }
 
+    /// Each line is a datagram with its fields, and no writer waits for the reader.
     #[test]
-    fn each_line_is_a_datagram_with_its_fields_and_nobody_waits_for_whoever_reads_them() {
+    fn each_line_is_a_datagram_without_blocking() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let reader = UnixDatagram::bind(&path).unwrap();

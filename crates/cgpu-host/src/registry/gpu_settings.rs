@@ -94,8 +94,9 @@ pub(super) fn write_settings(path: &Path, settings: &impl Serialize) -> Result<(
 mod tests {
     use super::*;
 
+    /// What is set of a GPU is retained, and its other settings stay as they were.
     #[test]
-    fn what_is_set_is_kept_and_the_rest_is_as_it_was() {
+    fn gpu_setting_persists_and_leaves_the_others() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let registry = Registry::open(&state, "boot".into()).unwrap();

@@ -56,8 +56,9 @@ impl Locked<'_> {
 mod tests {
     use super::*;
 
+    /// What is set of the host is retained, and a damaged file is reported.
     #[test]
-    fn what_is_set_is_kept_and_a_damaged_file_is_told() {
+    fn host_setting_persists_and_damage_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let registry = Registry::open(&state, "boot".into()).unwrap();

@@ -252,8 +252,9 @@ mod tests {
         }
     }
 
+    /// An index of another boot, or of an older state of the directory, is invalid.
     #[test]
-    fn an_index_of_another_boot_or_an_older_directory_is_no_index() {
+    fn index_of_another_boot_or_directory_is_invalid() {
         let text = write(&stamp(), &[]);
         assert_eq!(read(&text, &stamp()), Some(vec![]));
         assert_eq!(read(&text, &Stamp { boot_id: "b-2".into(), ..stamp() }), None);

@@ -245,7 +245,7 @@ mod tests {
         /// the questions: what is told to be over is over. Whoever collects has the lock, so
         /// nobody settles meanwhile; who only looks has not, and reads the record once more.
         #[test]
-        fn nothing_that_lives_is_told_to_be_over(
+        fn no_interleaving_reports_a_live_container_as_finished(
             before in steps(),
             meanwhile in proptest::collection::vec(steps(), 4),
             locked: bool,
@@ -269,7 +269,7 @@ mod tests {
 
         /// And what is over is told so when everything is at rest: nothing is kept for ever.
         #[test]
-        fn what_is_over_is_told_so(before in steps()) {
+        fn finished_container_is_reported_as_finished(before in steps()) {
             let mut world = World::new();
             before.iter().for_each(|step| world.take(*step));
             let seen = seen(world.record.clone(), &mut Now(&mut world));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_state_is_read_once_more_after_the_launcher_has_ended() {
+    fn state_is_read_again_after_launcher_exits() {
         let mut world = World::new();
         world.take(Step::Starts);
         // Nothing happens until the state was read; then the container is made, and its launcher
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_can_not_be_read_keeps_its_record() {
+    fn unreadable_state_retains_its_record() {
         struct Blind;
         impl Facts for Blind {
             fn is_alive(&mut self, _: ProcessId) -> bool {

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_is_woken_through_a_mapping_of_its_own() {
+    fn waiting_reader_is_woken_through_own_mapping() {
         let dir = tempfile::tempdir().unwrap();
         let (theirs, ours) = (Notice::open(dir.path()).unwrap(), Notice::open(dir.path()).unwrap());
         let known = theirs.changes();

@@ -209,8 +209,9 @@ mod tests {
         assert_ne!(long, key("/run", &"x".repeat(501)).file_name());
     }
 
+    /// Short ids are padded, and an id that collides with another gets a name of its own.
     #[test]
-    fn short_ids_are_padded_and_collisions_get_a_name_of_their_own() {
+    fn short_ids_are_padded_and_collisions_avoided() {
         assert_eq!(short_id(&key("/r", "demo"), |_| false), "demo________");
         assert_eq!(short_id(&key("/r", &"ab".repeat(32)), |_| false), "abababababab");
         assert_eq!(short_id(&key("/r", "ü/.."), |_| false), "__.._______".to_owned() + "_");

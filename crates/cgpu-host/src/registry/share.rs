@@ -207,8 +207,9 @@ fn share_of(
 mod tests {
     use super::*;
 
+    /// What is written is read back, and a torn file is an error.
     #[test]
-    fn what_is_written_is_read_and_what_is_torn_is_an_error() {
+    fn share_file_round_trips_and_torn_one_errs() {
         let state = tempfile::tempdir().unwrap();
         fs::create_dir(dir(state.path())).unwrap();
         assert_eq!(read(state.path(), "GPU-a").unwrap(), None);
@@ -225,8 +226,9 @@ mod tests {
         assert_eq!(read(state.path(), "GPU-a").unwrap(), None);
     }
 
+    /// Extreme values in a file give a part from 0 to 1 all the same.
     #[test]
-    fn odd_figures_of_a_file_are_a_part_all_the_same() {
+    fn extreme_share_values_still_give_a_part() {
         let round = Period { us: u64::MAX, each: false };
         let rounds = ["a", "b"].map(|id| (id.to_owned(), round)).into();
         let mut share = Share { policy: 2, rounds, turns: None };
@@ -239,8 +241,9 @@ mod tests {
         }
     }
 
+    /// Parts of containers with time windows are those of the frame, less what high priority has.
     #[test]
-    fn parts_of_turns_are_those_of_the_frame_less_what_high_priority_has() {
+    fn parts_match_time_windows_less_high_priority() {
         let rules = GpuRules { policy: 3, max_inst: 4, prio_ratio: 80 };
         let tenant = |weight, high_priority| Tenant { weight, high_priority };
         let tenants = [tenant(1, false), tenant(2, false)];

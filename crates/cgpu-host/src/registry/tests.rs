@@ -49,8 +49,9 @@ fn ids(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.key.id.as_str()).collect()
 }
 
+/// A record is found by key and by bundle until it is removed.
 #[test]
-fn a_record_is_found_by_key_and_by_bundle_until_it_is_removed() {
+fn record_is_found_until_it_is_removed() {
     let (_dir, registry) = registry();
     let record = record("a", alive());
     registry.lock().unwrap().put(&record).unwrap();
@@ -77,7 +78,7 @@ fn an_index_and_the_records_say_the_same() {
 }
 
 #[test]
-fn a_record_that_somebody_removed_by_hand_holds_nothing() {
+fn manually_removed_record_holds_nothing() {
     let (_dir, registry) = registry();
     registry.lock().unwrap().put(&record("a", alive())).unwrap();
     // The directory's time must move on for the index to be seen as outgrown.
@@ -86,8 +87,9 @@ fn a_record_that_somebody_removed_by_hand_holds_nothing() {
     assert_eq!(registry.lock().unwrap().holdings().count(), 0);
 }
 
+/// A record that is removed manually while another process has the lock holds nothing.
 #[test]
-fn a_record_that_is_removed_by_hand_while_another_has_the_lock_holds_nothing() {
+fn record_removed_under_anothers_lock_holds_nothing() {
     let (_dir, registry) = registry();
     registry.lock().unwrap().put(&record("a", alive())).unwrap();
     let mut locked = registry.lock().unwrap();
@@ -105,8 +107,9 @@ fn announced(in_s: i64, by: Option<ProcessId>) -> Holder {
     Holder::Announced { until_boot_s: boot_time_s().saturating_add_signed(in_s), by }
 }
 
+/// A record is stale if no process, no time and no bundle retains it.
 #[test]
-fn stale_is_what_no_process_time_or_bundle_keeps() {
+fn record_without_process_time_or_bundle_is_stale() {
     let (dir, registry) = registry();
     let bundle = dir.path().join("bundle");
     fs::create_dir(&bundle).unwrap();
@@ -134,7 +137,7 @@ fn stale_is_what_no_process_time_or_bundle_keeps() {
 }
 
 #[test]
-fn a_quick_look_sees_every_pid_that_is_gone() {
+fn quick_check_finds_every_exited_process() {
     let (_dir, registry) = registry();
     let mut child = std::process::Command::new("true").spawn().unwrap();
     let gone = ProcessId { pid: i32::try_from(child.id()).unwrap(), start_ticks: 1 };
@@ -147,8 +150,9 @@ fn a_quick_look_sees_every_pid_that_is_gone() {
     assert_eq!(locked.stale(Look::Quick).unwrap().len(), 20);
 }
 
+/// A bundle whose path is not UTF-8 is refused, and causes no crash.
 #[test]
-fn a_bundle_whose_path_is_no_utf8_is_refused_and_not_a_crash() {
+fn non_utf8_bundle_path_is_refused() {
     use std::os::unix::ffi::OsStrExt;
     let (_dir, registry) = registry();
     let odd = Path::new(OsStr::from_bytes(b"/b\xff"));
@@ -160,7 +164,7 @@ fn a_bundle_whose_path_is_no_utf8_is_refused_and_not_a_crash() {
 }
 
 #[test]
-fn after_a_boot_nothing_of_the_last_one_holds_anything() {
+fn records_of_an_earlier_boot_hold_nothing() {
     let (_dir, registry) = registry();
     registry.lock().unwrap().put(&record("a", alive())).unwrap();
     let rebooted = Registry::open(&registry.dir, "boot-2".into()).unwrap();
@@ -177,8 +181,9 @@ fn a_damaged_record_is_named_and_not_overlooked() {
     assert!(error.ends_with("remove it if its container is gone"), "{error}");
 }
 
+/// The state directory is closed to other users, and is not a link.
 #[test]
-fn the_directory_is_closed_to_others_and_no_link() {
+fn state_directory_is_private_and_no_link() {
     let (dir, registry) = registry();
     let state = dir.path().join("state");
     assert_eq!(fs::metadata(&state).unwrap().mode() & 0o7777, 0o700);
@@ -226,8 +231,9 @@ fn runc_state(init: ProcessId) -> String {
     )
 }
 
+/// A container whose runtime has exited is held by the process in its state.
 #[test]
-fn a_container_whose_runtime_has_ended_is_held_by_the_process_in_its_state() {
+fn launched_container_is_held_by_process_in_state() {
     let (dir, registry) = registry();
     let init = ProcessId::own().unwrap();
     let crun = format!(r#"{{"pid": {}, "process-start-time": {}}}"#, init.pid, init.start_ticks);
@@ -247,8 +253,9 @@ fn a_container_whose_runtime_has_ended_is_held_by_the_process_in_its_state() {
     }
 }
 
+/// A container that its runtime never created, or that has exited, is stale.
 #[test]
-fn a_container_that_its_runtime_never_made_or_that_is_gone_is_stale() {
+fn uncreated_or_exited_container_is_stale() {
     let (dir, registry) = registry();
     let own = ProcessId::own().unwrap();
     let ended = ProcessId { start_ticks: own.start_ticks + 2, ..own };
@@ -269,16 +276,18 @@ fn a_container_that_its_runtime_never_made_or_that_is_gone_is_stale() {
     assert_eq!(ids(&living), ["other", "torn"]);
 }
 
+/// A boot that the kernel does not report ends nothing.
 #[test]
-fn a_boot_that_the_kernel_does_not_tell_ends_nothing() {
+fn unknown_boot_id_ends_no_record() {
     let (_dir, registry) = registry();
     registry.lock().unwrap().put(&record("a", alive())).unwrap();
     let blind = Registry::open(&registry.dir, String::new()).unwrap();
     assert_eq!(blind.lock().unwrap().stale(Look::Close).unwrap(), []);
 }
 
+/// A container that its runtime is creating is retained and not active.
 #[test]
-fn a_container_that_its_runtime_is_making_is_kept_and_not_active() {
+fn container_in_creation_is_retained_and_inactive() {
     let (dir, registry) = registry();
     let by = ProcessId::own().unwrap();
     let made = record("a", Holder::Launched { by, state_file: dir.path().join("none") });
@@ -293,8 +302,9 @@ fn a_container_that_its_runtime_is_making_is_kept_and_not_active() {
     assert_eq!(registry.lock().unwrap().stale(Look::Close).unwrap(), []);
 }
 
+/// A container has the same time windows on all its GPUs, if they are free.
 #[test]
-fn a_container_has_the_same_turns_on_all_its_gpus_where_they_are_free() {
+fn container_has_same_time_windows_on_all_gpus() {
     use cgpu_core::plan::GpuRules;
     use cgpu_core::sched::Idle;
 

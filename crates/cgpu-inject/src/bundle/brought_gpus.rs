@@ -237,8 +237,9 @@ mod tests {
         assert_eq!(brought(&config).gpus[0].by, "the mount of /dev/nvidia2");
     }
 
+    /// Access to every device at once is no GPU by itself.
     #[test]
-    fn every_device_at_once_is_no_gpu_by_itself() {
+    fn access_to_every_device_brings_no_gpu() {
         let privileged = json!({"linux": {
             "devices": [node("/dev/nvidia0", 195, 0), node("/dev/nvidia1", 195, 1)],
             "resources": {"devices": [{"allow": true, "access": "rwm"}]},

@@ -342,8 +342,9 @@ mod tests {
         );
     }
 
+    /// A variable that is given twice is set twice, each time where it stood.
     #[test]
-    fn a_variable_given_twice_is_set_twice_where_it_stood() {
+    fn duplicated_variable_is_set_at_each_occurrence() {
         let config = applied(json!({"process": {"env":
             ["NVIDIA_VISIBLE_DEVICES=all", "A=b", "NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_X=2"]}}));
         assert_eq!(
@@ -357,8 +358,9 @@ mod tests {
         );
     }
 
+    /// Nodes of other GPUs are removed by path and by device number.
     #[test]
-    fn nodes_of_other_gpus_are_taken_out_by_path_and_by_number() {
+    fn nodes_of_other_gpus_are_removed() {
         let device = |path: &str, major: i64, minor: i64| json!({"path": path, "type": "c", "major": major, "minor": minor});
         let allow = |minor: i64| json!({"allow": true, "type": "c", "major": 195, "minor": minor});
         let config = applied(json!({
@@ -401,8 +403,9 @@ mod tests {
         assert_eq!(minors, [None, Some(0), Some(255), Some(0)]);
     }
 
+    /// A rule for all NVIDIA nodes is removed, and the rules of the given nodes remain.
     #[test]
-    fn a_rule_for_all_of_nvidias_nodes_goes_and_leaves_the_given_ones() {
+    fn wide_nvidia_rule_is_replaced_by_narrow_ones() {
         for minor in [json!(null), json!(-1)] {
             let wide = json!({"allow": true, "type": "c", "major": 195, "minor": minor});
             let config = applied(json!({
@@ -430,8 +433,9 @@ mod tests {
         }
     }
 
+    /// Every device is allowed only if the last rule says so.
     #[test]
-    fn every_device_is_allowed_only_if_the_last_word_says_so() {
+    fn last_rule_decides_whether_all_devices_are_allowed() {
         let config = |rules: Value| json!({"linux": {"resources": {"devices": rules}}});
         let all = json!({"allow": true, "access": "rwm"});
         let none = json!({"allow": false, "access": "rwm"});
@@ -448,8 +452,9 @@ mod tests {
         assert!(!allows_every_device(&config(json!([numbered, none]))));
     }
 
+    /// Existing hooks remain, and cgpu's own is replaced in its place.
     #[test]
-    fn hooks_that_are_there_stay_and_ours_is_replaced_in_its_place() {
+    fn existing_hooks_remain_and_cgpus_is_replaced() {
         let theirs = json!({"path": "/usr/bin/dockerd", "args": ["libnetwork-setkey"]});
         let old = json!({"path": "/usr/bin/cgpu-hook", "args": ["cgpu-hook", "poststop", "old"]});
         let config = applied(json!({
@@ -461,8 +466,9 @@ mod tests {
         assert_eq!(config["hooks"]["poststop"][0]["timeout"], 10);
     }
 
+    /// A former hook of cgpu is removed if none takes its place.
     #[test]
-    fn a_former_hook_of_ours_goes_where_none_takes_its_place() {
+    fn former_cgpu_hook_without_successor_is_removed() {
         let hook = |args: &[&str]| json!({"path": "/usr/bin/cgpu-hook", "args": args});
         let directory = hook(&["cgpu-hook", "createRuntime"]);
         let theirs = json!({"path": "/usr/bin/other", "args": ["other", "--id", "x"]});
@@ -490,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_devices_are_mounted_over_what_was_there() {
+    fn non_device_files_are_mounted_over_existing_mounts() {
         let mut config = json!({"process": {}, "mounts": [
             {"destination": "/dev/nvidia0", "type": "bind", "source": "/dev/nvidia0"},
         ]});
@@ -528,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_of_the_driver_is_mounted_gives_way_to_the_containers_own() {
+    fn driver_mounts_yield_to_the_containers_own() {
         let mut config = json!({
             "process": {"user": {"uid": 1, "additionalGids": [44]}},
             "mounts": [
@@ -585,8 +591,9 @@ mod tests {
         assert_eq!(config["hooks"], json!({"createRuntime": retained, "poststop": []}));
     }
 
+    /// What leads to the MPS daemon is removed if quotas are enforced.
     #[test]
-    fn what_leads_to_the_mps_daemon_is_taken_out_where_quotas_hold() {
+    fn mps_mounts_are_removed_if_quotas_are_enforced() {
         let mount =
             |source: &str, destination: &str| json!({"source": source, "destination": destination});
         let all = json!([
@@ -601,8 +608,9 @@ mod tests {
         assert_eq!(config["mounts"], json!([mount("/tmp", "/mnt")]));
     }
 
+    /// Hooks of the driver may be of one program, and have no time limit.
     #[test]
-    fn hooks_of_the_driver_may_be_of_one_program_and_have_no_limit() {
+    fn driver_hooks_share_one_program_without_timeout() {
         let mut config = json!({"process": {}});
         assert!(apply(&mut config, &driver()).unwrap());
         assert!(!apply(&mut config, &driver()).unwrap(), "a second time changes nothing");

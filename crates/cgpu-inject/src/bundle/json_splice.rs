@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn new_members_go_to_the_end_also_of_an_empty_object() {
+    fn new_members_are_appended_even_to_empty_objects() {
         assert_eq!(spliced("{ }", |value| value["a"] = 1.into()), "{ \"a\":1}");
         assert_eq!(
             spliced("{\"x\": {} }", |value| {

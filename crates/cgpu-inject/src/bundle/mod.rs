@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_utf8_can_be_read_but_not_edited() {
+    fn non_utf8_config_is_readable_but_not_editable() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("config.json"), b"{\"process\":{\"env\":[\"A=\xff\"]}}").unwrap();
         let mut bundle = Bundle::load(dir.path(), Path::new("config.json")).unwrap();
@@ -496,8 +496,9 @@ mod tests {
         assert!(error.contains("the text in config.json is not UTF-8"), "{error}");
     }
 
+    /// Mode and owner are retained, and nothing is left next to the configuration.
     #[test]
-    fn mode_and_owner_are_kept_and_nothing_is_left_beside() {
+    fn saved_config_retains_mode_and_owner() {
         let (dir, mut bundle) = bundle(r#"{"process":{}}"#);
         let file = dir.path().join("config.json");
         fs::set_permissions(&file, Permissions::from_mode(0o604)).unwrap();
@@ -510,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_linked_configuration_is_replaced_and_its_target_left_alone() {
+    fn linked_config_is_replaced_and_target_untouched() {
         let dir = tempfile::tempdir().unwrap();
         let (target, link) = (dir.path().join("template.json"), dir.path().join("config.json"));
         fs::write(&target, r#"{"process":{}}"#).unwrap();
@@ -523,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bundle_is_refused_with_its_name() {
+    fn invalid_bundle_is_refused_with_its_name() {
         let dir = tempfile::tempdir().unwrap();
         let load = |text: &str| {
             fs::write(dir.path().join("config.json"), text).unwrap();
@@ -549,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_processors_is_a_quota_in_a_period() {
+    fn processor_limit_is_a_quota_per_period() {
         let limit = |cpu: &str| {
             bundle(&format!(r#"{{"linux":{{"resources":{{"cpu":{cpu}}}}}}}"#)).1.processor_limit()
         };
@@ -565,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn a_weight_of_the_processor_is_shares_or_version_twos_weight() {
+    fn processor_weight_is_shares_or_cgroup_v2_weight() {
         let shares = |resources: &str| {
             bundle(&format!(r#"{{"linux":{{"resources":{resources}}}}}"#)).1.processor_shares()
         };
@@ -577,8 +578,9 @@ mod tests {
         }
     }
 
+    /// Mounts are the container's own if its mount namespace is new.
     #[test]
-    fn mounts_are_its_own_in_a_namespace_that_is_new() {
+    fn mounts_are_own_in_a_new_namespace() {
         let own = |text: &str| bundle(text).1.has_own_mounts();
         assert!(own(r#"{"linux":{"namespaces":[{"type":"pid"},{"type":"mount"}]}}"#));
         assert!(own(r#"{"linux":{"namespaces":[{"type":"mount","path":""}]}}"#));

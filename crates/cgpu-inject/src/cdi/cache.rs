@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_back_what_was_written_while_the_files_stay() {
+    fn cache_returns_written_data_until_files_change() {
         let place = place();
         let listings = place.listings();
         assert_eq!(read(&place.cache, &listings), None);

@@ -281,7 +281,7 @@ mod tests {
     const UUID_2: &str = "GPU-5c1f1a0e-3b7d-4e0a-9f7c-0000a0000002";
 
     #[test]
-    fn a_gpu_is_found_by_its_uuid_then_by_its_index_then_by_its_node() {
+    fn gpu_matches_by_uuid_then_index_then_node() {
         let eight = text("eight-gpus.yaml");
         let files = [(0, "eight.yaml", eight.as_str())];
         let one = |index, uuid, minor| chosen(&files, &[wanted(index, uuid, minor)]);
@@ -297,8 +297,9 @@ mod tests {
         assert_eq!(chosen(&[(0, "a", &renamed)], &[wanted(0, "GPU-x", 0)]).unwrap(), ["a=first"]);
     }
 
+    /// An index that is another GPU by now is not followed.
     #[test]
-    fn an_index_that_is_another_gpu_by_now_is_not_followed() {
+    fn index_of_another_gpu_is_not_followed() {
         let text = text("index-of-another.yaml");
         let both = [wanted(0, "GPU-a", 0), wanted(1, "GPU-b", 1)];
         assert_eq!(chosen(&[(0, "a", &text)], &both).unwrap(), ["a=1", "a=0"]);
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_whose_node_is_another_gpus_is_refused() {
+    fn uuid_with_node_of_another_gpu_is_refused() {
         let stale = MINIMAL.replace("\"0\"", "GPU-a");
         let error = chosen(&[(0, "a", &stale)], &[wanted(0, "GPU-a", 2)]).unwrap_err();
         assert!(error.starts_with("CDI device nvidia.com/gpu=GPU-a of /cdi/0/a has"), "{error}");
@@ -323,8 +324,9 @@ mod tests {
         }
     }
 
+    /// The device `all` is no single GPU's, and neither is one that has more GPUs than one.
     #[test]
-    fn all_is_nobodys_and_what_has_more_gpus_than_one_neither() {
+    fn multi_gpu_cdi_device_matches_no_gpu() {
         let all = MINIMAL.replace("\"0\"", "all");
         let error = chosen(&[(0, "a", &all)], &[wanted(0, "GPU-x", 0)]).unwrap_err();
         assert_eq!(error, "no CDI device nvidia.com/gpu is GPU 0 (GPU-x) (there are all)");
@@ -333,8 +335,9 @@ mod tests {
         assert!(chosen(&[(0, "a", &both)], &[wanted(0, "GPU-x", 0)]).is_err());
     }
 
+    /// MIG devices are found by UUID or position, and never in place of their GPU.
     #[test]
-    fn mig_devices_are_found_by_uuid_or_place_and_never_for_the_whole_gpu() {
+    fn mig_device_matches_by_uuid_or_position() {
         let text = text("mig.yaml");
         let files = [(0, "a", text.as_str())];
         let mig = |index, uuid: &str, minor| Wanted {
@@ -350,8 +353,10 @@ mod tests {
         assert_eq!(chosen(&files, &[wanted(1, "GPU-x", 1)]).unwrap(), ["a=1"]);
     }
 
+    /// A later directory has precedence, and a conflict is an error only for a container that wants
+    /// the device.
     #[test]
-    fn a_later_directory_has_precedence_and_a_conflict_is_for_who_wants_it() {
+    fn later_directory_precedes_and_used_conflict_is_refused() {
         let (one, again) = (text("one-gpu.yaml"), text("conflicting.yaml"));
         let gpu = [wanted(0, "GPU-x", 0)];
         let later = [(0, "a", one.as_str()), (1, "b", again.as_str())];

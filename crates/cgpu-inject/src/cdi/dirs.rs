@@ -238,8 +238,9 @@ mod tests {
         }
     }
 
+    /// Files of NVIDIA's kind are read in the order of directories, and of names within one.
     #[test]
-    fn files_of_nvidias_kind_are_read_by_name_and_directory() {
+    fn nvidia_files_are_read_by_name_and_directory() {
         let (etc, run) = (directory(), directory());
         for (at, name) in [(&etc, "b.yaml"), (&etc, "a.yaml"), (&run, "0.yaml"), (&etc, "c.yml")] {
             fs::write(at.path().join(name), MINIMAL).unwrap();
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_kept_with_the_reason() {
+    fn unusable_file_is_retained_with_the_reason() {
         let etc = directory();
         let path = |name: &str| etc.path().join(name);
         fs::write(path("a.yaml"), "kind: [").unwrap();
@@ -292,8 +293,9 @@ mod tests {
         assert!(why(&read(&list(&[file]))[0]).contains("Not a directory"));
     }
 
+    /// A directory that others than root may write has no file that counts.
     #[test]
-    fn a_directory_that_others_may_write_has_no_file_that_counts() {
+    fn files_in_a_writable_directory_are_ignored() {
         let etc = directory();
         fs::write(etc.path().join("a.yaml"), MINIMAL).unwrap();
         fs::set_permissions(etc.path(), fs::Permissions::from_mode(0o1777)).unwrap();

@@ -321,7 +321,7 @@ containerEdits:
     }
 
     #[test]
-    fn capabilities_choose_the_files_and_the_root_the_nodes() {
+    fn capabilities_choose_files_and_root_chooses_nodes() {
         let made = generated("/run/nvidia/driver", &[Capability::Utility]);
         let mounts = &made.spec.container_edits.mounts;
         let places: Vec<_> = mounts.iter().map(|mount| mount.container_path.as_str()).collect();

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_told_by_all_that_is_known_of_it() {
+    fn node_is_classified_by_all_known_facts() {
         let gpu = |minors: &[i64]| Nature::Gpu(minors.iter().copied().collect());
         for (node, seen, expected) in [
             (node("/dev/nvidia0", "", 0, 0), None, gpu(&[0])),

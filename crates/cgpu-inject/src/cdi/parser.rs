@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_as_json_is_read_back_the_same() {
+    fn specification_round_trips_through_json() {
         for name in ["eight-gpus.yaml", "mig.yaml", "hooks.yaml"] {
             let spec = parse(text(name).as_bytes(), Form::Yaml).unwrap();
             let json = serde_json::to_vec(&spec).unwrap();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_field_is_told() {
+    fn invalid_field_is_reported_with_the_reason() {
         for (from, to, error) in [
             ("0.5.0", "2.0.0", "cdiVersion \"2.0.0\" is not a version of CDI up to 1.1.0"),
             (
@@ -225,14 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn the_kind_is_found_in_what_is_wrong_elsewhere() {
+    fn kind_is_found_in_otherwise_invalid_text() {
         assert_eq!(kind(b"kind: a/b\nwhat: {ever: 1}\n", Form::Yaml).as_deref(), Some("a/b"));
         assert_eq!(kind(br#"{"cdiVersion":"9","kind":"a/b"}"#, Form::Json).as_deref(), Some("a/b"));
         assert_eq!(kind(b"kind: [", Form::Yaml), None);
     }
 
+    /// A short text that expands or nests without end is refused soon.
     #[test]
-    fn a_short_text_that_unfolds_or_nests_without_end_is_refused_soon() {
+    fn expanding_or_deeply_nested_text_is_refused_soon() {
         let list = ["x=yyyyyyyy"; 10_000].join(", ");
         let device = |at: usize| format!("  - {{name: d{at}, containerEdits: {{env: *e}}}}\n");
         let bomb = format!(

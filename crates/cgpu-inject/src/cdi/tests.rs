@@ -25,8 +25,9 @@ fn paths(devices: &[DeviceNode]) -> Vec<&str> {
     devices.iter().map(|device| device.path.as_str()).collect()
 }
 
+/// A host without specifications is distinguished from one whose files are broken.
 #[test]
-fn a_host_without_specifications_is_told_from_one_whose_files_are_broken() {
+fn missing_specifications_differ_from_broken_files() {
     let host = Host::with(MINIMAL);
     let nothing = Specifications::load(&["/nowhere".into()], Some(Path::new("/proc/x/cdi.json")));
     assert_eq!(nothing.edits_for(&[gpu(0, 0)], &host.facts()).unwrap(), None);
@@ -50,7 +51,7 @@ fn a_host_without_specifications_is_told_from_one_whose_files_are_broken() {
 }
 
 #[test]
-fn a_gpu_gets_the_common_edits_once_and_its_own_node() {
+fn gpu_gets_common_edits_once_and_own_node() {
     let eight = text("eight-gpus.yaml");
     let host = Host::with(&eight);
     let wanted = [gpu(1, 2), Wanted { uuid: UUID_0.to_owned(), ..gpu(0, 3) }];
@@ -124,7 +125,7 @@ fn nodes_of_other_gpus_never_come_along() {
 }
 
 #[test]
-fn a_mig_device_brings_its_own_instances_and_its_gpu() {
+fn mig_device_brings_its_instances_and_its_gpu() {
     let mig = text("mig.yaml");
     let host = Host::with(&mig);
     let part = Some(WantedMig { index: 1, uuid: "MIG-new".into() });
@@ -157,7 +158,7 @@ fn a_hook_has_an_environment_of_its_own() {
 }
 
 #[test]
-fn what_comes_later_takes_the_place_of_what_is_there() {
+fn later_edits_replace_earlier_ones() {
     let text = MINIMAL
         .replace("env: [A=b]", "env: [A=b, B=c]\n  mounts: [{hostPath: /a, containerPath: /x/../y, options: [ro]}, {hostPath: /b, containerPath: /y, options: [ro, bind], type: none}]")
         .replace("{deviceNodes:", "{env: [A=d], mounts: [{hostPath: /c, containerPath: /z}], deviceNodes:");
@@ -170,8 +171,9 @@ fn what_comes_later_takes_the_place_of_what_is_there() {
     assert_eq!(sources, [("/b", "none"), ("/c", "")]);
 }
 
+/// What is stale is reported with file, path and remedy.
 #[test]
-fn what_is_stale_is_told_with_file_path_and_remedy() {
+fn stale_specification_error_names_path_and_remedy() {
     let again = "; write it again: `cgpu cdi generate --output /cdi/0/nvidia.yaml` or \
                  `nvidia-ctk cdi generate --output=/cdi/0/nvidia.yaml`";
     let fits = text("eight-gpus.yaml");
@@ -209,7 +211,7 @@ fn what_is_stale_is_told_with_file_path_and_remedy() {
 }
 
 #[test]
-fn a_gpu_that_is_missing_is_told_with_what_there_is() {
+fn missing_gpu_error_lists_available_devices() {
     let one = text("one-gpu.yaml");
     let host = Host::with(&one);
     let files = [(0, "nvidia.yaml", one.as_str()), (1, "x.yaml", "kind: [")];
@@ -249,7 +251,7 @@ fn what_we_cannot_do_refuses_the_specification() {
 }
 
 #[test]
-fn a_driver_that_is_served_as_files_is_mounted() {
+fn driver_served_as_files_is_mounted() {
     let host = Host::with(MINIMAL);
     host.remove("/dev/nvidia0");
     host.file("/dev/nvidia0");
@@ -258,8 +260,9 @@ fn a_driver_that_is_served_as_files_is_mounted() {
     assert_eq!((edits.devices, edits.binds), (vec![], vec![bind]));
 }
 
+/// Owner and mode are the specification's if it sets them, and else the node's.
 #[test]
-fn owner_and_mode_are_the_specifications_where_it_says_so_else_the_nodes() {
+fn owner_and_mode_of_specification_override_the_nodes() {
     let host = Host::with(MINIMAL);
     let device = |text: &str| found(text, &[gpu(0, 0)], &host).unwrap().edits.devices.remove(0);
     let plain = device(MINIMAL);
@@ -284,7 +287,7 @@ fn the_version_of_the_driver_is_the_kernels() {
 }
 
 #[test]
-fn every_device_is_listed_with_what_it_is_worth() {
+fn every_device_is_listed_with_its_state() {
     let (one, again, stale) =
         (text("one-gpu.yaml"), text("conflicting.yaml"), text("wrong-uvm-major.yaml"));
     let host = Host::with(&one);
@@ -305,8 +308,9 @@ fn every_device_is_listed_with_what_it_is_worth() {
     assert_eq!(listed[2].state, State::Conflict("/cdi/0/a".into()));
 }
 
+/// Specifications are cached, and read again if their files change.
 #[test]
-fn specifications_are_kept_and_read_again_when_their_files_change() {
+fn specifications_are_cached_until_their_files_change() {
     let place = tempfile::tempdir().unwrap();
     let (etc, cache) = (place.path().join("cdi"), place.path().join("state/cdi.json"));
     fs::create_dir(&etc).unwrap();

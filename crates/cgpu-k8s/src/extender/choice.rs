@@ -275,8 +275,10 @@ mod tests {
         Ok(choice.memory.into_values().map(|shares| shares.into_keys().collect()).collect())
     }
 
+    /// Binpack chooses the GPU with the least free memory that suffices, and spread the emptiest
+    /// GPU.
     #[test]
-    fn the_smallest_room_that_suffices_or_the_emptiest_gpu() {
+    fn binpack_takes_the_tightest_gpu_spread_the_emptiest() {
         let of = |units: &[i32], gpus, placement| {
             chosen(&capacities(&[16, 6, 4, 9]), &ask(units, gpus), placement)
         };
@@ -288,8 +290,9 @@ mod tests {
         assert_eq!(of(&[12], 3, Placement::Spread), Ok(vec![vec![0, 1, 3]]));
     }
 
+    /// A pod that does not fit is refused with the reason, and with whether it ever can fit.
     #[test]
-    fn what_does_not_fit_is_told_and_whether_it_ever_can() {
+    fn refusal_says_whether_the_pod_could_ever_fit() {
         let why = |units: &[i32], gpus| {
             choose(&capacities(&[16, 6, 4]), &ask(units, gpus), Unit::GiB, BINPACK, 20).unwrap_err()
         };
@@ -312,8 +315,9 @@ mod tests {
         assert_eq!(none, NotEnoughMemory::NoGpus);
     }
 
+    /// An init container's units are on the GPU of the other containers, and stay there.
     #[test]
-    fn an_init_container_s_units_are_on_the_others_gpu_and_stay_there() {
+    fn init_container_units_stay_on_the_others_gpu() {
         let capacities = capacities(&[7, 9]);
         let choice = choose(&capacities, &ask(&[-8, 3, 2], 1), Unit::GiB, BINPACK, 20).unwrap();
         assert_eq!(choice.memory["c1"], [(1, 3)].into());
@@ -322,8 +326,9 @@ mod tests {
         assert!(error.contains("no GPU has 15 GiB free"), "{error}");
     }
 
+    /// Spread places replicas on different GPUs, and a GPU has a bounded number of pods.
     #[test]
-    fn spread_keeps_replicas_apart_and_a_gpu_has_so_many_pods_at_most() {
+    fn replicas_spread_and_pods_per_gpu_are_bounded() {
         let mut capacities = capacities(&[16, 12, 10]);
         capacities[0].siblings = 1;
         assert_eq!(chosen(&capacities, &ask(&[4], 1), Placement::Spread), Ok(vec![vec![1]]));

@@ -185,8 +185,9 @@ mod tests {
         Some(list.iter().map(|word| (*word).to_owned()).collect())
     }
 
+    /// Preemption evicts pods of one GPU, and no more of them than it has to.
     #[test]
-    fn pods_of_one_gpu_go_and_no_more_than_have_to() {
+    fn preemption_evicts_only_needed_pods_of_one_gpu() {
         // GPUs of 12 and 16 GiB with nine pods of 3; 14 fit on the larger alone.
         let all: Vec<Holder> =
             (0..9).map(|at| holder(&format!("p{at}"), 0, &[(u32::from(at >= 4), 3)])).collect();
@@ -199,8 +200,9 @@ mod tests {
         assert_eq!(names(victims(&gpus, &all, 100, need(1, 1))), words(&[]));
     }
 
+    /// The least important pods are evicted, and the largest of these.
     #[test]
-    fn the_least_important_go_and_the_largest_of_these() {
+    fn least_important_and_largest_pods_are_evicted() {
         let all = [
             holder("high", 9, &[(0, 8)]),
             holder("low", 1, &[(0, 4)]),
@@ -238,8 +240,10 @@ mod tests {
     }
 
     proptest! {
+        /// After preemption the GPUs have the free memory that is needed, and no evicted pod could
+        /// have stayed.
         #[test]
-        fn afterwards_the_gpus_have_the_room_and_none_of_the_gone_could_stay(
+        fn evicted_pods_suffice_and_none_could_stay(
             totals in proptest::collection::vec(4..17_u32, 1..4),
             pods in proptest::collection::vec((0..4_usize, 1..6_u32, 0..4_i32), 0..12),
             count in 1..3_usize,

@@ -365,8 +365,9 @@ mod tests {
         String::from_utf8(to_bytes(answer.into_body(), 1 << 20).await.unwrap().into()).unwrap()
     }
 
+    /// A scheduler's request that is too long is refused in words.
     #[tokio::test]
-    async fn a_question_that_is_too_long_is_refused_in_words() {
+    async fn oversized_request_is_refused_with_its_reason() {
         let question = |bytes: usize| {
             let mut question = br#"{"NodeNames": [], "Pod": {"metadata": {}}}"#.to_vec();
             question.resize(bytes, b' ');
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_that_asks_for_nothing_is_not_bound() {
+    async fn pod_that_asks_for_nothing_is_not_bound() {
         let service = service_fn(|request: axum::http::Request<Body>| async move {
             assert_eq!(request.method(), "GET", "{} is written", request.uri());
             let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": []}});
@@ -448,7 +449,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_renewed_ca_decides_who_is_answered() {
+    async fn renewed_ca_decides_which_clients_are_answered() {
         let (old, new) = (Ca::new(), Ca::new());
         let secret = Secret::new(&old.replica());
         let clock = Clock::default();

@@ -254,8 +254,10 @@ mod tests {
     use cgpu_core::ledger::{Entry, Handle};
     use cgpu_host::process::ProcessId;
 
+    /// If a client's creator is dead, the processes that own the client are killed first, and all
+    /// callers later.
     #[test]
-    fn owners_of_a_dead_processs_client_are_killed_first() {
+    fn owners_of_an_orphaned_client_are_killed_first() {
         let after = |ms| KillScope::after(Duration::from_millis(ms));
         assert_eq!([after(0), after(999)], [KillScope::None; 2]);
         assert_eq!([after(1000), after(4999)], [KillScope::ClientOwners; 2]);
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_is_charged_to_who_used_it_first() {
+    fn client_is_charged_to_its_first_user() {
         let mut state = state_of(vec![]);
         let [creator, user] = alive();
         state.note_user(1, creator);
@@ -298,8 +300,10 @@ mod tests {
         assert_eq!(least_charged(&state, 0, &[]), None);
     }
 
+    /// The process that memory is attributed to is killed; if it is dead, the users of its clients;
+    /// if none is known, all callers.
     #[test]
-    fn who_is_shown_is_killed_or_who_has_a_dead_ones_client_or_all() {
+    fn attributed_process_is_killed_else_client_users() {
         let mut state = state_of(vec![]);
         let ([first, second], gone) = (alive(), dead(1));
         for process in [first, second, gone] {

@@ -185,8 +185,9 @@ mod tests {
         assert_eq!(history.in_turn(0, vec![1, 2]), [1, 2]);
     }
 
+    /// A lingering pid is timed from when it was seen first until it is gone.
     #[test]
-    fn what_lingers_is_known_from_when_it_was_seen_first_until_it_is_gone() {
+    fn lingering_pid_is_timed_from_its_first_sight() {
         let lingering = LingeringPids::default();
         let begin = Instant::now();
         let saw = |pids: &[u32], ms| {

@@ -85,8 +85,9 @@ mod tests {
         Expected { peak_bytes, most_bytes, hidden_bytes, pending_bytes: 0, charged_bytes, usage }
     }
 
+    /// Memory that no call asked for is charged if it fits the quota, and is an excess otherwise.
     #[test]
-    fn what_nobody_asked_for_is_charged_where_it_fits_the_quota() {
+    fn untracked_memory_is_charged_if_quota_permits() {
         let exceeds = Finding::Exceeds { excess_bytes: 40, driver_bytes: 145 };
         assert_eq!(judge(140, 0, &expected(100, 5, 105)), exceeds);
         let usage = Usage { limit_bytes: 145, used_bytes: 105 };
@@ -96,8 +97,9 @@ mod tests {
         assert_eq!(judge(140, 0, &expected), exceeds);
     }
 
+    /// Untracked memory that counts already is not judged as taken again.
     #[test]
-    fn what_counts_already_is_taken_by_nobody() {
+    fn charged_untracked_memory_is_no_new_excess() {
         // 10 that nobody asked for count already. A call that is to be undone was given 2 past the quota.
         let usage = Usage { limit_bytes: 100, used_bytes: 102 };
         let expected = Expected { charged_bytes: 92, usage, ..expected(92, 0, 102) };
@@ -106,8 +108,9 @@ mod tests {
         assert_eq!(judge(103, 0, &expected), exceeds);
     }
 
+    /// Untracked memory that counts already stays charged while the driver reports it.
     #[test]
-    fn what_counts_already_is_not_forgotten_while_it_shows() {
+    fn reported_untracked_memory_stays_charged() {
         // 30 were exported, and their makers' objects are freed. 10 that nobody asked for count already, and other
         // objects of as many were freed unseen.
         let usage = Usage { limit_bytes: 100, used_bytes: 80 };
@@ -119,21 +122,23 @@ mod tests {
         assert_eq!(judge(40, 35, &expected), too_much, "rather too much");
     }
 
+    /// Memory of a call that hangs may yet be given, so the driver's lower usage is no deficit.
     #[test]
-    fn what_hangs_may_yet_be_given_and_is_no_less() {
+    fn pending_calls_explain_a_lower_driver_usage() {
         let expected = |pending_bytes| Expected { pending_bytes, ..expected(90, 10, 100) };
         assert_eq!(judge(40, 0, &expected(49)), Finding::LessShown { driver_bytes: 50 });
         assert_eq!(judge(40, 0, &expected(50)), Finding::Fine);
     }
 
     #[test]
-    fn hidden_memory_is_no_excuse_for_more_in_sight() {
+    fn hidden_memory_excuses_no_visible_excess() {
         let exceeds = Finding::Exceeds { excess_bytes: 60, driver_bytes: 120 };
         assert_eq!(judge(60, 0, &expected(0, 60, 60)), exceeds);
     }
 
+    /// Memory in the monitor's own figure leaves no space for memory that no call asked for.
     #[test]
-    fn memory_of_the_monitor_makes_no_room_for_what_nobody_asked_for() {
+    fn monitors_own_memory_hides_no_untracked_memory() {
         // 40 were exported, and their maker's object is freed. The objects of another 30 were freed unseen.
         let expected = expected(70, 0, 70);
         let exceeds = Finding::Exceeds { excess_bytes: 30, driver_bytes: 100 };
@@ -145,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_is_killed_while_the_driver_has_no_more_than_the_peak(
+        fn driver_usage_within_the_peak_kills_no_process(
             made in 0..500_u64, slack in 0..50_u64, hidden in 0..50_u64,
         ) {
             let peak = made + slack;

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_known_by_its_registers_and_by_what_was_read() {
+    fn call_is_identified_by_registers_and_read_bytes() {
         let read = Fingerprint::of((7, 2), &[1, 2], &[]);
         assert_eq!(read, Fingerprint::of((7, 2), &[1], &[2]), "read at once, or in two parts");
         assert_ne!(read, Fingerprint::of((7, 2), &[1], &[3]));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_waits_for_its_threads_earlier_one_and_for_nobody_elses() {
+    fn call_waits_only_for_its_threads_earlier_call() {
         let calls = Interrupted::default();
         let later = ProcessId { pid: 7, start_ticks: 6 };
         for first in [thread(7), thread(8), later] {
@@ -278,8 +278,10 @@ mod tests {
         assert!(calls.served.lock().threads.is_empty());
     }
 
+    /// The same call of the same thread finds what was done, once; another call of the thread has
+    /// it undone.
     #[test]
-    fn the_same_call_of_the_same_thread_finds_what_was_done_once() {
+    fn threads_repeated_call_finds_its_result_once() {
         let calls = Interrupted::default();
         assert!(calls.keep(call(7)).is_none());
         for other in [thread(8), ProcessId { pid: 7, start_ticks: 6 }] {
@@ -293,8 +295,10 @@ mod tests {
         assert!(matches!(calls.take(thread(7), seen(&[4])), Match::Undo(_)));
     }
 
+    /// A thread's last answer is found once, and answers are retained of a bounded number of
+    /// threads.
     #[test]
-    fn a_threads_last_answer_is_found_once_and_not_every_threads() {
+    fn threads_last_answer_is_found_once() {
         let calls = Interrupted::default();
         calls.set_answered(thread(7), seen(READ));
         calls.set_answered(thread(7), seen(ANSWERED));
@@ -325,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_small_and_forgets_threads_that_are_gone() {
+    fn retained_calls_stay_bounded_and_forget_exited_threads() {
         let calls = Interrupted::default();
         for tid in 1..=i32::try_from(MOST_RETAINED).unwrap() {
             assert!(calls.keep(call(tid)).is_none());

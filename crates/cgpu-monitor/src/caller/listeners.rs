@@ -354,8 +354,9 @@ mod tests {
 
     use super::*;
 
+    /// The first listeners have queues of their own, and the last queue has the others.
     #[test]
-    fn the_first_listeners_have_queues_of_their_own_and_the_last_queue_has_the_others() {
+    fn first_listeners_get_own_queues_others_share_one() {
         let listeners = Listeners::new().unwrap();
         let add = |number: u64| {
             let file = std::fs::File::open("/dev/null").unwrap();
@@ -376,8 +377,9 @@ mod tests {
         assert_eq!(listeners.all().len(), QUEUES + 1);
     }
 
+    /// A thread that waits is fetched by a signal, and a thread that works is not.
     #[test]
-    fn who_waits_is_fetched_and_who_works_is_not() {
+    fn only_waiting_threads_are_interrupted() {
         let waiting = Arc::new(RecvWait::default());
         handle_signal().unwrap();
         let (sender, receiver) = channel();

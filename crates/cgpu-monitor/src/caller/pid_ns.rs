@@ -74,8 +74,9 @@ fn namespace(pid: i32) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// A process in the monitor's own pid namespace has the pid by which the monitor knows it.
     #[test]
-    fn a_process_of_ours_has_the_number_we_know_it_by() {
+    fn own_process_keeps_its_pid_in_own_namespace() {
         let own = ProcessId::own().unwrap();
         let pid = own.pid.cast_unsigned();
         let before = ProcessId { start_ticks: own.start_ticks - 1, pid: own.pid };
@@ -86,8 +87,9 @@ mod tests {
         assert_eq!(PidMap::of(namespace, &[Process::from(before)].into()).in_ns(pid), None);
     }
 
+    /// A process that started since the pids of others were mapped is known.
     #[test]
-    fn who_came_since_others_were_asked_for_is_known() {
+    fn process_started_after_the_map_is_known() {
         let own = ProcessId::own().unwrap();
         let pid = own.pid.cast_unsigned();
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();

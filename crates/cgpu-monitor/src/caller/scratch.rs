@@ -235,7 +235,7 @@ mod tests {
     use crate::caller::target::Targets;
 
     #[test]
-    fn what_lies_in_one_page_is_copied_at_once() {
+    fn data_in_one_page_is_copied_together() {
         let memory = vec![7_u8; 3 * PAGE_BYTES];
         let first = memory.as_ptr().addr().next_multiple_of(PAGE_BYTES) as u64;
         let target = Targets::new(false).unwrap().get(std::process::id().cast_signed()).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changed_is_different_from_what_was_read() {
+    fn only_changed_copies_differ_from_those_read() {
         let (bytes, params) = (Buffer::of(&[1; 4]), Buffer::of(&[2; 4]));
         let mut scratch = Scratch { bytes, params, ..Scratch::default() };
         scratch.begin();

@@ -302,8 +302,9 @@ mod tests {
 
     use super::*;
 
+    /// A thread whose name is cut within a character is served.
     #[test]
-    fn a_thread_whose_name_is_cut_within_a_character_is_served() {
+    fn thread_name_cut_within_a_character_is_accepted() {
         let of_thread = || {
             set_name(c"nine bytes \xe8\xae").unwrap();
             let tid = gettid().as_raw();

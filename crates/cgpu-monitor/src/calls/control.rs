@@ -303,13 +303,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_of_each_generation_is_scheduled_by_the_same_control() {
+    fn one_control_schedules_channels_of_every_generation() {
         assert!([0xa06f_0103, 0xa16f_0103, 0xc36f_0103].into_iter().all(schedules_a_channel));
         assert!(![0xa06c_0101, 0xc36f_0104, 0xa06f_0111].into_iter().any(schedules_a_channel));
     }
 
     #[test]
-    fn a_compute_mode_that_is_asked_for_is_cilp() {
+    fn requested_compute_mode_becomes_cilp() {
         let params = |flags: u32, mode: u32| {
             let mut params = [0; 32];
             params[..4].copy_from_slice(&flags.to_le_bytes());

@@ -100,8 +100,9 @@ mod tests {
         assert!((0..1000).all(|_| budget.pause().is_none()));
     }
 
+    /// A burst of processor time is free, and what is taken beyond it is waited for.
     #[test]
-    fn a_burst_is_free_and_what_is_taken_beyond_is_waited_for() {
+    fn burst_is_free_and_excess_time_is_waited() {
         // A tenth of a processor.
         let mut allowance = Allowance { rate: 100, left_us: BURST_US, at_us: 0, used_us: 0 };
         assert_eq!(allowance.wait_us(0, 200_000), 0, "the burst");
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn over_a_long_time_no_more_is_taken_than_the_limit() {
+    fn long_term_processor_time_stays_within_the_limit() {
         let mut allowance = Allowance { rate: 250, left_us: BURST_US, at_us: 0, used_us: 0 };
         let (mut now_us, mut used_us) = (0, 0);
         for _ in 0..10_000 {

@@ -415,7 +415,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_could_not_be_started_does_not_count() {
+    fn thread_that_failed_to_start_does_not_count() {
         let workers = Workers::default();
         let mut asked = 0;
         for is_started in [true, false, false, true, true] {
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_of_a_thread_that_hangs_is_taken_by_the_watcher() {
+    fn watcher_takes_the_queue_of_a_hanging_thread() {
         let Three { workers, taken, .. } = loop {
             let three = three();
             std::thread::sleep(Duration::from_millis(20));
@@ -476,8 +476,9 @@ mod tests {
         assert!(!workers.end(0, call), "another thread has it");
     }
 
+    /// Each new queue gets a thread as long as there is one.
     #[test]
-    fn each_new_queue_gets_a_thread_as_long_as_there_is_one() {
+    fn each_new_queue_gets_a_thread_if_available() {
         let Three { workers, taken, needed } = three();
         for (queue, watch) in [(1, Watch::Watched), (2, Watch::Unwatched)] {
             needed.fetch_add(1, Ordering::SeqCst);

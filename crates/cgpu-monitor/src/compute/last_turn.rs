@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_on_does_so_while_the_other_goes_off() {
+    fn container_switches_on_while_the_other_goes_off() {
         let times = SwitchTimes { off_us: 600, on_us: 400 };
         let (one, other) =
             ([Span { from_us: 0, to_us: 20_000 }], [Span { from_us: 20_000, to_us: 40_000 }]);

@@ -186,8 +186,9 @@ mod tests {
     use super::*;
     use cgpu_host::process::ProcessId;
 
+    /// A process that was not seen in samples for long is idle as long as another process was seen.
     #[test]
-    fn who_was_not_seen_for_long_rests_as_long_as_another_was() {
+    fn unseen_process_is_idle_if_another_was_seen() {
         let shares = Shares::new(1);
         let process = |pid: i32| Process::from(ProcessId { pid, start_ticks: 7 });
         let computing: BTreeSet<Process> = [10, 11, 12].map(process).into();

@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_groups_a_cohort_at_a_time_is_on() {
+    fn channel_groups_run_one_batch_at_a_time() {
         let channels: BTreeMap<ChannelName, ChannelName> =
             (0..20).map(|number| ((1, 100 + number), (1, number / 2))).collect();
         let busy: Vec<ChannelName> = (0..9).map(|group| (1, group)).collect();

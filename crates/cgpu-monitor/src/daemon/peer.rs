@@ -107,8 +107,10 @@ mod tests {
 
     use super::*;
 
+    /// A process of the same user and namespaces may query and change settings, and an unknown peer
+    /// may not.
     #[test]
-    fn a_process_of_the_same_user_and_namespaces_may_ask_and_change() {
+    fn same_user_and_namespaces_may_query_and_change() {
         let (here, _there) = UnixStream::pair().unwrap();
         assert!(may_ask(&here));
         let own = std::process::id().cast_signed();

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn each_gpu_has_its_bound_of_groups_and_the_container_has_one() {
+    fn channel_groups_are_bounded_per_gpu_and_container() {
         let mut groups = Groups::default();
         (0..3).for_each(|handle| enter(&mut groups, 0, handle));
         assert_eq!(capacity_for_group(&groups, 0, 4), Ok(()));

@@ -199,8 +199,10 @@ mod tests {
         Ok(())
     }
 
+    /// An exported object is held in its place of the file, and memory of the host is charged with
+    /// no bytes.
     #[test]
-    fn what_is_exported_is_held_in_its_place_and_memory_of_the_host_weighs_nothing() {
+    fn exported_objects_are_held_and_host_memory_uncharged() {
         let mut ledger = ledger();
         assert_eq!(unknown_objects(&ledger, OF, &places(&[10, 0, 11, 11])), [Handle(11)]);
         // A place without an object is left out.
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_where_one_of_them_is_unknown() {
+    fn export_with_an_unknown_object_holds_nothing() {
         let mut ledger = ledger();
         let done = export(&mut ledger, &[10, 12, 11], &[Handle(11)]);
         let unknown = LedgerError::NoSuchObject { client: OF, handle: Handle(12) };
@@ -225,8 +227,9 @@ mod tests {
         assert!(ledger.exported(FILE).next().is_none() && !ledger.contains(OF, Handle(11)));
     }
 
+    /// An import creates an object for each place that holds memory.
     #[test]
-    fn an_import_makes_an_object_for_each_place_that_holds_memory() {
+    fn import_creates_an_object_per_occupied_place() {
         let mut ledger = ledger();
         export(&mut ledger, &[10, 0, 10], &[]).unwrap();
         let plan = plan_import(&ledger, FILE, &places(&[0, 0, 0, 0])).unwrap();
@@ -238,8 +241,10 @@ mod tests {
         assert_eq!((plan.gpu, plan.handles(5)), (None, vec![0, 0]));
     }
 
+    /// An import enters the objects that the driver created, and returns the caller's own handles
+    /// elsewhere.
     #[test]
-    fn an_import_enters_what_the_driver_made_and_tells_the_caller_its_own_word_elsewhere() {
+    fn import_enters_only_objects_the_driver_created() {
         let mut ledger = ledger();
         export(&mut ledger, &[10, 0, 10], &[]).unwrap();
         let asked = places(&[21, 5, 0]);
@@ -253,16 +258,19 @@ mod tests {
         assert_eq!(ledger.usage(0).unwrap().used_bytes, 4, "it is charged once");
     }
 
+    /// A file is exported to once, and a list may go to a file to which this container exports
+    /// already.
     #[test]
-    fn a_file_is_exported_to_once_and_a_list_goes_where_this_container_exports() {
+    fn only_lists_may_extend_an_earlier_export() {
         let single = |is_new| may_export(Does::Export, is_new, || true).is_ok();
         assert!(single(true) && !single(false));
         let list = |is_new, is_in_use| may_export(Does::ExportList, is_new, || is_in_use).is_ok();
         assert!(list(true, false) && list(false, true) && !list(true, true));
     }
 
+    /// No further handle of memory is created that the state has no space for.
     #[test]
-    fn no_name_is_made_that_the_books_have_no_room_for() {
+    fn handle_beyond_the_state_bounds_is_refused() {
         let mut ledger = ledger();
         export(&mut ledger, &[10], &[]).unwrap();
         assert_eq!(capacity_for_handle(&ledger), Ok(()));

@@ -196,8 +196,9 @@ mod tests {
         [0, 1].map(|gpu| ledger.usage(gpu).unwrap().used_bytes)
     }
 
+    /// Memory is retained by its mapping, and by no mapping that the driver refused.
     #[test]
-    fn memory_is_kept_by_its_mapping_and_by_none_that_the_driver_refused() {
+    fn memory_is_retained_by_successful_mappings_only() {
         for is_mapped in [true, false] {
             let (mut ledger, charge) = ledger();
             let plan = plan_map(&ledger, &trees(), SPAN, Some(charge)).unwrap();
@@ -208,8 +209,9 @@ mod tests {
         }
     }
 
+    /// Memory that was mapped stays mapped if the driver refuses to map it again.
     #[test]
-    fn memory_that_was_mapped_stays_mapped_where_the_driver_refuses_it_again() {
+    fn failed_remapping_leaves_memory_mapped() {
         let (mut ledger, charge) = ledger();
         let first = plan_map(&ledger, &trees(), SPAN, Some(charge)).unwrap();
         enter(&mut ledger, &[first.before, first.mapped].concat());
@@ -223,8 +225,9 @@ mod tests {
         assert_eq!(used(&ledger), [0, 0]);
     }
 
+    /// Of a GPU's memory, only what is charged in full is mapped.
     #[test]
-    fn only_memory_that_is_charged_in_full_is_mapped() {
+    fn only_fully_charged_memory_is_mapped() {
         let charge = Some(ChargeId(3));
         let decide = |bytes, charge, is_larger, is_of_gpu| {
             chargeable_mapping(bytes, charge, |_| is_larger, || is_of_gpu)
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn managed_memory_is_charged_on_each_gpu_or_on_none() {
+    fn managed_memory_charges_every_gpu_or_none() {
         let (mut ledger, _) = ledger();
         let ranges = SpaceRanges::default();
         let space = Space::Managed(Process(8));
@@ -259,8 +262,10 @@ mod tests {
         assert_eq!(used(&ledger), [4, 0]);
     }
 
+    /// No mapping is made that the state has no space for: GPUs, ranges, holds and objects are
+    /// bounded.
     #[test]
-    fn nothing_is_mapped_that_the_books_have_no_room_for() {
+    fn mapping_beyond_the_state_bounds_is_refused() {
         let (mut ledger, charge) = ledger();
         let mut ranges = SpaceRanges::default();
         let (space, full) =
@@ -310,8 +315,10 @@ mod tests {
         assert_eq!(freed_spans(5, &pieces, (10, Some(9)), |_| None), [own], "it has its own");
     }
 
+    /// A UVM file with HMM gets no GPU, and one for several processes gets one only if managed
+    /// memory is refused.
     #[test]
-    fn a_file_with_hmm_gets_no_gpu_and_one_for_several_processes_without_managed_memory_alone() {
+    fn uvm_file_gets_a_gpu_only_without_hmm() {
         for refuses_managed in [true, false] {
             assert_eq!(uvm_flags(false, refuses_managed), Err(RefusalReason::UvmWithHmm));
         }

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_byte_of_the_quota_is_given_once() {
+    fn quotas_last_byte_is_given_once() {
         let mut ledger = Ledger::new(&[10], BOUNDS);
         let reservation = reserve_within_quota(&mut ledger, 0, 10).unwrap();
         let usage = Usage { limit_bytes: 10, used_bytes: 10 };
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ledger_without_room_has_no_memory() {
+    fn full_ledger_grants_no_memory() {
         let mut ledger = Ledger::new(&[10], BOUNDS);
         (0..2).for_each(|handle| commit(&mut ledger, handle, 1));
         assert_eq!(
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_surface_of_semaphores_lies_in_memory_of_the_host() {
+    fn semaphore_surface_must_use_host_memory() {
         let mut ledger = Ledger::new(&[10], BOUNDS);
         commit(&mut ledger, 0, 1);
         let bytes = memory::params_size(&release(), NV_SEMAPHORE_SURFACE, None).unwrap().unwrap();

@@ -142,16 +142,18 @@ mod tests {
 
     const USAGE: Usage = Usage { limit_bytes: 10, used_bytes: 4 };
 
+    /// Memory over the quota is refused as memory that the GPU does not have.
     #[test]
-    fn memory_over_the_quota_is_memory_that_the_gpu_has_not() {
+    fn over_quota_refusal_reads_as_out_of_memory() {
         let over = RefusalReason::OverQuota { gpu: 1, asked_bytes: 7, usage: USAGE };
         assert_eq!(over.answer(), Answer::Status(NV_ERR_NO_MEMORY));
         assert_eq!(over.errno_of_map(), ENOMEM);
         assert_eq!(over.to_string(), "7 bytes on GPU number 1, 6 left");
     }
 
+    /// Each reason for a refusal has the driver's answer for a similar reason.
     #[test]
-    fn each_reason_has_the_drivers_answer_for_a_similar_one() {
+    fn each_refusal_uses_the_drivers_similar_status() {
         let (client, handle, parent, most) = (1, 2, 3, 4);
         let unknown = LedgerError::NoSuchGpu { gpu: 3 };
         for (refusal_reason, status) in [
@@ -180,8 +182,9 @@ mod tests {
         assert_eq!(RefusalReason::ProcessesFull.answer(), Answer::Errno(ENOMEM));
     }
 
+    /// The errno distinguishes a mapping that is refused by configuration from one without memory.
     #[test]
-    fn a_mapping_that_is_refused_by_configuration_is_told_from_one_without_memory() {
+    fn mapping_refused_by_configuration_has_its_own_errno() {
         assert_eq!(RefusalReason::Managed.errno_of_map(), EPERM);
         for refusal_reason in
             [RefusalReason::ManagedTwice, RefusalReason::Unwatched, RefusalReason::Full("ranges")]

@@ -209,9 +209,11 @@ mod tests {
         }
     }
 
+    /// No object that keeps memory alive is created, except of one class.
+    ///
     /// An object of such a class keeps alive the memory that is imported, attached, mapped or exported by it.
     #[test]
-    fn nothing_that_keeps_memory_alive_is_made_but_for_one() {
+    fn objects_retaining_memory_are_refused_but_one() {
         let keeping: Vec<u32> = class::CLASSES
             .iter()
             .filter(|of| of.does == Use::KeepsAlive)
@@ -234,20 +236,24 @@ mod tests {
         }
     }
 
+    /// Memory is made no file that other drivers take.
     #[test]
-    fn memory_is_made_no_file_that_other_drivers_take() {
+    fn memory_export_as_dmabuf_is_refused() {
         assert_eq!(judge(&release(), &Call::ExportDmabuf), UNSUPPORTED);
     }
 
+    /// An object that is allocated by class is passed through as its kind, or proxied.
     #[test]
-    fn what_is_made_by_class_continues_as_its_kind() {
+    fn allocation_verdict_follows_the_objects_class() {
         assert_eq!(of_class(0xc7c0), Verdict::Continue(Continued::Engine));
         assert_eq!(of_class(0x41), Verdict::Continue(Continued::Client));
         assert_eq!(of_class(0x2080), Verdict::Execute);
     }
 
+    /// A call that is passed through without a check needs no descriptor and no audit; other
+    /// objects need the descriptor.
     #[test]
-    fn nobody_is_asked_about_what_continues_without_a_look() {
+    fn unchecked_calls_need_no_descriptor_or_audit() {
         assert!(
             Continued::HostMemory.needs_no_descriptor()
                 && !Continued::HostMemory.has_to_be_audited()

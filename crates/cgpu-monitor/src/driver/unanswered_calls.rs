@@ -98,8 +98,9 @@ impl WarningTimes {
 mod tests {
     use super::*;
 
+    /// The same unanswered query is reported once a minute, and each query separately.
     #[test]
-    fn the_same_is_told_once_a_minute_and_each_by_itself() {
+    fn each_warning_repeats_once_a_minute_at_most() {
         let times = WarningTimes::default();
         let now = Instant::now();
         let of = |amount, index| Unanswered::Amount {

@@ -432,8 +432,9 @@ mod tests {
     use super::*;
     use cgpu_host::events::Kind;
 
+    /// The loss of a monitor is reported once, and is checked until one check succeeds.
     #[test]
-    fn a_loss_is_told_once_and_looked_at_until_somebody_could() {
+    fn monitor_loss_is_reported_once_and_rechecked() {
         let dir = tempfile::tempdir().unwrap();
         let place = MonitorDir::at(dir.path());
         // A process that was: no process has this number.

@@ -65,8 +65,9 @@ mod tests {
 
     use super::*;
 
+    /// A seccomp profile leaves the one listener to the monitor.
     #[test]
-    fn a_profile_leaves_the_one_listener_to_the_monitor() {
+    fn profile_with_another_listener_is_refused() {
         let plain = json!({"defaultAction": "SCMP_ACT_ERRNO", "listenerPath": "", "syscalls": [
             {"names": ["ioctl"], "action": "SCMP_ACT_ALLOW"}]});
         for profile in [None, Some(&Value::Null), Some(&plain)] {

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_ours_says_number_and_size_as_the_drivers_does() {
+    fn own_requests_encode_number_and_size_like_drivers() {
         let command = Command::of_ioctl(0x4030_002b);
         assert_eq!(request(&command), Some(0xc030_462b));
     }

@@ -167,8 +167,10 @@ pub struct GpuStatus {
 mod tests {
     use super::*;
 
+    /// The usage that was seen last gives the part of the time that processes had, and never more
+    /// than all of it.
     #[test]
-    fn who_was_seen_last_tells_the_part_that_processes_had() {
+    fn last_seen_usage_yields_the_processes_share() {
         let last_seen = LastSeen { of_processes: [(10, 2500), (11, 1250), (99, 9000)].into() };
         assert!((last_seen.part_of([10, 11].into_iter()) - 0.375).abs() < 1e-9);
         assert!(last_seen.part_of([12].into_iter()).abs() < 1e-9);
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_a_version_before_tells_no_durations() {
+    fn older_versions_status_has_no_durations() {
         let text = r#"{"version":"0","pid":1,"gpus":[],"calls":{"continued":1,"executed":0,
             "over_quota":0,"refused":0,"killed":0}}"#;
         let status: Status = serde_json::from_str(text).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     };
 
     #[test]
-    fn a_program_of_the_host_is_killed_only_for_memory_of_its_own() {
+    fn host_program_is_killed_only_for_own_memory() {
         assert_eq!(BUS.consequence(OwnMemory), Ignored);
         // The memory may be its own, by a client whose maker is dead: the container has to answer for it.
         assert_eq!(BUS.consequence(Unexplained), ContainerEnds);
@@ -87,8 +87,9 @@ mod tests {
         assert_eq!(uses_gpus.consequence(ContainerMemory), ContainerEnds);
     }
 
+    /// Another container's process is killed unless its memory may come from files of its own.
     #[test]
-    fn another_containers_process_is_killed_unless_its_memory_may_be_by_its_own_files() {
+    fn foreign_process_is_killed_unless_own_files_explain() {
         let other = HolderFacts { is_of_host: false, ..BUS };
         for evidence in [OwnMemory, Unexplained, ContainerMemory] {
             assert_eq!(other.consequence(evidence), Killed);

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_table_is_read_by_its_first_column() {
+    fn mount_table_is_read_by_its_first_column() {
         let text = "24 31 0:22 / /proc rw,nosuid shared:13 - proc proc rw\n\
                     1031 905 0:61 /nvidia\\040ctl /dev/nvidiactl rw - fuse sim rw\n\
                     \n\
@@ -100,8 +100,9 @@ mod tests {
         assert_eq!(mounts(""), [].into());
     }
 
+    /// A file is known as the container's by its mount or its file system.
     #[test]
-    fn a_file_is_known_by_its_mount_or_its_file_system() {
+    fn file_is_identified_by_mount_or_file_system() {
         let mut provenance = Provenance::default();
         assert!(provenance.is_unknown() && !provenance.has_file(7, 5));
         provenance.add_mount(7, None);
@@ -112,8 +113,9 @@ mod tests {
         );
     }
 
+    /// A process is known as the container's by its mount namespace or its cgroup.
     #[test]
-    fn processes_at_home_share_a_namespace_or_a_cgroup() {
+    fn own_processes_share_a_namespace_or_a_cgroup() {
         let mut provenance = Provenance::default();
         assert!(!provenance.has_process(1, "0::/pod/app\n"));
         provenance.add_process(Some(1), Some("0::/pod/app\n"));

@@ -271,8 +271,9 @@ fn reaches_driver(fdinfo: &str) -> bool {
 mod tests {
     use super::*;
 
+    /// A descriptor of a mere place in the file system (O_PATH) is no open file.
     #[test]
-    fn a_place_in_the_file_system_is_no_open_file() {
+    fn path_descriptor_is_not_an_open_file() {
         assert!(reaches_driver("pos:\t0\nflags:\t02100002\nmnt_id:\t24\n"));
         assert!(!reaches_driver("pos:\t0\nflags:\t010000000\nmnt_id:\t24\n"));
         assert!(!reaches_driver("pos:\t0\n"));

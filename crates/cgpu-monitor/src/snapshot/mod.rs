@@ -243,8 +243,9 @@ mod tests {
         assert_eq!(read.descriptors().collect::<Vec<_>>(), [3, 4, 9, 10, 11, 12, 13, 14, 15, 16]);
     }
 
+    /// A snapshot of another format, and bytes that are no snapshot, are refused in words.
     #[test]
-    fn another_format_and_other_bytes_are_refused_in_words() {
+    fn other_snapshot_formats_and_bytes_are_refused() {
         let mut bytes = snapshot().encode().unwrap();
         let refused = |bytes: &[u8]| Snapshot::decode(bytes).unwrap_err().to_string();
         assert!(refused(&bytes[..bytes.len() - 1]).starts_with("the snapshot is damaged"));

@@ -139,8 +139,9 @@ impl Channels {
 mod tests {
     use super::*;
 
+    /// Channels are those of a GPU, and are freed with the objects above them.
     #[test]
-    fn they_are_those_of_a_gpu_and_freed_with_what_is_above() {
+    fn channels_are_per_gpu_and_freed_with_parents() {
         let mut channels = Channels::default();
         let channel = |gpu, client, parent, handle| Record::Channel {
             gpu,

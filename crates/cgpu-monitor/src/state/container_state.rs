@@ -324,8 +324,9 @@ pub(crate) mod tests {
         }
     }
 
+    /// Which process uses which client is known of a bounded number of them, after an update, too.
     #[test]
-    fn who_uses_what_is_known_of_so_many_and_after_an_update_too() {
+    fn client_users_are_bounded_and_survive_updates() {
         let mut state = state_of(vec![]);
         for client in 1..=20 {
             (0..2000).for_each(|process| state.note_user(client, Process(process)));
@@ -337,8 +338,9 @@ pub(crate) mod tests {
         assert_eq!(state.ledger.usage(0).unwrap().limit_bytes, 7);
     }
 
+    /// A device is of its GPU until the device or its client is freed.
     #[test]
-    fn a_device_is_of_its_gpu_until_it_or_its_client_is_freed() {
+    fn device_maps_to_its_gpu_until_freed() {
         let mut devices = Devices::default();
         for (client, handle, gpu) in [(1, 10, 0), (1, 11, 1), (2, 10, 1)] {
             devices.set_gpu(client, handle, gpu);
@@ -359,8 +361,9 @@ pub(crate) mod tests {
         assert_eq!(all(&devices), [None; 3]);
     }
 
+    /// Devices beyond the number that can be known are queried again.
     #[test]
-    fn more_than_can_be_known_are_asked_for_again() {
+    fn devices_past_the_bound_are_queried_again() {
         let mut devices = Devices::default();
         let most = u32::try_from(MOST_DEVICES).unwrap();
         (0..most).for_each(|handle| devices.set_gpu(1, handle, 0));

@@ -121,8 +121,9 @@ mod tests {
         creators
     }
 
+    /// The process that asked to initialize a file is its creator if that was done.
     #[test]
-    fn who_asked_is_the_maker_where_it_was_done() {
+    fn initializing_process_becomes_the_creator_on_success() {
         let asked = Record::Initialize { file: 7, tid: 3, creator: A };
         assert_eq!(after(&[asked]).of(7), None);
         assert_eq!(after(&[asked, Record::Initialized { done: false }]).of(7), None);

@@ -248,8 +248,9 @@ mod tests {
         assert!(groups.has_capacity());
     }
 
+    /// Channel groups are counted by GPU, and are freed with the objects above them.
     #[test]
-    fn they_are_counted_by_gpu_and_freed_with_what_is_above() {
+    fn groups_count_per_gpu_and_free_with_parents() {
         let mut groups = Groups::default();
         for record in
             [group(0, 1, 10, 11), group(0, 1, 10, 12), group(1, 1, 20, 21), group(0, 2, 10, 11)]

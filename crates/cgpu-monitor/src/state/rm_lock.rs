@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn they_come_on_one_after_the_other_in_their_order() {
+    fn calls_take_the_rm_lock_in_order() {
         let rm_lock = rm_lock();
         let first = rm_lock.enter();
         let (sender, receiver) = channel();
@@ -220,8 +220,9 @@ mod tests {
         assert!(rm_lock.enter_for_monitor().is_some());
     }
 
+    /// A call that yields the RM lock for a while lets the calls that wait take it.
     #[test]
-    fn who_steps_aside_lets_those_on_who_wait() {
+    fn yielded_rm_lock_admits_waiting_calls() {
         let rm_lock = rm_lock();
         let mut first = rm_lock.enter();
         let (sender, receiver) = channel();
@@ -234,8 +235,10 @@ mod tests {
         other.join().unwrap();
     }
 
+    /// The monitor's own work takes the RM lock before all calls that wait, and a call whose caller
+    /// is gone waits no more.
     #[test]
-    fn who_is_no_call_comes_before_all_calls_that_wait_and_whose_caller_is_gone_waits_no_more() {
+    fn monitors_work_precedes_calls_and_abandoned_calls_leave() {
         let rm_lock = rm_lock();
         let first = rm_lock.try_enter().unwrap();
         assert!(rm_lock.try_enter().is_none());
@@ -258,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn an_audit_waits_in_vain_once_for_the_same_call() {
+    fn audit_waits_once_for_the_same_hanging_call() {
         let rm_lock = rm_lock();
         let hanging = rm_lock.enter();
         let looked = |begun: Instant| {

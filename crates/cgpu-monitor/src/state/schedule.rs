@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_is_due_once_and_once_more_later() {
+    fn scheduled_check_is_due_once_and_again_later() {
         let (mut due, now) = (Schedule::default(), Instant::now());
         assert!(due.next().is_none() && !due.take(now));
         assert!(due.schedule(now) && !due.schedule(now), "the first one tells it");

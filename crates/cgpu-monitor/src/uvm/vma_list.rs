@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn managed_memory_is_shared_and_lies_at_its_offset() {
+    fn managed_mapping_is_shared_and_at_its_offset() {
         let list = "\
 7f0000000000-7f0000200000 rw-s 7f0000000000 00:05 871 /dev/nvidia-uvm
 7f0000200000-7f0000400000 rw-s 00000000 00:05 871 /dev/nvidia-uvm
@@ -59,8 +59,9 @@ mod tests {
         );
     }
 
+    /// A line that is no mapping is left out, and a mapping without a file has no place.
     #[test]
-    fn a_line_that_is_no_mapping_is_left_out_and_one_without_a_file_has_no_place() {
+    fn malformed_mapping_lines_are_skipped_or_placeless() {
         for no in
             ["", "7f00", "7f00-8f00", "7f00-8f00 rw-s", "x-y rw-s 0 00:05 1", "1-2 rw-s z 00:05 1"]
         {

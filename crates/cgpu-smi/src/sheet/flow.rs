@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn items_go_to_the_next_line_where_there_is_no_room() {
+    fn overflowing_items_wrap_to_the_next_line() {
         let items = |words: &[&str]| {
             let item = |word: &&str| vec![Span::raw((*word).to_owned())];
             let lines = flow(words.iter().map(item).collect(), 10, Signs::Ascii);

@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_fits_whatever_the_width_and_whatever_there_is() {
+    fn every_line_fits_any_width_and_content() {
         let mut hostile = fixture::host(1, 2);
         hostile.containers[0].name = Some("\u{1b}[31mred\n模型服务模型服务模型服务".repeat(20));
         hostile.containers[1].processes[0].name = Some("\u{7}".repeat(60));
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_has_each_gpu_and_below_it_its_containers() {
+    fn page_lists_each_gpu_above_its_containers() {
         let lines = text(&fixture::host(2, 1), 140, Signs::Ascii);
         insist(&lines, "cgpu-smi");
         let first = lines.iter().position(|line| line.contains("GPU 0, Tesla V100, 0000:07:00.0"));
@@ -449,14 +449,15 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_page_still_says_who_uses_how_much() {
+    fn narrow_page_still_shows_each_containers_usage() {
         let lines = text(&fixture::host(1, 1), 20, Signs::Ascii);
         let row = lines.iter().find(|line| line.contains("1024")).unwrap();
         assert!(row.contains("c0000"), "{row}");
     }
 
+    /// A container whose quota is not enforced, or whose monitor does not answer, is reported.
     #[test]
-    fn who_is_not_held_or_does_not_answer_is_told() {
+    fn silent_or_ended_monitors_are_reported() {
         let mut host = fixture::host(1, 2);
         host.containers[0].state = State::Silent;
         host.containers[0].shares[0].memory_used_bytes = None;

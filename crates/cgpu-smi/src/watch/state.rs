@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_marked_stays_in_sight_and_goes_with_its_container() {
+    fn marked_row_stays_visible_until_its_container_ends() {
         let mut state = state(1, 9);
         press(&mut state, "jj");
         assert_eq!((marked(&state), state.top), (Some("c001"), 0));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_keeps_those_whose_id_or_name_has_it() {
+    fn filter_shows_containers_matching_id_or_name() {
         let mut state = state(2, 3);
         press(&mut state, "fPOD-1-\u{8}-2\n");
         assert_eq!(ids(&state), ["c102"]);
@@ -396,8 +396,9 @@ mod tests {
         assert_eq!(ORDERS[state.order].name(), "age");
     }
 
+    /// A view that is paused stays, and a failure is shown until the next poll.
     #[test]
-    fn what_is_held_stays_and_a_failure_is_told_until_the_next_look() {
+    fn paused_view_stays_and_failures_show_until_repolled() {
         let mut state = state(1, 2);
         press(&mut state, " ");
         state.take(fixture::host(1, 5), "later".into());

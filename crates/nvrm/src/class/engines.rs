@@ -127,8 +127,9 @@ mod tests {
     use super::super::CLASSES;
     use super::*;
 
+    /// The engines' classes are in order, and the other table has none of them.
     #[test]
-    fn they_are_in_order_and_nothing_else_is_known_of_them() {
+    fn engine_classes_are_sorted_and_listed_once() {
         assert!(ENGINES.is_sorted_by(|one, next| one < next) && ENGINES[0] > 0xff);
         assert!(ENGINES.iter().all(|class| CLASSES.iter().all(|listed| listed.class != *class)));
     }

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_names_the_client_of_another() {
+    fn caller_cannot_name_anothers_client() {
         for named in NAMED {
             let is_its = |params: &[u8]| are_all(7, named.command, params);
             assert!(is_its(&params(named, 1, &[7])), "{}", named.name);
@@ -110,8 +110,9 @@ mod tests {
         assert!(are_all(7, 0x2080_014a, &[]));
     }
 
+    /// Of a list of clients, those that its count means are checked.
     #[test]
-    fn of_a_list_those_that_are_meant_are_looked_at() {
+    fn counted_clients_of_a_list_are_checked() {
         for (named, list) in NAMED.iter().filter_map(|named| Some((named, named.list?))) {
             let most = u32::try_from(list.most).unwrap();
             let all = vec![7; list.most];

@@ -161,8 +161,9 @@ mod tests {
         (100..105).contains(&pid).then(|| pid - 99)
     }
 
+    /// Pids of others are removed, and the rest move up.
     #[test]
-    fn pids_of_others_go_and_the_rest_move_up() {
+    fn foreign_pids_are_removed_and_gaps_closed() {
         let mut params = vec![0xee; PIDS_BYTES];
         set(&mut params, 8, 5);
         for (at, pid) in [100, 7, 105, 104, 102].into_iter().enumerate() {
@@ -177,8 +178,9 @@ mod tests {
         assert_eq!(get(&params, 8), 950);
     }
 
+    /// Pids in a query are translated for the driver, and come back as they were asked.
     #[test]
-    fn who_is_asked_about_is_translated_and_comes_back_as_asked() {
+    fn queried_pids_are_translated_and_returned_unchanged() {
         let mut params = vec![0; PID_INFO_BYTES];
         set(&mut params, 0, 3);
         for (at, pid) in [1, 50, 0].into_iter().enumerate() {
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_name_nobody_else_and_no_address_of_the_kernel() {
+    fn samples_name_no_other_process_or_kernel_address() {
         for (size, sample, engine) in SAMPLES.iter().copied() {
             assert_eq!((size - 16) % sample, 0);
             assert_eq!((sample - 8) % engine, 0);

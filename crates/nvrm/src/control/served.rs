@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_a_gpu_for_all_is_not_made() {
+    fn controls_changing_a_gpu_for_all_are_refused() {
         for command in [
             0x138,
             0x12d,

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_its_channels_and_the_subdevice_of_its_gpu() {
+    fn group_has_its_channels_and_gpu_subdevice() {
         let objects = objects();
         let groups = objects.groups();
         let found: Vec<(u32, &[u32])> =
@@ -268,8 +268,9 @@ mod tests {
         assert_eq!(objects.origin(1), None);
     }
 
+    /// Kernels wait in the runlist of the graphics engine if a group names that engine.
     #[test]
-    fn kernels_wait_in_the_graphics_engines_runlist_where_one_is_named() {
+    fn kernels_wait_in_graphics_runlist_if_named() {
         let mut groups = objects().groups();
         let handles = |groups: &[Group]| -> Vec<u32> {
             computing(groups).into_iter().map(|group| group.handle).collect()

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_keeps_its_place_in_its_page_and_who_it_equals() {
+    fn scrubbed_address_retains_page_offset_and_equality() {
         let mut scrubber = Scrubber::default();
         let [one, same, next] = [0x7f12_3456_7010, 0x7f12_3456_7018, 0x7f12_3456_8010]
             .map(|address| scrubber.address(address, is_address));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_names_are_gone_and_numbers_are_not() {
+    fn scrubbing_removes_addresses_and_names_not_numbers() {
         let texts = ["GPU-00112233-4455-6677-8899-aabbccddeeff".to_owned(), "myhost".to_owned()];
         let mut scrubber = Scrubber::hiding(&texts);
         let mut bytes = [7_u64, 0x7f12_3456_7010].map(u64::to_le_bytes).concat();

@@ -88,7 +88,7 @@ fn tasks(process: Pid) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_program_that_is_left_runs_on_with_all_its_threads_and_children() {
+fn detached_program_runs_on_with_threads_and_children() {
     // Other tests' children would be waited for here, so there is one test.
     let [main, other] = [(); 2].map(|()| {
         let mut program = Command::new("python3");

@@ -148,8 +148,9 @@ fn finds(name: &str, severity: Severity, text: &str, change: impl FnOnce(&mut Fa
     assert!(there, "no {severity:?} {name} {text:?} in {all:#?}");
 }
 
+/// A host without a problem is reported as such, with what was found of each part.
 #[test]
-fn a_host_on_which_nothing_is_wrong_is_told_so() {
+fn healthy_host_has_no_finding_worse_than_ok() {
     let findings = judge(&well());
     assert_eq!(worst(&findings), Fine, "{findings:#?}");
     let what = |name: &str| findings.iter().find(|found| found.name == name).unwrap().what.clone();
@@ -175,8 +176,9 @@ fn a_host_on_which_nothing_is_wrong_is_told_so() {
     assert_eq!(what("records"), "no container is registered");
 }
 
+/// A host without a GPU has no problem: its findings are notes at worst.
 #[test]
-fn a_host_without_a_gpu_has_nothing_wrong_with_it() {
+fn host_without_a_gpu_has_no_warning() {
     let none = |facts: &mut Facts| {
         facts.driver.banner = Seen::Absent;
         facts.driver.on_bus.clear();
@@ -203,8 +205,9 @@ fn a_host_without_a_gpu_has_nothing_wrong_with_it() {
     });
 }
 
+/// A simulated driver is no problem either: its findings are notes at worst.
 #[test]
-fn a_simulated_driver_has_nothing_wrong_with_it_either() {
+fn simulated_driver_has_no_warning() {
     let simulated = |facts: &mut Facts| {
         facts.driver.made_up = true;
         facts.driver.gpus_from_file = true;
@@ -222,8 +225,9 @@ fn a_simulated_driver_has_nothing_wrong_with_it_either() {
     });
 }
 
+/// A GPU without its driver is an error, which says what to load or to install.
 #[test]
-fn a_gpu_without_its_driver_is_an_error_that_says_what_to_load() {
+fn gpu_without_driver_error_names_what_to_load() {
     let held_by = |driver: Option<&str>| {
         let driver = driver.map(str::to_owned);
         move |facts: &mut Facts| {
@@ -245,8 +249,9 @@ fn a_gpu_without_its_driver_is_an_error_that_says_what_to_load() {
     );
 }
 
+/// The driver is judged by what the kernel reports of it.
 #[test]
-fn a_driver_is_judged_by_what_the_kernel_says_of_it() {
+fn driver_finding_follows_the_kernels_report() {
     let banner = |text: &str| {
         let text = format!("NVRM version: NVIDIA UNIX {text}");
         move |facts: &mut Facts| facts.driver.banner = Seen::Found(text)
@@ -287,8 +292,9 @@ fn a_driver_is_judged_by_what_the_kernel_says_of_it() {
     });
 }
 
+/// A missing kernel module is an error if CUDA needs it, and none if only graphics do.
 #[test]
-fn modules_are_missed_by_who_needs_them() {
+fn missing_module_finding_depends_on_its_users() {
     let without = |missing: &'static [&'static str]| {
         move |facts: &mut Facts| {
             for (name, loaded) in &mut facts.driver.modules {
@@ -332,8 +338,9 @@ fn libraries_must_be_the_modules() {
     );
 }
 
+/// A wrong or missing device node is reported with the command that creates it.
 #[test]
-fn a_wrong_node_is_told_with_the_command_that_makes_it() {
+fn wrong_node_finding_names_the_creating_command() {
     let uvm = |seen| move |facts: &mut Facts| facts.driver.nodes[1].seen = seen;
     finds(
         "nodes",
@@ -377,8 +384,9 @@ fn a_wrong_node_is_told_with_the_command_that_makes_it() {
     });
 }
 
+/// A kernel without what the gate needs is an error if the gate is the backend, and else a note.
 #[test]
-fn a_kernel_without_the_gates_needs_is_an_error_for_the_gate_alone() {
+fn unfit_kernel_is_an_error_for_gate_alone() {
     let old = |facts: &mut Facts| facts.isolation.ability = Err("the gate needs Linux 5.9".into());
     finds("kernel", Error, "the gate needs Linux 5.9", old);
     finds("backend", Error, "can't be used, for what is said of the kernel", |facts| {
@@ -453,8 +461,9 @@ fn real_runtimes_are_those_that_the_tests_know() {
     });
 }
 
+/// A runtime that containers can escape from is named with the update that fixes it.
 #[test]
-fn a_runtime_that_containers_can_escape_is_named_with_what_closes_it() {
+fn escapable_runtime_finding_names_cve_and_fix() {
     let severity_of = |version: &str| {
         let mut facts = well();
         facts.runtimes = vec![runtime("runc", &format!("runc version {version}\nspec: 1.2.1"))];
@@ -521,8 +530,10 @@ fn a_runtime_that_containers_can_escape_is_named_with_what_closes_it() {
     }
 }
 
+/// Each engine's finding says how the engine is configured for cgpu, or what is wrong with its
+/// configuration.
 #[test]
-fn an_engine_is_told_how_it_gets_to_know_us() {
+fn engine_finding_says_how_to_configure_cgpu() {
     let is = |engine: Engine| move |facts: &mut Facts| facts.engines = vec![engine];
     let there = |kind| Engine {
         kind,
@@ -657,8 +668,9 @@ fn an_engine_is_told_how_it_gets_to_know_us() {
     });
 }
 
+/// Hook files form one complete set: half a set and two sets at a time are warnings.
 #[test]
-fn hooks_come_in_whole_sets_and_one_at_a_time() {
+fn hook_files_form_one_complete_set() {
     let are = |hooks: Vec<HookFile>| move |facts: &mut Facts| facts.hooks = hooks;
     let (ahead, create, stop) = (
         || hook("a.json", &["precreate"]),
@@ -811,8 +823,9 @@ fn we_are_judged_too() {
     finds("rights", Note, "not run as the host's root", |facts| facts.own.root = false);
 }
 
+/// How the driver's files are injected is reported with the reason and what to do.
 #[test]
-fn how_the_driver_s_files_come_is_told_with_why_and_what_to_do() {
+fn driver_files_finding_gives_reason_and_remedy() {
     let cdi = |usable, trouble: Option<&str>| {
         Some(Cdi { usable, trouble: trouble.map(str::to_owned), ..Cdi::default() })
     };

@@ -53,8 +53,9 @@ fn used(fleet: &Fleet, name: &str) -> Vec<u32> {
     fleet.view(name).unwrap().1.iter().map(|gpu| gpu.used).collect()
 }
 
+/// Units that are reserved for a pod are taken until the pod is gone, and are counted once.
 #[test]
-fn what_is_promised_is_taken_until_the_pod_is_gone_and_counted_once() {
+fn reserved_units_count_once_until_the_pod_ends() {
     let mut fleet = fleet(Placement::Binpack);
     fleet.set_node(&node("n", &[16, 24]));
     let first = pod("a", 10, 1, &json!([]));
@@ -84,8 +85,9 @@ fn what_is_promised_is_taken_until_the_pod_is_gone_and_counted_once() {
     assert!(fleet.taken.is_empty() && fleet.pods.is_empty());
 }
 
+/// What a node reports of its own pods is to be written on them, and nothing else is.
 #[test]
-fn what_a_node_says_of_its_own_pods_is_to_be_written_on_them_and_nothing_else() {
+fn nodes_report_is_written_on_its_own_pods() {
     let mut fleet = fleet(Placement::Binpack);
     let given = |uids: &[&str]| -> Node {
         let what = json!({"units": 16, "containers": {"c": {"1": 6}}});
@@ -129,8 +131,9 @@ fn what_a_node_says_of_its_own_pods_is_to_be_written_on_them_and_nothing_else() 
     assert_eq!(fleet.take_unwritten(), []);
 }
 
+/// A pod whose GPU is written nowhere may be on any GPU of its node.
 #[test]
-fn a_pod_whose_gpu_nobody_wrote_down_may_be_on_any() {
+fn pod_without_a_recorded_gpu_counts_on_any() {
     let mut fleet = fleet(Placement::Binpack);
     fleet.set_node(&node("n", &[16, 16]));
     let mut elsewhere = pod("a", 6, 1, &json!([]));
@@ -146,7 +149,7 @@ fn a_pod_whose_gpu_nobody_wrote_down_may_be_on_any() {
 }
 
 #[test]
-fn what_a_pod_s_author_writes_on_it_hides_nothing() {
+fn pod_authors_annotations_hide_no_used_units() {
     let mut fleet = fleet(Placement::Binpack);
     fleet.set_node(&node("n", &[16, 16]));
     let mut placed = pod("a", 6, 1, &json!([]));
@@ -174,8 +177,9 @@ fn what_a_pod_s_author_writes_on_it_hides_nothing() {
     assert!(fleet.taken.is_empty());
 }
 
+/// A pod whose GPU is gone has nothing of the GPU in its place.
 #[test]
-fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
+fn pod_of_a_lost_gpu_charges_no_replacement() {
     let mut fleet = fleet(Placement::Binpack);
     let mut reported = node("n", &[16]);
     fleet.set_node(&reported);
@@ -200,7 +204,7 @@ fn a_pod_whose_gpu_is_gone_has_nothing_of_the_one_in_its_place() {
 }
 
 #[test]
-fn labels_of_a_node_and_its_closed_gpus_are_followed() {
+fn node_labels_and_closed_gpus_are_followed() {
     let mut fleet = fleet(Placement::Binpack);
     let mut reported = node("n", &[8, 16, 24]);
     let owner =
@@ -230,7 +234,7 @@ fn labels_of_a_node_and_its_closed_gpus_are_followed() {
 }
 
 #[test]
-fn whatever_is_written_on_a_pod_no_sum_overflows() {
+fn pod_annotations_cannot_overflow_any_sum() {
     let mut fleet = fleet(Placement::Binpack);
     fleet.set_node(&node("n", &[16]));
     for uid in 0..1000 {

@@ -30,7 +30,7 @@ fn a_handle_is_used_again_and_again() {
 
 /// A handle is freed and used again for less memory: the charge is the new size.
 #[test]
-fn a_handle_has_little_after_it_had_much_and_much_after_it_had_little() {
+fn reused_handle_is_charged_its_new_size() {
     let world = World::new();
     let program = world.program();
     let handle = program.handle();
@@ -77,7 +77,7 @@ fn names_of_names_keep_memory_to_the_last() {
 
 /// The original's handle is used again while a duplicate has the old memory.
 #[test]
-fn a_handle_taken_anew_is_not_what_its_old_name_has() {
+fn reused_handle_is_distinct_from_its_duplicate() {
     let world = World::new();
     let program = world.program();
     let original = program.takes(MOST);
@@ -136,7 +136,7 @@ fn below_a_device_that_was_freed_is_nothing() {
 
 /// `clients`: a client with memory is freed while another client of the program lives on.
 #[test]
-fn a_freed_client_takes_its_own_memory_and_no_others() {
+fn freed_client_releases_only_its_own_memory() {
     let world = World::new();
     let program = world.program();
     let first = program.client();
@@ -171,7 +171,7 @@ fn a_name_in_another_client_outlives_the_originals() {
 
 /// The reply of an allocation is lost, and the call comes again with another size: the first allocation is undone.
 #[test]
-fn a_call_repeated_with_another_size_is_another_call() {
+fn call_repeated_with_another_size_is_distinct() {
     for bytes in [MIB, QUOTA] {
         let world = World::new();
         let program = world.program();
@@ -187,7 +187,7 @@ fn a_call_repeated_with_another_size_is_another_call() {
 
 /// The same call is made twice again: the second time it is a call of its own.
 #[test]
-fn what_was_lost_is_given_once() {
+fn memory_of_a_lost_reply_is_given_once() {
     let world = World::new();
     let program = world.program();
     let handle = program.handle();
@@ -201,7 +201,7 @@ fn what_was_lost_is_given_once() {
 
 /// Replies are lost again and again, each under another handle: the memory that no caller got is freed.
 #[test]
-fn a_storm_of_lost_replies_keeps_nothing() {
+fn storm_of_lost_replies_retains_no_memory() {
     let world = World::new();
     let program = world.program();
     for _ in 0..10 {
@@ -215,7 +215,7 @@ fn a_storm_of_lost_replies_keeps_nothing() {
 
 /// The reply of a free is lost, its handle is used again, and the free comes again: it frees the new object.
 #[test]
-fn a_free_that_comes_again_after_its_handle_was_taken_anew_is_another_free() {
+fn repeated_free_of_a_reused_handle_is_distinct() {
     let world = World::new();
     let program = world.program();
     let handle = program.takes(MOST);
@@ -230,7 +230,7 @@ fn a_free_that_comes_again_after_its_handle_was_taken_anew_is_another_free() {
 
 /// The reply of a duplication is lost, and the original is freed before the call comes again.
 #[test]
-fn a_lost_name_whose_original_is_gone_is_not_left_over() {
+fn unanswered_duplicate_of_freed_memory_is_released() {
     let world = World::new();
     let program = world.program();
     let (original, name) = (program.takes(MOST), program.handle());
@@ -247,7 +247,7 @@ fn a_lost_name_whose_original_is_gone_is_not_left_over() {
 
 /// `barrier16`: all programs ask for the last bytes, and one gets them.
 #[test]
-fn of_many_that_ask_for_the_last_bytes_one_gets_them() {
+fn one_of_many_programs_gets_the_last_bytes() {
     let world = World::new();
     let programs: Vec<_> = (0..6).map(|_| world.program()).collect();
     programs[0].takes(QUOTA - 10 * MIB);

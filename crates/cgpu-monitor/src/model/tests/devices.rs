@@ -42,7 +42,7 @@ fn each_gpu_has_its_own_quota() {
 
 /// A duplicate below another GPU's device shows on that GPU, and the memory stays where it was.
 #[test]
-fn a_name_below_another_gpu_counts_where_its_memory_is() {
+fn duplicate_below_another_gpu_counts_on_the_original() {
     let world = two();
     let program = world.program();
     let (original, name) = (program.takes(60 * MIB), program.handle());
@@ -62,7 +62,7 @@ fn a_name_below_another_gpu_counts_where_its_memory_is() {
 }
 
 #[test]
-fn a_device_takes_its_own_memory_along_and_no_other_gpus() {
+fn freed_device_releases_only_its_gpus_memory() {
     let world = two();
     let program = world.program();
     let [first, second] = [0, 1].map(|gpu| program.device_of(gpu));
@@ -94,7 +94,7 @@ fn each_gpus_memory_outlives_an_update() {
 
 /// The reply is lost, and the call comes again for another GPU: the first allocation is undone.
 #[test]
-fn a_call_repeated_on_another_gpu_is_another_call() {
+fn call_repeated_on_another_gpu_is_distinct() {
     let world = two();
     let program = world.program();
     let handle = program.handle();

@@ -6,8 +6,9 @@ use crate::model::{QUOTA, World};
 
 const MOST: u64 = 60 * MIB;
 
+/// Memory in a file counts once, whichever program imports it.
 #[test]
-fn what_is_in_a_file_counts_once_whoever_imports_it() {
+fn exported_memory_counts_once_across_imports() {
     let world = World::new();
     let (one, two) = (world.program(), world.program());
     let original = one.takes(MOST);
@@ -26,7 +27,7 @@ fn what_is_in_a_file_counts_once_whoever_imports_it() {
 
 /// `export-free`: memory is exported and freed, again and again.
 #[test]
-fn what_was_exported_and_freed_counts_while_somebody_has_the_file() {
+fn exported_memory_counts_while_its_file_is_open() {
     let world = World::new();
     let program = world.program();
     for file in 0..3 {
@@ -43,7 +44,7 @@ fn what_was_exported_and_freed_counts_while_somebody_has_the_file() {
 
 /// `export-reuse`, as an order of calls: the handle of exported memory is used again for other memory.
 #[test]
-fn a_handle_taken_anew_is_not_what_was_exported_under_it() {
+fn reused_handle_is_distinct_from_its_export() {
     let world = World::new();
     let program = world.program();
     let handle = program.takes(MIB);
@@ -60,8 +61,9 @@ fn a_handle_taken_anew_is_not_what_was_exported_under_it() {
     world.ends(&[program]);
 }
 
+/// Memory that was freed is not exported, and nothing is imported from an empty file.
 #[test]
-fn what_was_freed_is_not_exported_and_an_empty_file_has_nothing() {
+fn freed_objects_export_and_empty_files_import_nothing() {
     let world = World::new();
     let program = world.program();
     let memory = program.takes(MOST);
@@ -95,7 +97,7 @@ fn what_is_replaced_in_a_file_is_freed() {
 
 /// The exporter is killed: a program that has the file, or a duplicate, has the memory.
 #[test]
-fn memory_stays_with_who_imported_it() {
+fn imported_memory_outlives_its_exporter() {
     let world = World::new();
     let (one, two) = (world.program(), world.program());
     let memory = one.takes(MOST);

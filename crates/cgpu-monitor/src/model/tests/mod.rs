@@ -103,7 +103,7 @@ fn memory_counts_until_its_last_name_is_freed() {
 
 /// What is freed with an object above it is freed, whichever object that is.
 #[test]
-fn freeing_a_device_or_a_client_frees_what_is_below() {
+fn freed_device_or_client_frees_its_children() {
     for frees_client in [false, true] {
         let world = World::new();
         let program = world.program();
@@ -138,7 +138,7 @@ fn another_programs_memory_has_no_name_here() {
 /// monitor takes such channels off the GPU in turns. So one is entered only where the driver confirms that its client
 /// is the caller's, not where it has a name of another program's, nor below such a name.
 #[test]
-fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() {
+fn channels_are_counted_but_only_the_callers_entered() {
     const ANOTHERS: u32 = 0xc1d0_ffff;
     let world = World::new();
     let program = world.program();
@@ -160,7 +160,7 @@ fn a_channel_is_counted_whatever_its_name_and_entered_where_it_is_the_callers() 
 /// The reply of an allocation is lost: a program that makes the call again has the memory once, and a program that goes
 /// on without it has none.
 #[test]
-fn memory_whose_reply_was_lost_is_its_programs_or_nobodys() {
+fn lost_replys_memory_is_claimed_or_freed() {
     for makes_it_again in [true, false] {
         let world = World::new();
         let program = world.program();
@@ -182,7 +182,7 @@ fn memory_whose_reply_was_lost_is_its_programs_or_nobodys() {
 
 /// The reply was sent, and is lost: the kernel makes the call again, with the answer in its struct.
 #[test]
-fn a_call_whose_answer_was_lost_is_done_once() {
+fn call_with_a_lost_answer_is_done_once() {
     let world = World::new();
     let program = world.program();
     let [handle, name] = [program.handle(), program.handle()];
@@ -199,7 +199,7 @@ fn a_call_whose_answer_was_lost_is_done_once() {
 
 /// A signal handler, or a pause of the container, may take any time.
 #[test]
-fn a_reply_that_nobody_took_waits_for_its_thread_and_goes_with_it() {
+fn untaken_reply_waits_until_its_thread_exits() {
     let world = World::new();
     let program = world.program();
     let handle = program.handle();

@@ -170,8 +170,9 @@ fn play(steps: &[RandomStep]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
+    /// No order of calls, deaths and updates gives more than the quota.
     #[test]
-    fn no_order_of_calls_deaths_and_updates_gives_more_than_the_quota(
+    fn no_order_of_calls_exceeds_the_quota(
         steps in proptest::collection::vec(any_step(), 1..40),
     ) {
         play(&steps);

@@ -71,7 +71,7 @@ fn a_mapping_over_anothers_beginning_hides_nothing() {
 
 /// A mapping that replaces the whole of another one frees the old memory.
 #[test]
-fn a_mapping_in_the_place_of_another_ends_it() {
+fn replacing_mapping_ends_the_old_one() {
     let world = World::new();
     let program = mapper(&world);
     mapped(&program);
@@ -122,7 +122,7 @@ fn what_a_dead_program_had_mapped_is_free() {
 
 /// Memory that two GPUs map counts on the GPU that has it, until both have unmapped it.
 #[test]
-fn memory_mapped_by_two_gpus_counts_until_both_have_ended() {
+fn memory_of_two_mappings_counts_until_both_end() {
     let world = World::with(&[(1 << 30, QUOTA), (1 << 30, QUOTA)]);
     let program = mapper(&world);
     program.register(1).unwrap();
