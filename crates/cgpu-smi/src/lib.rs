@@ -8,6 +8,7 @@ mod args;
 mod cells;
 mod choose;
 mod collector;
+mod environment;
 mod history;
 mod print;
 mod query;

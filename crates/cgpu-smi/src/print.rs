@@ -1,13 +1,9 @@
-//! Prints a page, with colours or without, and what a terminal says of itself.
+//! Prints a page, with colours or without.
 
-use std::env;
 use std::io::{self, Write};
-use std::time::SystemTime;
 
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::Line;
-
-use crate::cells::Signs;
 
 /// Whether a page has colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,17 +64,6 @@ fn sequence(style: Style) -> String {
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<io::Error>();
     io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
-}
-
-/// What this terminal shows.
-pub(crate) fn signs() -> Signs {
-    let [all, ctype, lang] = ["LC_ALL", "LC_CTYPE", "LANG"].map(|name| env::var(name).ok());
-    Signs::of_locale([all.as_deref(), ctype.as_deref(), lang.as_deref()])
-}
-
-/// The time, to the second, in UTC.
-pub(crate) fn now() -> String {
-    humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
 #[cfg(test)]

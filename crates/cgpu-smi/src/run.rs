@@ -11,8 +11,9 @@ use ratatui::crossterm::terminal;
 
 use crate::args::{Args, Format};
 use crate::collector::Collector;
+use crate::environment::{now, signs};
 use crate::history::History;
-use crate::print::{Colours, now, print, signs};
+use crate::print::{Colours, print};
 use crate::query::{self, Style, container_fields, gpu_fields};
 use crate::sheet::{Look, sheet};
 use crate::socket;

@@ -2,8 +2,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::monitor::host::{
-    DESCRIPTORS, MIB, Monitor, QUOTA, Said, end, path, script, timeout, until, wait,
+    DESCRIPTORS, MIB, Monitor, QUOTA, Said, end, path, script, until, wait,
 };
+use crate::support::timeout;
 use cgpu_monitor::gate::settings::Managed;
 
 #[test]

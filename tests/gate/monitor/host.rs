@@ -30,6 +30,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::monitor::filter;
+use crate::support::timeout;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const TOTAL: u64 = 4096 * MIB;
@@ -37,12 +38,6 @@ pub(crate) const QUOTA: u64 = 1024 * MIB;
 
 /// Descriptors that a monitor has at most, where a test says so.
 pub(crate) const DESCRIPTORS: u64 = 1024;
-
-/// Longer than an attack takes on an emulated processor that others keep busy.
-pub(crate) fn timeout() -> Duration {
-    let factor = std::env::var("CGPU_TEST_PATIENCE").ok().and_then(|factor| factor.parse().ok());
-    Duration::from_secs(30) * factor.unwrap_or(1)
-}
 
 /// A program of this workspace that isn't this package's.
 pub(crate) fn program(name: &str) -> PathBuf {

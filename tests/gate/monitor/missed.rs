@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::monitor::host::{MIB, Monitor, Said, end, path, script, timeout, until, wait};
+use crate::monitor::host::{MIB, Monitor, Said, end, path, script, until, wait};
+use crate::support::timeout;
 
 /// Closes what it had, twice, and has it again.
 const CLOSE: &str = "start\nalloc 900MiB as a\nclose\nstart\nalloc 900MiB as b\nclose\n\

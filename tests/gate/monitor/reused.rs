@@ -3,7 +3,8 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::monitor::host::{MIB, Monitor, timeout, wait};
+use crate::monitor::host::{MIB, Monitor, wait};
+use crate::support::timeout;
 
 /// A script with files to wait by, which are there as long as it is.
 struct Play {

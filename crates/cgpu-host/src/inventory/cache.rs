@@ -59,7 +59,7 @@ pub enum CacheError {
 }
 
 /// The cached inventory, where it holds in the state `now` of the driver.
-pub fn read(state_dir: &Path, now: &Fingerprint) -> Option<Inventory> {
+pub(super) fn read(state_dir: &Path, now: &Fingerprint) -> Option<Inventory> {
     let mut text = Vec::new();
     let file = File::open(state_dir.join(FILE_NAME)).ok()?;
     file.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;

@@ -15,7 +15,7 @@ use thiserror::Error;
 use cgpu_core::gpu::{Gpu, GpuState, Inventory, InventoryError};
 
 /// Most bytes read of an inventory file; a GPU takes about 200.
-pub const FILE_BYTES_MAX: u64 = 1 << 20;
+pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a file gave no inventory.
 #[derive(Debug, Error)]

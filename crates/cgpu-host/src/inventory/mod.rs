@@ -1,12 +1,11 @@
 //! The GPUs of this host: index, UUID, minor number, bus id, memory, MIG.
 //!
-//! Knows GPUs and where to learn of them (a cache, `/proc/driver/nvidia`, NVML, a
-//! file). Must not know containers. What it learns are the plain values of [`gpu`](cgpu_core::gpu).
+//! Knows what files say of them (a cache, `/proc/driver/nvidia`, an inventory file), and that
+//! `cgpu` can ask NVML. Must not know NVML itself, nor containers. What it learns are the plain
+//! values of [`gpu`](cgpu_core::gpu).
 //!
-//! Three ways lead to one. [`cached`] reads files only and is what runs when a
-//! container is created. [`probe`] and [`refresh()`] load NVML, which takes long and may
-//! hang, so only `cgpu` calls them. [`refreshed`] is how the first gets to the last:
-//! `cgpu` as a child with a time limit.
+//! [`cached`] reads files only, and is what runs when a container is created. [`refreshed`] starts
+//! `cgpu` as a child with a time limit, since NVML takes long to load and may hang.
 
 pub mod file;
 

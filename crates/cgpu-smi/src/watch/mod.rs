@@ -22,7 +22,7 @@ use std::io::{self, IsTerminal};
 use crate::args::Args;
 use crate::cells::Signs;
 use crate::collector::Collector;
-use crate::print::{now, signs};
+use crate::environment::{now, signs};
 use crate::sheet::{Look, sheet};
 use state::{After, HELP, State};
 
