@@ -8,12 +8,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::change::{Aim, Backup, Change, Plan, Request, cri_disabled_by, plan};
 use crate::engines::dockerd::{self, Outcome};
-use crate::engines::files::Tree;
-use crate::engines::restart::{Done, Init, next_step, restart, unit};
-use crate::engines::write::write;
-use crate::engines::{Kind, Seen, dump, lower, places, serving};
+use crate::engines::file_change::{Backup, Change, write};
+use crate::engines::host_tree::Tree;
+use crate::engines::plan::{Aim, Plan, Request, cri_disabled_by, plan};
+use crate::engines::service::{Done, Init, next_step, restart, unit};
+use crate::engines::{Kind, Seen, dump, places, runtime_below, serving};
 use cgpu_host::report::sentence;
 
 /// Which engine, and what to do.
@@ -169,7 +169,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         let outcome = dockerd::apply(file, changes.first())?;
         changes.iter().try_for_each(|change| writeln!(out, "{}", done(change)))?;
         if let Some(told) = planned.program.as_deref().filter(|_| setup.remove) {
-            lower::forget(&root, told, |told| is_named(&root, told));
+            runtime_below::forget(&root, told, |told| is_named(&root, told));
         }
         return reloaded(outcome, out);
     }
@@ -179,7 +179,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     }
     checked(setup, kind, &planned, containerd.as_deref().filter(|_| disabled_by.is_none()))?;
     if let Some(told) = planned.program.as_deref().filter(|_| setup.remove) {
-        lower::forget(&root, told, |told| is_named(&root, told));
+        runtime_below::forget(&root, told, |told| is_named(&root, told));
     }
     out.flush()?;
     again(setup, kind, !changes.is_empty(), out)

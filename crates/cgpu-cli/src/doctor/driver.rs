@@ -12,7 +12,7 @@ use nix::sys::stat::{major, minor};
 
 use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Seen};
 use super::sentence;
-use crate::engines::files::Tree;
+use crate::engines::host_tree::Tree;
 use cgpu_host::config::{Config, Inject, InventorySource};
 use cgpu_host::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Settings, Source};
 use cgpu_inject::cdi::{HostFacts, Specifications, State, Wanted};

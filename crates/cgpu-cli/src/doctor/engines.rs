@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
 use crate::engines::containerd::{self, File, Reading, Release};
 use crate::engines::dialect::{self, Named};
-use crate::engines::files::Tree;
-use crate::engines::{dump, lower, places};
+use crate::engines::host_tree::Tree;
+use crate::engines::{dump, places, runtime_below};
 
 /// NVIDIA's programs for containers.
 const TOOLKIT: [&str; 4] =
@@ -48,7 +48,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
     };
     let handler = |named: Named| Handler {
         executable: is_there(tree, &named.program),
-        lower: lower::below(tree, &named.program),
+        lower: runtime_below::below(tree, &named.program),
         name: named.name,
         program: named.program,
         flaw: named.flaw,

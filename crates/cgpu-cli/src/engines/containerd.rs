@@ -15,7 +15,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::names::{NAME, is_ours};
+use super::runtime_name::{NAME, is_ours};
 
 /// containerd's CRI plugin by the version of the configuration.
 pub(crate) const CRI: [(i64, &str); 3] =

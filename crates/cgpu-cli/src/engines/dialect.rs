@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::containerd::{self, File, Reading};
-use super::names::{NAME, is_ours};
+use super::runtime_name::{NAME, is_ours};
 use super::{Flaw, Kind};
 
 /// Our hook.

@@ -21,11 +21,10 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::change::{Backup, Change};
+use super::config_file::{self, ReadError};
 use super::edit::{self, EditError, InForce};
-use super::original::{self, ReadError};
-use super::restart::{self, Init, RestartError};
-use super::write::{self, WriteError};
+use super::file_change::{self, Backup, Change, WriteError};
+use super::service::{self, Init, RestartError};
 
 /// Where dockerd listens unless it is told.
 const SOCKET: &str = "/var/run/docker.sock";
@@ -138,7 +137,7 @@ pub enum Outcome {
 /// dockerd forget a runtime is then as it was.
 pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdError> {
     let edit_error = |source| DockerdError::Edit { path: file.to_owned(), source };
-    let before = original::read(file, file)?;
+    let before = config_file::read(file, file)?;
     let text = before.as_ref().map(|before| before.text.clone());
     let after = change.map_or(text.clone(), |change| change.after.clone());
     let after = after.unwrap_or_default();
@@ -148,18 +147,18 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
         Ok(in_force) => in_force,
         // One that doesn't run reads the file when it starts.
         Err(silence) if silence.is_of_nobody() => {
-            change.map(write::write).transpose()?;
+            change.map(file_change::write).transpose()?;
             return Ok(Outcome::Silent(silence));
         }
         Err(error) => return Err(error),
     };
     if edit::has_forgotten(&after, &in_force).map_err(edit_error)? {
-        change.map(write::write).transpose()?;
+        change.map(file_change::write).transpose()?;
         return Ok(Outcome::InForce);
     }
     match edit::spelled_out(&after, &in_force).map_err(edit_error)? {
         None => {
-            change.map(write::write).transpose()?;
+            change.map(file_change::write).transpose()?;
             dockerd.reload(file, "it is written")?;
         }
         Some(spelled) => {
@@ -170,15 +169,15 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
                 after,
                 backup: Backup::Keep,
             };
-            original::check(file, file, before.as_ref())?;
-            write::write(&step(before, Some(spelled)))?;
+            config_file::check(file, file, before.as_ref())?;
+            file_change::write(&step(before, Some(spelled)))?;
             let reloaded = dockerd.reload(file, "it is as it was");
-            let now = original::read(file, file)?;
+            let now = config_file::read(file, file)?;
             // The text that dockerd was told is nobody's: what was there comes back first, so
             // that the change is made as it was planned.
-            write::write(&step(now, text))?;
+            file_change::write(&step(now, text))?;
             reloaded?;
-            change.map(write::write).transpose()?;
+            change.map(file_change::write).transpose()?;
         }
     }
     match edit::is_in_force(&after, &dockerd.in_force()?).map_err(edit_error)? {
@@ -240,7 +239,7 @@ impl Dockerd {
         let Some(pid) = listener.filter(|pid| is_dockerd(*pid)) else {
             // systemd listens for dockerd, or a file names it.
             if Init::here() == Init::Systemd {
-                return Ok(restart::systemctl("reload", "docker")?);
+                return Ok(service::systemctl("reload", "docker")?);
             }
             let pid = fs::read_to_string(PID_FILE).ok().and_then(|pid| pid.trim().parse().ok());
             return hang_up(pid.filter(|pid| is_dockerd(*pid)).ok_or(DockerdError::NoProcess)?);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use thiserror::Error;
 use toml::Table;
 
+use super::child_output::{said, version_of};
 use super::containerd::{Release, amiss};
-use super::program::{said, version_of};
 
 /// How long it may take; some hundredths of a second are usual.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -1,11 +1,12 @@
 //! Container engines: where their configurations are, what these say, and how they are
 //! edited so that the engine knows the runtime `cgpu`.
 //!
-//! `dialect` and [`containerd`] read and [`edit`] edits: pure, text in, text out. `places` knows
-//! the files of each engine and `files` how a host's files are read; [`change`] plans the edits
-//! of one engine and [`write`](mod@write) makes them. [`dump`] asks containerd what it makes of
-//! them; [`restart`] and [`dockerd`] bring them into force. [`lower`] is about the runtime below
-//! ours, and [`serving`] about the containerd that Kubernetes uses.
+//! `dialect` and [`containerd`] read and [`edit`] edits: pure, text in, text out. `places` has
+//! the files of each engine and `host_tree` how a host's files are read; [`plan`](mod@plan) plans
+//! the edits of one engine, [`config_file`] reads a file for them and [`file_change`] makes them.
+//! [`dump`] has containerd's own reading of them; [`service`] and [`dockerd`] apply them.
+//! [`runtime_below`] is about the runtime below ours, and [`serving`] about the containerd that
+//! Kubernetes uses.
 //! `cgpu doctor` reads through the same modules.
 //! Must not know what a container is.
 
@@ -15,27 +16,27 @@ pub(crate) mod dialect;
 
 pub mod edit;
 
-pub(crate) mod files;
+pub(crate) mod host_tree;
 
 pub(crate) mod places;
 
-pub mod change;
+pub mod plan;
 
-pub mod original;
+pub mod config_file;
 
-pub mod write;
+pub mod file_change;
 
-pub mod restart;
+pub mod service;
 
 pub mod dockerd;
 
 pub mod dump;
 
-pub mod lower;
+pub mod runtime_below;
 
-pub mod names;
+pub mod runtime_name;
 
-pub(crate) mod program;
+pub(crate) mod child_output;
 
 pub mod serving;
 

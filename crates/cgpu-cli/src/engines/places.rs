@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use glob::Pattern;
 
 use super::containerd::Release;
-use super::files::Tree;
+use super::host_tree::Tree;
 use super::{Kind, Seen, dialect};
 
 /// Most files of one engine that are read.

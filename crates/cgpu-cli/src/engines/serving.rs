@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::files::Tree;
+use super::host_tree::Tree;
 use super::{Kind, Seen, places};
 
 /// What is known of a host.

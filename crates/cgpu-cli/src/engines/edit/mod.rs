@@ -13,8 +13,8 @@ pub mod template;
 use thiserror::Error;
 
 use super::containerd::Reading;
-pub use super::names::NAME;
-use super::names::{is_ours, is_ours_by_default};
+pub use super::runtime_name::NAME;
+use super::runtime_name::{is_ours, is_ours_by_default};
 
 /// The first line of a file that setup makes, where the format has comments.
 pub const HEADER: &str = "# Made by `cgpu setup`; `cgpu setup … --remove` takes it away.\n";

@@ -9,7 +9,7 @@ use toml_edit::{Array, DocumentMut, InlineTable, Item, Table, Value};
 use super::{EditError, Format, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
 use crate::engines::containerd::{ANNOTATIONS, CRI, NEWEST, get, passes};
 use crate::engines::dialect::LISTS;
-use crate::engines::names::RUNTIME;
+use crate::engines::runtime_name::RUNTIME;
 
 /// Where an engine has its runtimes, and how it describes one.
 #[derive(Debug)]

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::files::Tree;
-use super::names::RUNTIME;
+use super::host_tree::Tree;
+use super::runtime_name::RUNTIME;
 use cgpu::runtime::real::{LOWER, OVER};
 
 /// The runtimes that ours may stand over, by the names of their programs.

@@ -1,17 +1,90 @@
-//! Writes an engine's file: a backup beside it, then the new text in its place in one step.
+//! The change of one engine's file: its difference, its backup, and the write.
 //!
-//! A file that changed since it was read is not written.
+//! The backup is written first, then the new text replaces the old one in one step. A file that
+//! changed since it was read is not written.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{chown, fchown};
 use std::path::{Path, PathBuf};
 
+use similar::TextDiff;
 use thiserror::Error;
 
-use super::change::{Backup, Change};
-use super::original::{backup_of, read};
+use super::config_file::{self, Original, ReadError, read};
 use cgpu_host::replace::{replace, replace_after};
+
+/// One file as it is, and as it is to be.
+#[derive(Debug)]
+pub struct Change {
+    /// The file, as the host names it.
+    pub path: PathBuf,
+    /// Where we reach it.
+    pub(super) at: PathBuf,
+    /// The file as it was read; `None` where there is none.
+    pub(super) before: Option<Original>,
+    /// Its new text; `None` where the file goes.
+    pub after: Option<String>,
+    /// What becomes of the text before.
+    pub backup: Backup,
+}
+
+/// What becomes of the backup beside a file: the text before setup first edited it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backup {
+    /// The text before is written there.
+    Make,
+    /// There is one, which stays.
+    Keep,
+    /// It goes: the file is what it says again.
+    Drop,
+}
+
+impl Change {
+    /// The change that takes this one back, once it is made.
+    ///
+    /// # Errors
+    ///
+    /// Where the file can't be read.
+    pub fn reverse(&self) -> Result<Change, ReadError> {
+        Ok(Change {
+            path: self.path.clone(),
+            at: self.at.clone(),
+            before: config_file::read(&self.at, &self.path)?,
+            after: self.before.as_ref().map(|before| before.text.clone()),
+            backup: match self.backup {
+                Backup::Keep => Backup::Keep,
+                Backup::Make | Backup::Drop => Backup::Drop,
+            },
+        })
+    }
+
+    /// The difference, as `diff -u` shows it.
+    #[must_use]
+    pub fn diff(&self) -> String {
+        let path = self.path.display().to_string();
+        let before = self.before.as_ref().map_or("", |before| before.text.as_str());
+        let after = self.after.as_deref().unwrap_or_default();
+        let name = |there: bool| if there { path.as_str() } else { "/dev/null" };
+        let names = (name(self.before.is_some()), name(self.after.is_some()));
+        TextDiff::from_lines(before, after)
+            .unified_diff()
+            .context_radius(3)
+            .header(names.0, names.1)
+            .to_string()
+    }
+
+    /// Where the backup is, where there is one after the change.
+    #[must_use]
+    pub fn backup(&self) -> Option<PathBuf> {
+        let there = match self.backup {
+            Backup::Make => self.before.is_some(),
+            Backup::Keep => backup_of(&self.at).exists(),
+            Backup::Drop => false,
+        };
+        there.then(|| backup_of(&self.path))
+    }
+}
 
 /// Why a file isn't written.
 #[derive(Debug, Error)]
@@ -100,4 +173,19 @@ pub fn write(change: &Change) -> Result<(), WriteError> {
             Ok(())
         }
     }
+}
+
+/// Where the backup of the file at `path` is.
+#[must_use]
+pub fn backup_of(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".cgpu-backup");
+    path.with_file_name(name)
+}
+
+/// The text of the backup beside the file at `at`, where it is a plain file of ours.
+pub(super) fn read_backup(at: &Path) -> Option<String> {
+    let backup = backup_of(at);
+    let original = read(&backup, &backup).ok().flatten()?;
+    (!original.is_link).then_some(original.text)
 }

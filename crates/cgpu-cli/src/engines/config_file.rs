@@ -1,7 +1,7 @@
 //! Reads an engine's file to edit it.
 //!
-//! A link is not followed: what it leads to may be another program's, or shared. It is named,
-//! so that somebody can decide.
+//! A link is not followed: what it leads to may be another program's, or shared. The refusal
+//! names it, so that the administrator can decide.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -22,7 +22,7 @@ pub struct Original {
     pub(super) uid: u32,
     pub(super) gid: u32,
     links: u64,
-    is_link: bool,
+    pub(super) is_link: bool,
 }
 
 /// Why a file can't be edited.
@@ -81,14 +81,6 @@ pub enum ReadError {
     },
 }
 
-/// Where the backup of the file at `path` is.
-#[must_use]
-pub fn backup_of(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".cgpu-backup");
-    path.with_file_name(name)
-}
-
 /// The file at `at`, which the host calls `path`, through links; `None` where there is none.
 pub(super) fn read(at: &Path, path: &Path) -> Result<Option<Original>, ReadError> {
     let path = path.to_owned();
@@ -126,13 +118,6 @@ pub(super) fn read(at: &Path, path: &Path) -> Result<Option<Original>, ReadError
 
 fn linked(at: &Path, path: PathBuf) -> ReadError {
     ReadError::Link { path, target: fs::read_link(at).unwrap_or_default() }
-}
-
-/// The text of the backup beside the file at `at`, where it is a plain file of ours.
-pub(super) fn read_backup(at: &Path) -> Option<String> {
-    let backup = backup_of(at);
-    let original = read(&backup, &backup).ok().flatten()?;
-    (!original.is_link).then_some(original.text)
 }
 
 /// Whether a file may be edited.
