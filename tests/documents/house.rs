@@ -31,6 +31,8 @@ const PURE: &[&str] = &[
     "crates/cgpu-inject/src/place.rs",
     "crates/cgpu-cli/src/doctor/facts.rs",
     "crates/cgpu-cli/src/engines/dialect.rs",
+    "crates/cgpu-cli/src/engines/docker/daemon_json.rs",
+    "crates/cgpu-cli/src/engines/docker/mod.rs",
     "crates/cgpu-cli/src/engines/edit",
     "crates/cgpu-cli/src/doctor/judge.rs",
     "crates/cgpu-cli/src/doctor/judge",

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::dockerd::{self, Outcome};
+use crate::engines::docker::reload::{self, Outcome};
 use crate::engines::file_change::{Backup, Change, write};
 use crate::engines::host_tree::Tree;
 use crate::engines::plan::{Aim, Plan, Request, cri_disabled_by, plan};
@@ -166,7 +166,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     if setup.restart && kind == Kind::Docker {
         let file = file.as_deref().unwrap_or(Path::new(places::main(kind)));
         // It has a say in the order of the steps.
-        let outcome = dockerd::apply(file, changes.first())?;
+        let outcome = reload::apply(file, changes.first())?;
         changes.iter().try_for_each(|change| writeln!(out, "{}", done(change)))?;
         if let Some(told) = planned.program.as_deref().filter(|_| setup.remove) {
             runtime_below::forget(&root, told, |told| is_named(&root, told));

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
 use crate::engines::containerd::{self, File, Reading, Release};
-use crate::engines::dialect::{self, Named};
+use crate::engines::dialect;
 use crate::engines::host_tree::Tree;
-use crate::engines::{dump, places, runtime_below};
+use crate::engines::{Named, docker, dump, places, runtime_below};
 
 /// NVIDIA's programs for containers.
 const TOOLKIT: [&str; 4] =
@@ -41,7 +41,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
         })
         .collect();
     let (named, gives_cdi_devices) = match kind {
-        EngineKind::Docker => (each(&texts, dialect::docker), None),
+        EngineKind::Docker => (each(&texts, docker::runtimes), None),
         EngineKind::Crio => (each(&texts, dialect::crio), None),
         EngineKind::Podman => (each(&texts, dialect::podman), None),
         _ => containerds(&texts, release),

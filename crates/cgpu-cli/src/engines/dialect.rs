@@ -11,67 +11,25 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 use super::containerd::{self, File, Reading};
+use super::edit::one_line;
+use super::named_runtime::named;
 use super::runtime_name::{NAME, is_ours};
-use super::{Flaw, Kind};
+use super::{Flaw, Kind, Named};
 
 /// Our hook.
 const HOOK: &str = "cgpu-hook";
 
-/// A runtime of ours in an engine's configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named {
-    /// What the engine calls it.
-    pub(crate) name: String,
-    /// Its program.
-    pub(crate) program: PathBuf,
-    /// What is wrong with it.
-    pub(crate) flaw: Option<Flaw>,
-}
-
 fn is(program: &str, name: &str) -> bool {
     Path::new(program).file_name() == Some(OsStr::new(name))
-}
-
-fn named(name: &str, program: &str) -> Option<Named> {
-    is_ours(program).then(|| Named { name: name.to_owned(), program: program.into(), flaw: None })
 }
 
 fn toml(text: &str) -> Result<Table, String> {
     text.parse().map_err(|error: toml::de::Error| one_line(error.message()))
 }
 
-fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 /// The table at `path`; an empty one where there is none.
 fn below<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
     path.iter().try_fold(table, |table, key| table.get(*key)?.as_table())
-}
-
-/// The program of a runtime in `daemon.json`: by its path, or what runc's shim is told to run.
-pub(crate) fn docker_program(runtime: &Json) -> Option<&str> {
-    let path = runtime.get("path").and_then(Json::as_str).filter(|path| !path.is_empty());
-    path.or_else(|| {
-        let options = runtime.get("options")?.as_object()?;
-        let named = options.iter().find(|(key, _)| key.eq_ignore_ascii_case("BinaryName"));
-        named?.1.as_str()
-    })
-}
-
-/// `/etc/docker/daemon.json`.
-pub(crate) fn docker(text: &str) -> Result<Vec<Named>, String> {
-    // dockerd takes an empty file for an empty object.
-    if text.trim().is_empty() {
-        return Ok(Vec::new());
-    }
-    let json: Json = serde_json::from_str(text).map_err(|error| one_line(&error.to_string()))?;
-    let runtimes = json.get("runtimes").and_then(Json::as_object);
-    let ours = runtimes
-        .into_iter()
-        .flatten()
-        .filter_map(|(name, runtime)| named(name, docker_program(runtime)?));
-    Ok(ours.collect())
 }
 
 /// The version that `text`, of containerd, says.
@@ -209,14 +167,6 @@ pub(crate) fn imports(text: &str) -> Vec<String> {
     imports.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// The program of docker's default runtime, where `daemon.json` names one that isn't ours.
-pub(crate) fn docker_default(text: &str) -> Option<String> {
-    let json: Json = serde_json::from_str(text).ok()?;
-    let default = json.get("default-runtime")?.as_str()?;
-    let program = docker_program(json.get("runtimes")?.get(default)?)?;
-    (!is_ours(program)).then(|| program.to_owned())
-}
-
 /// What a section says in the last file that has `key` there, where that isn't ours.
 fn last_said<'a>(files: &'a [Table], section: &[&str], key: &str) -> Option<&'a str> {
     let said = files.iter().filter_map(|file| below(file, section)?.get(key)?.as_str());
@@ -325,28 +275,9 @@ pub(crate) fn hook(text: &str) -> Result<Option<(PathBuf, Vec<String>)>, String>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engines::docker;
+    use crate::engines::named_runtime::tests::ours;
     use proptest::prelude::*;
-
-    fn ours(name: &str, flaw: Option<Flaw>) -> Result<Vec<Named>, String> {
-        Ok(vec![Named { name: name.into(), program: "/usr/bin/cgpu-runtime".into(), flaw }])
-    }
-
-    #[test]
-    fn docker_names_runtimes_by_their_paths() {
-        let shipped = include_str!("../../../../packaging/daemon.json");
-        assert_eq!(docker(shipped), ours("cgpu", None));
-        for other in [
-            "",
-            "{}",
-            "[]",
-            "null",
-            r#"{"runtimes":[1]}"#,
-            r#"{"runtimes":{"a":{"path":"/usr/bin/runc"},"b":{"path":7},"c":{"runtimeType":"x"}}}"#,
-        ] {
-            assert_eq!(docker(other), Ok(Vec::new()), "{other}");
-        }
-        assert!(docker("{,}").unwrap_err().starts_with("key must be a string at line 1"));
-    }
 
     /// Our runtimes in files of which the first is the main one.
     fn said(release: Option<(u32, u32)>, texts: &[&str]) -> Vec<Vec<Named>> {
@@ -471,7 +402,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_breaks_a_reader(text in ".{0,200}") {
-            let _ = (docker(&text), crio(&text), podman(&text), hook(&text), imports(&text));
+            let _ = (docker::runtimes(&text), crio(&text), podman(&text), hook(&text), imports(&text));
             let _ = (crio_model([text.as_str()].into_iter()), podman_default([text.as_str()].into_iter()));
             if let Ok(table) = table(&text) {
                 for release in [None, Some((1, 7)), Some((2, 1)), Some((2, 3))] {

@@ -4,13 +4,15 @@
 //! `dialect` and [`containerd`] read and [`edit`] edits: pure, text in, text out. `places` has
 //! the files of each engine and `host_tree` how a host's files are read; [`plan`](mod@plan) plans
 //! the edits of one engine, [`config_file`] reads a file for them and [`file_change`] makes them.
-//! [`dump`] has containerd's own reading of them; [`service`] and [`dockerd`] apply them.
+//! [`dump`] has containerd's own reading of them; [`service`] and `docker::reload` apply them.
 //! [`runtime_below`] is about the runtime below ours, and [`serving`] about the containerd that
 //! Kubernetes uses.
 //! `cgpu doctor` reads through the same modules.
 //! Must not know what a container is.
 
 pub mod containerd;
+
+mod named_runtime;
 
 pub(crate) mod dialect;
 
@@ -28,7 +30,7 @@ pub mod file_change;
 
 pub mod service;
 
-pub mod dockerd;
+pub mod docker;
 
 pub mod dump;
 
@@ -39,6 +41,9 @@ pub mod runtime_name;
 pub(crate) mod child_output;
 
 pub mod serving;
+
+pub use named_runtime::Flaw;
+pub(crate) use named_runtime::Named;
 
 /// Which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,38 +113,4 @@ pub enum Seen<T> {
     Unreadable(String),
     /// This is it.
     Found(T),
-}
-
-/// What is wrong with a runtime's section.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Flaw {
-    /// It is for the other version of containerd's configuration.
-    OtherVersion {
-        /// The file's.
-        file: i64,
-        /// The section's.
-        section: i64,
-    },
-    /// Another file, or another spelling of a key, has this runtime run something else.
-    Overruled {
-        /// What it runs.
-        by: String,
-    },
-    /// It has a key in two spellings, of which releases take different ones.
-    TwoSpellings {
-        /// The key.
-        key: String,
-    },
-    /// Its cgroups aren't made by whom the others' are.
-    OtherCgroups {
-        /// Whether systemd makes the others'.
-        systemd: bool,
-    },
-    /// Its snapshotter isn't the others', so images that are there may not be unpacked for it.
-    OtherSnapshotter {
-        /// The others' own one; that of the whole configuration, if nothing.
-        name: Option<String>,
-    },
-    /// Our annotations aren't passed on.
-    NoAnnotations,
 }

@@ -6,13 +6,13 @@
 //! another program, is refused. Each edit is checked before it is handed out: without what
 //! is ours, the new text means what the old one means.
 
-mod json;
 mod tables;
 pub mod template;
 
 use thiserror::Error;
 
 use super::containerd::Reading;
+use super::docker::daemon_json;
 pub use super::runtime_name::NAME;
 use super::runtime_name::{is_ours, is_ours_by_default};
 
@@ -130,7 +130,7 @@ impl Said {
 /// Where it isn't understood, or has a runtime `cgpu` that isn't ours.
 pub fn read(format: Format, text: &str) -> Result<Said, EditError> {
     match format {
-        Format::Docker => json::read(text),
+        Format::Docker => daemon_json::read(text),
         _ => tables::read_all(&tables::layouts(format)?, text),
     }
 }
@@ -145,7 +145,7 @@ pub fn read(format: Format, text: &str) -> Result<Said, EditError> {
 pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditError> {
     read(format, text)?;
     let edited = match (format, wish) {
-        (Format::Docker, _) => json::edit(text, wish)?,
+        (Format::Docker, _) => daemon_json::edit(text, wish)?,
         (_, Wish::Add { .. }) => in_each(&tables::layouts(format)?, text, wish)?,
         // Sections of other versions are not read by containerd, but may be ours as well.
         (_, Wish::Remove { .. }) => in_each(&tables::everywhere(format)?, text, wish)?,
@@ -155,7 +155,7 @@ pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditEr
         Wish::Remove { .. } => !said.runtime && !said.is_default(),
     };
     let said: Result<Vec<Said>, EditError> = match format {
-        Format::Docker => json::read(&edited).map(|said| vec![said]),
+        Format::Docker => daemon_json::read(&edited).map(|said| vec![said]),
         _ => tables::layouts(format)?.iter().map(|layout| tables::read(layout, &edited)).collect(),
     };
     let done = said.map_err(|_| EditError::Unsafe)?.iter().all(is_done);
@@ -177,77 +177,30 @@ fn in_each(layouts: &[tables::Layout], text: &str, wish: Wish<'_>) -> Result<Str
     })
 }
 
-/// What a running dockerd has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InForce {
-    /// Its default runtime.
-    pub default: String,
-    /// The names of its runtimes.
-    pub runtimes: Vec<String>,
-}
-
-/// The text that dockerd has to read once before `text`, where `text` alone would not have it
-/// forget our runtime, or would have it panic; `None` where `text` will do.
-///
-/// # Errors
-///
-/// Where it isn't understood.
-pub fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<String>, EditError> {
-    json::spelled_out(text, in_force)
-}
-
-/// Whether dockerd has of our runtime what `text` says.
-///
-/// # Errors
-///
-/// Where it isn't understood.
-pub fn is_in_force(text: &str, in_force: &InForce) -> Result<bool, EditError> {
-    let said = json::read(text)?;
-    let runtime = in_force.runtimes.iter().any(|name| name == NAME);
-    let default = match &said.default {
-        Some(default) => *default == in_force.default,
-        None => !is_ours_by_default(&in_force.default),
-    };
-    Ok(runtime == said.runtime && default)
-}
-
-/// Whether neither dockerd nor `text` has our runtime.
-///
-/// # Errors
-///
-/// Where it isn't understood.
-pub fn has_forgotten(text: &str, in_force: &InForce) -> Result<bool, EditError> {
-    Ok(!json::read(text)?.runtime && is_in_force(text, in_force)?)
-}
-
-/// Where dockerd listens, by its file.
-///
-/// # Errors
-///
-/// Where it isn't understood.
-pub fn docker_hosts(text: &str) -> Result<Vec<String>, EditError> {
-    json::hosts(text)
-}
-
 /// Whether a text says nothing: it has no key but containerd's version.
 #[must_use]
 pub fn is_bare(format: Format, text: &str) -> bool {
     match format {
-        Format::Docker => json::is_bare(text),
+        Format::Docker => daemon_json::is_bare(text),
         _ => tables::is_bare(text),
     }
 }
 
 /// Whether a former default can be restored, where `configured` tells the runtimes.
-fn is_known(default: &str, configured: impl Fn(&str) -> bool) -> bool {
+pub(super) fn is_known(default: &str, configured: impl Fn(&str) -> bool) -> bool {
     // Engines know these without being told; what a template leaves open is known to its reader.
     ["runc", "crun", "io.containerd.runc.v2"].contains(&default)
         || default.starts_with("${")
         || configured(default)
 }
 
+/// A parser's message without its line ends.
+pub(super) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// New lines end as the old ones do.
-fn with_line_ends_of(old: &str, new: String) -> String {
+pub(super) fn with_line_ends_of(old: &str, new: String) -> String {
     let lines = old.matches('\n').count();
     match lines > 0 && old.matches("\r\n").count() == lines {
         true => new.replace("\r\n", "\n").replace('\n', "\r\n"),
@@ -255,5 +208,7 @@ fn with_line_ends_of(old: &str, new: String) -> String {
     }
 }
 
+#[cfg(test)]
+pub(super) mod fixtures;
 #[cfg(test)]
 mod tests;

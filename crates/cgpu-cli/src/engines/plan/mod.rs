@@ -13,7 +13,7 @@ use super::edit::{self, EditError, Format, HEADER, Said, Wish, template};
 use super::file_change::{Backup, Change, read_backup};
 use super::host_tree::Tree;
 use super::runtime_below::{self, Over};
-use super::{Kind, dialect, places};
+use super::{Kind, dialect, docker, places};
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -398,7 +398,7 @@ fn model(kind: Kind, before: &Before, over_crun: bool) -> String {
 fn lower_of(tree: &Tree, request: &Request, before: &Before) -> Option<PathBuf> {
     let mut texts = before.files.iter().map(|file| file.original.text.as_str());
     let words = match request.kind {
-        Kind::Docker => dialect::docker_default(texts.next_back()?).into_iter().collect(),
+        Kind::Docker => docker::default_program(texts.next_back()?).into_iter().collect(),
         Kind::Crio => dialect::crio_default(texts),
         Kind::Podman => dialect::podman_default(texts),
         _ => containerd::program(&containerd::model(&before.effective))

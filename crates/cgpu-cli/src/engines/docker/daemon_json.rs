@@ -1,11 +1,12 @@
-//! docker's `daemon.json`: edited in its syntax tree, so that formatting stays.
+//! docker's `daemon.json`: edited in its syntax tree, so that formatting stays. Pure.
 
 use jsonc_parser::ParseOptions;
 use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::{Map, Value};
 
-use super::{EditError, InForce, NAME, Said, Wish, is_known, is_ours, with_line_ends_of};
-use crate::engines::dialect::docker_program;
+use super::program as program_of;
+use crate::engines::edit::{EditError, Said, Wish, is_known, with_line_ends_of};
+use crate::engines::runtime_name::{NAME, is_ours, is_ours_by_default};
 
 /// The key of the runtimes.
 const RUNTIMES: &str = "runtimes";
@@ -54,11 +55,11 @@ fn runtimes(object: &Map<String, Value>) -> Result<Option<&Map<String, Value>>, 
     }
 }
 
-pub(super) fn read(text: &str) -> Result<Said, EditError> {
+pub(in crate::engines) fn read(text: &str) -> Result<Said, EditError> {
     let object = object(text)?;
     let ours = runtimes(&object)?.and_then(|runtimes| runtimes.get(NAME));
     let program = ours.map(|runtime| {
-        let said = docker_program(runtime);
+        let said = program_of(runtime);
         let program = said.or_else(|| runtime.get("runtimeType").and_then(Value::as_str));
         program.unwrap_or("no program").to_owned()
     });
@@ -70,18 +71,37 @@ pub(super) fn read(text: &str) -> Result<Said, EditError> {
     Ok(Said { runtime: ours.is_some(), program, default, section })
 }
 
-pub(super) fn is_bare(text: &str) -> bool {
+pub(in crate::engines) fn is_bare(text: &str) -> bool {
     object(text).is_ok_and(|object| object.is_empty())
 }
 
-pub(super) fn hosts(text: &str) -> Result<Vec<String>, EditError> {
+/// Where dockerd listens, by its file.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn hosts(text: &str) -> Result<Vec<String>, EditError> {
     let object = object(text)?;
     let hosts = object.get("hosts").and_then(Value::as_array).into_iter().flatten();
     Ok(hosts.filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
-/// A reload changes only what the text names: see [`super::spelled_out`].
-pub(super) fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<String>, EditError> {
+/// What a running dockerd has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InForce {
+    /// Its default runtime.
+    pub default: String,
+    /// The names of its runtimes.
+    pub runtimes: Vec<String>,
+}
+
+/// The text that dockerd has to read once before `text`, where `text` alone would not have it
+/// forget our runtime, or would have it panic; `None` where `text` will do.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<String>, EditError> {
     let said = object(text)?;
     let listed = runtimes(&said)?;
     let knows = |name: &String| {
@@ -89,7 +109,7 @@ pub(super) fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<Strin
             || name.starts_with("io.containerd.")
             || listed.is_none_or(|runtimes| runtimes.contains_key(name))
     };
-    let ours = super::is_ours_by_default(&in_force.default);
+    let ours = is_ours_by_default(&in_force.default);
     let default = !said.contains_key(DEFAULT) && (ours || !knows(&in_force.default));
     let list = listed.is_none() && in_force.runtimes.iter().any(|name| name == NAME);
     if !default && !list {
@@ -107,7 +127,31 @@ pub(super) fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<Strin
     Ok(Some(root.to_string()))
 }
 
-pub(super) fn edit(text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+/// Whether dockerd has of our runtime what `text` says.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn is_in_force(text: &str, in_force: &InForce) -> Result<bool, EditError> {
+    let said = read(text)?;
+    let runtime = in_force.runtimes.iter().any(|name| name == NAME);
+    let default = match &said.default {
+        Some(default) => *default == in_force.default,
+        None => !is_ours_by_default(&in_force.default),
+    };
+    Ok(runtime == said.runtime && default)
+}
+
+/// Whether neither dockerd nor `text` has our runtime.
+///
+/// # Errors
+///
+/// Where it isn't understood.
+pub fn has_forgotten(text: &str, in_force: &InForce) -> Result<bool, EditError> {
+    Ok(!read(text)?.runtime && is_in_force(text, in_force)?)
+}
+
+pub(in crate::engines) fn edit(text: &str, wish: Wish<'_>) -> Result<String, EditError> {
     let before = object(text)?;
     let parsed = if text.trim().is_empty() { "{}\n" } else { text };
     let root = CstRootNode::parse(parsed, &STRICT).map_err(syntax)?;
@@ -199,13 +243,12 @@ fn text_of(object: &CstObject, key: &str) -> Option<String> {
 
 fn remove(object: &CstObject, former: Option<&str>) {
     let former = former.and_then(|text| self::object(text).ok()).unwrap_or_default();
-    if text_of(object, DEFAULT).as_deref().is_some_and(super::is_ours_by_default) {
+    if text_of(object, DEFAULT).as_deref().is_some_and(is_ours_by_default) {
         let known = |name: &str| {
             object.object_value(RUNTIMES).is_some_and(|runtimes| runtimes.get(name).is_some())
         };
         let before = former.get(DEFAULT).and_then(Value::as_str);
-        let before =
-            before.filter(|name| !super::is_ours_by_default(name) && is_known(name, known));
+        let before = before.filter(|name| !is_ours_by_default(name) && is_known(name, known));
         match (before, object.get(DEFAULT)) {
             (Some(before), _) => set(object, DEFAULT, before),
             (None, Some(property)) => property.remove(),
@@ -243,4 +286,100 @@ fn without_ours(mut object: Map<String, Value>) -> Map<String, Value> {
         }
     }
     object
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engines::edit::fixtures::{ADD, DAEMON, DEFAULT, PROGRAM, add, remove};
+    use crate::engines::edit::{Format, edit, read};
+
+    #[test]
+    fn docker_gets_the_runtime_in_the_style_of_its_file() {
+        let plain = "{\n  \"runtimes\": {\n    \"cgpu\": {\n      \"path\": \"/usr/bin/cgpu-runtime\"\n    }\n  }\n}\n";
+        for empty in ["", "\n", "{}\n"] {
+            assert_eq!(add(Format::Docker, empty, ADD), plain, "{empty:?}");
+        }
+        let new = add(Format::Docker, DAEMON, DEFAULT);
+        assert!(new.contains("\"default-runtime\": \"cgpu\",\n\t\"runtimes\""), "{new}");
+        assert!(new.contains("\"runtimeArgs\": []},\n\t\t\"cgpu\": {\n\t\t\t\"path\""), "{new}");
+        assert!(new.ends_with("\t\"debug\": 1e0\n}\n"), "{new}");
+        assert_eq!(add(Format::Docker, &new, DEFAULT), new, "a second time changes nothing");
+        assert_eq!(add(Format::Docker, &new, ADD), new, "nor does one without --default");
+        assert_eq!(remove(Format::Docker, &new, Some(DAEMON)), DAEMON);
+        let kept = remove(Format::Docker, &new.replace("1e0", "2"), Some(DAEMON));
+        assert_eq!(kept, DAEMON.replace("1e0", "2"), "what came later stays");
+        let forgotten = remove(Format::Docker, &new, None);
+        assert!(!forgotten.contains("default-runtime"), "nobody knows the former one: {forgotten}");
+        let gone = DAEMON.replace("\"crun\": {\"path\"", "\"other\": {\"path\"");
+        let new = add(Format::Docker, &gone, DEFAULT).replace("\"default-runtime\": \"crun\"", "");
+        let restored = remove(Format::Docker, &new, Some(&gone.replace("\"crun\"", "\"absent\"")));
+        assert!(!restored.contains("absent"), "dockerd wouldn't start: {restored}");
+    }
+
+    #[test]
+    fn docker_is_told_what_a_reload_would_not_have_it_forget() {
+        let in_force = |default: &str, runtimes: &[&str]| InForce {
+            default: default.into(),
+            runtimes: runtimes.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let nvidia = r#"{"runtimes":{"nvidia":{"path":"/x"}}}"#;
+        let ours = in_force("cgpu", &["runc", "nvidia", "cgpu"]);
+        for (text, in_force, told) in [
+            (
+                nvidia,
+                &ours,
+                Some(r#"{"runtimes":{"nvidia":{"path":"/x"}},"default-runtime":"runc"}"#),
+            ),
+            ("", &ours, Some(r#"{"runtimes":{},"default-runtime":"runc"}"#)),
+            (
+                "{\"debug\":true}",
+                &ours,
+                Some(r#"{"debug":true,"runtimes":{},"default-runtime":"runc"}"#),
+            ),
+            (r#"{"runtimes":{},"default-runtime":"runc"}"#, &ours, None),
+            // Another default that is gone has dockerd panic as well.
+            (
+                r#"{"runtimes":{}}"#,
+                &in_force("nvidia", &["nvidia"]),
+                Some(r#"{"runtimes":{},"default-runtime":"runc"}"#),
+            ),
+            // It may come by a flag, which the file must not name too.
+            (nvidia, &in_force("nvidia", &["runc", "nvidia"]), None),
+            ("{}", &in_force("nvidia", &["runc", "nvidia"]), None),
+            ("", &in_force("runc", &["runc", "cgpu"]), Some(r#"{"runtimes":{}}"#)),
+            ("", &in_force("io.containerd.runc.v2", &["runc"]), None),
+        ] {
+            let spelled = spelled_out(text, in_force).unwrap();
+            let plain = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+            assert_eq!(spelled.as_deref().map(plain), told.map(plain), "{text}");
+        }
+        let has = |text: &str, in_force: &InForce| is_in_force(text, in_force).unwrap();
+        assert!(!has(nvidia, &ours));
+        assert!(has(nvidia, &in_force("runc", &["runc", "nvidia"])));
+        assert!(has_forgotten(nvidia, &in_force("runc", &["runc", "nvidia"])).unwrap());
+        let with = add(Format::Docker, "{}", DEFAULT);
+        assert!(has(&with, &ours) && !has(&with, &in_force("runc", &["runc", "cgpu"])));
+        assert!(!has_forgotten(&with, &ours).unwrap());
+    }
+
+    #[test]
+    fn docker_keeps_arguments_and_gets_a_new_path() {
+        let old = r#"{"runtimes":{"cgpu":{"path":"/opt/cgpu-runtime","runtimeArgs":["--x"]}}}"#;
+        let new = add(Format::Docker, old, ADD);
+        assert_eq!(new, old.replace("/opt/", "/usr/bin/"));
+    }
+
+    #[test]
+    fn dockers_runtime_may_be_named_by_the_shims_option() {
+        let text = "{\"runtimes\": {\"cgpu\": {\"runtimeType\": \"io.containerd.runc.v2\", \"options\": \
+                    {\"BinaryName\": \"/opt/cgpu-runtime\", \"SystemdCgroup\": true}}}}\n";
+        let said = read(Format::Docker, text).unwrap();
+        assert_eq!((said.runtime, said.program.as_deref()), (true, Some("/opt/cgpu-runtime")));
+        let expected = text.replace("/opt/cgpu-runtime", PROGRAM);
+        assert_eq!(add(Format::Docker, text, ADD), expected);
+        let other = text.replace("/opt/cgpu-runtime", "/usr/bin/runc");
+        let taken = EditError::Taken { program: "/usr/bin/runc".into() };
+        assert_eq!(edit(Format::Docker, &other, ADD), Err(taken));
+    }
 }

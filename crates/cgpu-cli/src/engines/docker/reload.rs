@@ -1,7 +1,7 @@
 //! A running dockerd: what it has in force, and having it read its file while containers run.
 //!
 //! Owns dockerd's socket, its signal and the order of the steps. What a file says is known
-//! by [`super::edit`].
+//! by [`super::daemon_json`].
 //!
 //! A reload changes only what the file names. dockerd 20.10 (`daemon/reload.go`) keeps its
 //! default runtime where the file names none, and dereferences nil where that runtime is gone
@@ -21,10 +21,11 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::config_file::{self, ReadError};
-use super::edit::{self, EditError, InForce};
-use super::file_change::{self, Backup, Change, WriteError};
-use super::service::{self, Init, RestartError};
+use super::daemon_json::{self, InForce};
+use crate::engines::config_file::{self, ReadError};
+use crate::engines::edit::EditError;
+use crate::engines::file_change::{self, Backup, Change, WriteError};
+use crate::engines::service::{self, Init, RestartError};
 
 /// Where dockerd listens unless it is told.
 const SOCKET: &str = "/var/run/docker.sock";
@@ -141,7 +142,7 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
     let text = before.as_ref().map(|before| before.text.clone());
     let after = change.map_or(text.clone(), |change| change.after.clone());
     let after = after.unwrap_or_default();
-    let hosts = edit::docker_hosts(text.as_deref().unwrap_or_default()).map_err(edit_error)?;
+    let hosts = daemon_json::hosts(text.as_deref().unwrap_or_default()).map_err(edit_error)?;
     let dockerd = Dockerd { socket: socket(&hosts) };
     let in_force = match dockerd.in_force() {
         Ok(in_force) => in_force,
@@ -152,11 +153,11 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
         }
         Err(error) => return Err(error),
     };
-    if edit::has_forgotten(&after, &in_force).map_err(edit_error)? {
+    if daemon_json::has_forgotten(&after, &in_force).map_err(edit_error)? {
         change.map(file_change::write).transpose()?;
         return Ok(Outcome::InForce);
     }
-    match edit::spelled_out(&after, &in_force).map_err(edit_error)? {
+    match daemon_json::spelled_out(&after, &in_force).map_err(edit_error)? {
         None => {
             change.map(file_change::write).transpose()?;
             dockerd.reload(file, "it is written")?;
@@ -180,7 +181,7 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
             change.map(file_change::write).transpose()?;
         }
     }
-    match edit::is_in_force(&after, &dockerd.in_force()?).map_err(edit_error)? {
+    match daemon_json::is_in_force(&after, &dockerd.in_force()?).map_err(edit_error)? {
         true => Ok(Outcome::InForce),
         false => Err(DockerdError::OtherFile { path: file.to_owned() }),
     }
