@@ -10,7 +10,7 @@ use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen
 use crate::engines::containerd::{self, File, Reading, Release};
 use crate::engines::dialect;
 use crate::engines::host_tree::Tree;
-use crate::engines::{Named, docker, dump, places, runtime_below};
+use crate::engines::{Named, crio, docker, dump, places, podman, runtime_below, toml_values};
 
 /// NVIDIA's programs for containers.
 const TOOLKIT: [&str; 4] =
@@ -42,8 +42,8 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
         .collect();
     let (named, gives_cdi_devices) = match kind {
         EngineKind::Docker => (each(&texts, docker::runtimes), None),
-        EngineKind::Crio => (each(&texts, dialect::crio), None),
-        EngineKind::Podman => (each(&texts, dialect::podman), None),
+        EngineKind::Crio => (each(&texts, crio::runtimes), None),
+        EngineKind::Podman => (each(&texts, podman::runtimes), None),
         _ => containerds(&texts, release),
     };
     let handler = |named: Named| Handler {
@@ -82,7 +82,9 @@ fn each(texts: &Texts, dialect: impl Fn(&str) -> Result<Vec<Named>, String>) -> 
 fn containerds(texts: &Texts, release: Option<Release>) -> (Said, Option<bool>) {
     let tables: Vec<Result<toml::Table, String>> = texts
         .iter()
-        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| dialect::table(text)))
+        .map(|(_, text)| {
+            text.as_ref().map_err(String::clone).and_then(|text| toml_values::parse(text))
+        })
         .collect();
     let files: Vec<File<'_>> = tables.iter().flatten().map(File::of).collect();
     let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();

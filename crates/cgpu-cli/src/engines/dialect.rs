@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 use toml::{Table, Value};
 
+use super::config_text::one_line;
 use super::containerd::{self, File, Reading};
-use super::edit::one_line;
 use super::named_runtime::named;
-use super::runtime_name::{NAME, is_ours};
+use super::runtime_name::is_ours;
+use super::toml_values::{get, parse, table_at};
 use super::{Flaw, Kind, Named};
 
 /// Our hook.
@@ -23,18 +24,9 @@ fn is(program: &str, name: &str) -> bool {
     Path::new(program).file_name() == Some(OsStr::new(name))
 }
 
-fn toml(text: &str) -> Result<Table, String> {
-    text.parse().map_err(|error: toml::de::Error| one_line(error.message()))
-}
-
-/// The table at `path`; an empty one where there is none.
-fn below<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
-    path.iter().try_fold(table, |table, key| table.get(*key)?.as_table())
-}
-
 /// The version that `text`, of containerd, says.
 pub(crate) fn said_version_of(text: &str) -> Option<i64> {
-    toml(text).ok()?.get("version")?.as_integer()
+    parse(text).ok()?.get("version")?.as_integer()
 }
 
 /// Our runtimes in each of containerd's files, given in the order of reading, with what is
@@ -47,14 +39,14 @@ pub(crate) fn containerd(files: &[File<'_>], reading: Reading) -> Vec<Vec<Named>
         let mut all: Vec<Named> = Vec::new();
         for (section, plugin) in containerd::CRI {
             let found = containerd::section(file.table, plugin).unwrap_or_default();
-            let runtimes = below(&found, &["runtimes"]).into_iter().flatten();
+            let runtimes = table_at(&found, &["runtimes"]).into_iter().flatten();
             for (name, _) in runtimes {
                 // Ours by one spelling of the key is ours, though another may count.
                 let (spelled, options) = spelled(file.table, plugin, name);
                 let named = programs(options).find_map(|program| named(name, program));
                 let Some(named) = named else { continue };
                 let is_read = reading.plugins(version).iter().any(|(_, read)| *read == plugin);
-                let counts = below(&effective, &["runtimes", name]).filter(|_| is_read);
+                let counts = table_at(&effective, &["runtimes", name]).filter(|_| is_read);
                 let twice = [spelled, options].into_iter().flatten();
                 let twice = { twice }.find_map(containerd::spelled_twice);
                 let flaw = match (counts, twice) {
@@ -114,12 +106,7 @@ fn programs(options: Option<&Table>) -> impl Iterator<Item = &str> {
 }
 
 fn below_in_any_case<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
-    path.iter().try_fold(table, |table, key| containerd::get(table, key)?.as_table())
-}
-
-/// What a file of containerd says, as a table; why that can't be read.
-pub(crate) fn table(text: &str) -> Result<Table, String> {
-    toml(text)
+    path.iter().try_fold(table, |table, key| get(table, key)?.as_table())
 }
 
 /// The text of a distribution's file with the values that it puts into it: MicroK8s names its
@@ -149,12 +136,12 @@ pub(crate) fn generated_by(text: &str) -> Option<&str> {
 
 /// Whether a text is a template of such a file.
 pub(crate) fn is_template(text: &str) -> bool {
-    toml(text).is_err() && text.contains("{{") && text.contains("}}")
+    parse(text).is_err() && text.contains("{{") && text.contains("}}")
 }
 
 /// Whether a file of containerd switches off the plugin by which Kubernetes talks to it.
 pub(crate) fn disables_cri(text: &str) -> bool {
-    let table = toml(text).unwrap_or_default();
+    let table = parse(text).unwrap_or_default();
     let disabled = table.get("disabled_plugins").and_then(Value::as_array);
     let mut disabled = disabled.into_iter().flatten().filter_map(Value::as_str);
     disabled.any(|plugin| containerd::CRI.iter().any(|(_, cri)| *cri == plugin))
@@ -162,104 +149,9 @@ pub(crate) fn disables_cri(text: &str) -> bool {
 
 /// The files that a containerd configuration imports, as patterns.
 pub(crate) fn imports(text: &str) -> Vec<String> {
-    let table = toml(text).unwrap_or_default();
+    let table = parse(text).unwrap_or_default();
     let imports = table.get("imports").and_then(Value::as_array);
     imports.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
-}
-
-/// What a section says in the last file that has `key` there, where that isn't ours.
-fn last_said<'a>(files: &'a [Table], section: &[&str], key: &str) -> Option<&'a str> {
-    let said = files.iter().filter_map(|file| below(file, section)?.get(key)?.as_str());
-    said.rev().find(|said| !is_ours(said) && *said != NAME)
-}
-
-/// What the last file that has it says at `path`.
-fn last_at<'a>(files: &'a [Table], path: &[&str]) -> Option<&'a Value> {
-    let (key, section) = path.split_last()?;
-    files.iter().rev().find_map(|file| below(file, section)?.get(*key))
-}
-
-fn tables<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<Table> {
-    texts.filter_map(|text| toml(text).ok()).collect()
-}
-
-/// Where CRI-O's files name its runtimes.
-const CRIO: [&str; 2] = ["crio", "runtime"];
-
-/// Words for the program of CRI-O's default runtime; none where CRI-O itself decides.
-pub(crate) fn crio_default<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let files = tables(texts);
-    let Some(name) = last_said(&files, &CRIO, "default_runtime") else { return Vec::new() };
-    let path = last_at(&files, &["crio", "runtime", "runtimes", name, "runtime_path"]);
-    let path = path.and_then(Value::as_str).filter(|path| !path.is_empty());
-    vec![path.unwrap_or(name).to_owned()]
-}
-
-/// The table of CRI-O's default runtime, but for its program; empty where CRI-O itself decides,
-/// or where it is none that is called as runc is.
-pub(crate) fn crio_model<'a>(texts: impl Iterator<Item = &'a str>) -> Table {
-    let files = tables(texts);
-    let model = || {
-        let name = last_said(&files, &CRIO, "default_runtime")?;
-        let model = last_at(&files, &["crio", "runtime", "runtimes", name])?.as_table()?;
-        let kind = model.get("runtime_type").and_then(Value::as_str).unwrap_or_default();
-        ["", "oci"].contains(&kind).then(|| model.clone())
-    };
-    model().unwrap_or_default()
-}
-
-/// Words for the program of podman's default runtime: podman looks for crun first.
-pub(crate) fn podman_default<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let files = tables(texts);
-    let said = last_said(&files, &["engine"], "runtime").map(str::to_owned);
-    let names = said.map_or_else(|| vec!["crun".to_owned(), "runc".to_owned()], |name| vec![name]);
-    let paths = |name: &String| -> Vec<String> {
-        let paths = last_at(&files, &["engine", "runtimes", name]).and_then(Value::as_array);
-        let paths = paths.into_iter().flatten().filter_map(Value::as_str);
-        paths.map(str::to_owned).chain([name.clone()]).collect()
-    };
-    names.iter().flat_map(paths).collect()
-}
-
-/// What podman expects of a runtime goes by its name: these keys list the names of those that
-/// report errors as JSON, and of those that can do without cgroups. The lists are podman's own.
-pub(crate) const LISTS: [(&str, &[&str]); 2] = [
-    ("runtime_supports_json", &["crun", "runc", "kata", "runsc", "youki", "krun"]),
-    ("runtime_supports_nocgroups", &["crun", "krun"]),
-];
-
-/// podman's lists of what runtimes can do, as its files have them, or podman itself; that of
-/// runtimes that need no cgroups only where ours stands over crun.
-pub(crate) fn podman_lists<'a>(texts: impl Iterator<Item = &'a str>, over_crun: bool) -> Table {
-    let files = tables(texts);
-    let lists = LISTS.iter().filter(|(key, _)| over_crun || !key.ends_with("nocgroups"));
-    let lists = lists.map(|(key, own)| {
-        let said = last_at(&files, &["engine", key]).and_then(Value::as_array).cloned();
-        let own = || own.iter().map(|name| Value::from(*name)).collect();
-        ((*key).to_owned(), Value::Array(said.unwrap_or_else(own)))
-    });
-    lists.collect()
-}
-
-/// CRI-O's `crio.conf`, or a file beside it.
-pub(crate) fn crio(text: &str) -> Result<Vec<Named>, String> {
-    let table = toml(text)?;
-    let runtimes = below(&table, &["crio", "runtime", "runtimes"]);
-    let ours = runtimes.into_iter().flatten().filter_map(|(name, runtime)| {
-        named(name, runtime.get("runtime_path").and_then(Value::as_str)?)
-    });
-    Ok(ours.collect())
-}
-
-/// podman's `containers.conf`, or a file beside it.
-pub(crate) fn podman(text: &str) -> Result<Vec<Named>, String> {
-    let table = toml(text)?;
-    let runtimes = below(&table, &["engine", "runtimes"]);
-    let ours = runtimes.into_iter().flatten().filter_map(|(name, paths)| {
-        paths.as_array()?.iter().filter_map(Value::as_str).find_map(|path| named(name, path))
-    });
-    let default = below(&table, &["engine"]).and_then(|engine| engine.get("runtime")?.as_str());
-    Ok(ours.chain(default.and_then(|path| named("default", path))).collect())
 }
 
 /// A file of a hooks directory: its program and stages, where it is ours.
@@ -275,13 +167,13 @@ pub(crate) fn hook(text: &str) -> Result<Option<(PathBuf, Vec<String>)>, String>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engines::docker;
     use crate::engines::named_runtime::tests::ours;
+    use crate::engines::{crio, docker, podman};
     use proptest::prelude::*;
 
     /// Our runtimes in files of which the first is the main one.
     fn said(release: Option<(u32, u32)>, texts: &[&str]) -> Vec<Vec<Named>> {
-        let tables: Vec<Table> = texts.iter().map(|text| table(text).unwrap()).collect();
+        let tables: Vec<Table> = texts.iter().map(|text| parse(text).unwrap()).collect();
         let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
         let versions: Vec<_> = files.iter().map(|file| file.said).collect();
         let release = release.map(|(major, minor)| containerd::Release { major, minor });
@@ -350,21 +242,6 @@ mod tests {
     }
 
     #[test]
-    fn crio_and_podman_name_them_in_their_tables() {
-        let text = "[crio.runtime.runtimes.gpu]\nruntime_path = \"/usr/bin/cgpu-runtime\"\n\
-                    [crio.runtime.runtimes.runc]\nruntime_path = \"/usr/bin/runc\"\n";
-        assert_eq!(crio(text), ours("gpu", None));
-        let text =
-            "[engine.runtimes]\ncgpu = [\"/usr/bin/cgpu-runtime\"]\nrunc = [\"/usr/bin/runc\"]\n";
-        assert_eq!(podman(text), ours("cgpu", None));
-        assert_eq!(
-            podman("[engine]\nruntime = \"/usr/bin/cgpu-runtime\"\n"),
-            ours("default", None)
-        );
-        assert_eq!(podman("[engine]\nruntimes = 3\n"), Ok(Vec::new()));
-    }
-
-    #[test]
     fn a_generated_file_says_by_whom() {
         let file =
             "# File generated by k3s. DO NOT EDIT. Use config.toml.tmpl instead.\nversion = 3\n";
@@ -402,9 +279,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_breaks_a_reader(text in ".{0,200}") {
-            let _ = (docker::runtimes(&text), crio(&text), podman(&text), hook(&text), imports(&text));
-            let _ = (crio_model([text.as_str()].into_iter()), podman_default([text.as_str()].into_iter()));
-            if let Ok(table) = table(&text) {
+            let _ = (docker::runtimes(&text), crio::runtimes(&text), podman::runtimes(&text), hook(&text), imports(&text));
+            let _ = (crio::model([text.as_str()].into_iter()), podman::default_programs([text.as_str()].into_iter()));
+            if let Ok(table) = parse(&text) {
                 for release in [None, Some((1, 7)), Some((2, 1)), Some((2, 3))] {
                     let release = release.map(|(major, minor)| containerd::Release { major, minor });
                     let file = File::of(&table);

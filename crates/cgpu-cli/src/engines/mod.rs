@@ -1,7 +1,7 @@
 //! Container engines: where their configurations are, what these say, and how they are
 //! edited so that the engine knows the runtime `cgpu`.
 //!
-//! `dialect` and [`containerd`] read and [`edit`] edits: pure, text in, text out. `places` has
+//! `dialect` and [`containerd`] read and [`config_text`] edits: pure, text in, text out. `places` has
 //! the files of each engine and `host_tree` how a host's files are read; [`plan`](mod@plan) plans
 //! the edits of one engine, [`config_file`] reads a file for them and [`file_change`] makes them.
 //! [`dump`] has containerd's own reading of them; [`service`] and `docker::reload` apply them.
@@ -16,7 +16,21 @@ mod named_runtime;
 
 pub(crate) mod dialect;
 
-pub mod edit;
+pub mod config_text;
+
+mod runtime_syntax;
+
+mod toml_tables;
+
+mod toml_style;
+
+pub(crate) mod toml_values;
+
+pub(crate) mod crio;
+
+pub(crate) mod podman;
+
+pub mod distributions;
 
 pub(crate) mod host_tree;
 

@@ -5,7 +5,7 @@ use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::{Map, Value};
 
 use super::program as program_of;
-use crate::engines::edit::{EditError, Said, Wish, is_known, with_line_ends_of};
+use crate::engines::config_text::{EditError, Said, Wish, is_known, with_line_ends_of};
 use crate::engines::runtime_name::{NAME, is_ours, is_ours_by_default};
 
 /// The key of the runtimes.
@@ -291,8 +291,8 @@ fn without_ours(mut object: Map<String, Value>) -> Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engines::edit::fixtures::{ADD, DAEMON, DEFAULT, PROGRAM, add, remove};
-    use crate::engines::edit::{Format, edit, read};
+    use crate::engines::config_text::fixtures::{ADD, DAEMON, DEFAULT, PROGRAM, add, remove};
+    use crate::engines::config_text::{Format, edit, read};
 
     #[test]
     fn docker_gets_the_runtime_in_the_style_of_its_file() {

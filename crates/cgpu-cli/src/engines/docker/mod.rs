@@ -8,7 +8,7 @@ pub mod reload;
 use serde_json::Value as Json;
 
 use super::Named;
-use super::edit::one_line;
+use super::config_text::one_line;
 use super::named_runtime::named;
 use super::runtime_name::is_ours;
 

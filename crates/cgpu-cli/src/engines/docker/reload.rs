@@ -23,7 +23,7 @@ use thiserror::Error;
 
 use super::daemon_json::{self, InForce};
 use crate::engines::config_file::{self, ReadError};
-use crate::engines::edit::EditError;
+use crate::engines::config_text::EditError;
 use crate::engines::file_change::{self, Backup, Change, WriteError};
 use crate::engines::service::{self, Init, RestartError};
 

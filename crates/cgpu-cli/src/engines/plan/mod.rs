@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::config_file::{self, Original, ReadError};
+use super::config_text::{self, EditError, Format, HEADER, Said, Wish};
 use super::containerd::{self, File, Reading, Release};
-use super::edit::{self, EditError, Format, HEADER, Said, Wish, template};
+use super::distributions::template;
 use super::file_change::{Backup, Change, read_backup};
 use super::host_tree::Tree;
 use super::runtime_below::{self, Over};
-use super::{Kind, dialect, docker, places};
+use super::toml_values;
+use super::{Kind, crio, dialect, docker, places, podman};
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -202,7 +204,7 @@ fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
         for (path, original) in &read {
             let text = dialect::with_values(request.kind, &original.text);
             let syntax = |why| edit_error(path, EditError::Syntax { why });
-            tables.push(dialect::table(&text).map_err(syntax)?);
+            tables.push(toml_values::parse(&text).map_err(syntax)?);
         }
     }
     let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
@@ -218,7 +220,8 @@ fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
             Kind::Podman => Format::Podman,
             _ => Format::Containerd { version: versions[position], reading },
         };
-        let said = edit::read(format, &original.text).map_err(|why| edit_error(&path, why))?;
+        let said =
+            config_text::read(format, &original.text).map_err(|why| edit_error(&path, why))?;
         known.push(Known { path, format, original, said });
     }
     Ok(Before { main, files: known, reading, effective })
@@ -334,7 +337,7 @@ fn into_file(
         (None, Format::Containerd { version, .. }) => format!("{HEADER}version = {version}\n"),
         (None, _) => HEADER.to_owned(),
     };
-    let after = edit::edit(format, &start, wish)
+    let after = config_text::edit(format, &start, wish)
         .map_err(|source| PlanError::Edit { path: path.clone(), source })?;
     if file.as_ref().is_some_and(|file| file.original.text == after) {
         return Ok(None);
@@ -359,7 +362,7 @@ fn into_template(
     let edit_error = |source| PlanError::Edit { path: path.clone(), source };
     let at = tree.at(&path);
     let before = config_file::read(&at, &path)?;
-    let block = edit::edit(format, "", wish).map_err(edit_error)?;
+    let block = config_text::edit(format, "", wish).map_err(edit_error)?;
     let text = before.as_ref().map(|before| before.text.as_str());
     let after = template::add(text, &block).map_err(edit_error)?;
     if text == Some(after.as_str()) {
@@ -376,7 +379,7 @@ fn into_template(
 /// Whether the backup beside a file is its text before setup first edited it.
 fn is_backed_up(file: &Known, at: &Path) -> bool {
     let Some(former) = read_backup(at) else { return false };
-    let Ok(former) = edit::read(file.format, &former) else { return false };
+    let Ok(former) = config_text::read(file.format, &former) else { return false };
     // One beside a file without our runtime is older than that. Where another default runtime was
     // named since, that is what --remove has to restore.
     file.said.runtime && (file.said.is_default() || file.said.default == former.default)
@@ -388,8 +391,8 @@ fn model(kind: Kind, before: &Before, over_crun: bool) -> String {
     let texts = before.files.iter().map(|file| file.original.text.as_str());
     match kind {
         Kind::Docker => String::new(),
-        Kind::Crio => dialect::crio_model(texts).to_string(),
-        Kind::Podman => dialect::podman_lists(texts, over_crun).to_string(),
+        Kind::Crio => crio::model(texts).to_string(),
+        Kind::Podman => podman::lists(texts, over_crun).to_string(),
         _ => containerd::model(&before.effective).to_string(),
     }
 }
@@ -399,8 +402,8 @@ fn lower_of(tree: &Tree, request: &Request, before: &Before) -> Option<PathBuf> 
     let mut texts = before.files.iter().map(|file| file.original.text.as_str());
     let words = match request.kind {
         Kind::Docker => docker::default_program(texts.next_back()?).into_iter().collect(),
-        Kind::Crio => dialect::crio_default(texts),
-        Kind::Podman => dialect::podman_default(texts),
+        Kind::Crio => crio::default_program(texts),
+        Kind::Podman => podman::default_programs(texts),
         _ => containerd::program(&containerd::model(&before.effective))
             .map(str::to_owned)
             .into_iter()
@@ -509,19 +512,19 @@ fn remove(tree: &Tree, request: &Request, before: Before) -> Result<Plan, PlanEr
         let former = read_backup(&at);
         let wish = Wish::Remove { former: former.as_deref() };
         let text = &file.original.text;
-        let after = edit::edit(file.format, text, wish).map_err(edit_error)?;
+        let after = config_text::edit(file.format, text, wish).map_err(edit_error)?;
         if after == *text {
             continue;
         }
         // A file that setup made goes as a whole: nothing is in it, and nothing was.
         let is_remark = |line: &str| line.starts_with('#') && line != HEADER.trim_end();
         let remarks = text.lines().map(str::trim).any(is_remark);
-        let bare = edit::is_bare(file.format, &after) && !remarks;
+        let bare = config_text::is_bare(file.format, &after) && !remarks;
         let made = bare
             && former.as_ref().is_none_or(|former| {
-                let emptied = edit::edit(file.format, former, Wish::Remove { former: None });
-                let ours = edit::read(file.format, former).is_ok_and(|said| said.runtime);
-                ours && emptied.is_ok_and(|emptied| edit::is_bare(file.format, &emptied))
+                let emptied = config_text::edit(file.format, former, Wish::Remove { former: None });
+                let ours = config_text::read(file.format, former).is_ok_and(|said| said.runtime);
+                ours && emptied.is_ok_and(|emptied| config_text::is_bare(file.format, &emptied))
             });
         let backup = match &former {
             Some(former) if *former == after => Backup::Drop,

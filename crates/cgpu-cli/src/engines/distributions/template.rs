@@ -1,7 +1,8 @@
 //! The templates from which k3s and RKE2 make the file of their containerd: no TOML, so that
 //! ours is a block between two lines of comment.
 
-use super::{EditError, NAME};
+use crate::engines::config_text::EditError;
+use crate::engines::runtime_name::NAME;
 
 /// The line before our block.
 const BEGIN: &str = "# cgpu: begin. Made by `cgpu setup`; `cgpu setup … --remove` takes it away.";

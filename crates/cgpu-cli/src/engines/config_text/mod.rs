@@ -6,15 +6,15 @@
 //! another program, is refused. Each edit is checked before it is handed out: without what
 //! is ours, the new text means what the old one means.
 
-mod tables;
-pub mod template;
-
 use thiserror::Error;
 
-use super::containerd::Reading;
+use super::containerd::{Reading, cri_table};
 use super::docker::daemon_json;
 pub use super::runtime_name::NAME;
-use super::runtime_name::{is_ours, is_ours_by_default};
+use super::runtime_name::is_ours_by_default;
+use super::runtime_syntax::Layout;
+use super::toml_tables;
+use super::{crio, podman};
 
 /// The first line of a file that setup makes, where the format has comments.
 pub const HEADER: &str = "# Made by `cgpu setup`; `cgpu setup … --remove` takes it away.\n";
@@ -131,7 +131,7 @@ impl Said {
 pub fn read(format: Format, text: &str) -> Result<Said, EditError> {
     match format {
         Format::Docker => daemon_json::read(text),
-        _ => tables::read_all(&tables::layouts(format)?, text),
+        _ => toml_tables::read_all(&layouts(format)?, text),
     }
 }
 
@@ -146,9 +146,9 @@ pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditEr
     read(format, text)?;
     let edited = match (format, wish) {
         (Format::Docker, _) => daemon_json::edit(text, wish)?,
-        (_, Wish::Add { .. }) => in_each(&tables::layouts(format)?, text, wish)?,
+        (_, Wish::Add { .. }) => in_each(&layouts(format)?, text, wish)?,
         // Sections of other versions are not read by containerd, but may be ours as well.
-        (_, Wish::Remove { .. }) => in_each(&tables::everywhere(format)?, text, wish)?,
+        (_, Wish::Remove { .. }) => in_each(&all_layouts(format)?, text, wish)?,
     };
     let is_done = |said: &Said| match wish {
         Wish::Add { default, .. } => said.runtime && (!default || said.is_default()),
@@ -156,7 +156,7 @@ pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditEr
     };
     let said: Result<Vec<Said>, EditError> = match format {
         Format::Docker => daemon_json::read(&edited).map(|said| vec![said]),
-        _ => tables::layouts(format)?.iter().map(|layout| tables::read(layout, &edited)).collect(),
+        _ => layouts(format)?.iter().map(|layout| toml_tables::read(layout, &edited)).collect(),
     };
     let done = said.map_err(|_| EditError::Unsafe)?.iter().all(is_done);
     match done {
@@ -165,14 +165,32 @@ pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditEr
     }
 }
 
-fn in_each(layouts: &[tables::Layout], text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+/// The places where an engine looks for our runtime: all of them name it. docker's are JSON.
+fn layouts(format: Format) -> Result<Vec<Layout>, EditError> {
+    Ok(match format {
+        Format::Containerd { version, reading } => cri_table::layouts(version, reading)?,
+        Format::Crio => vec![crio::layout()],
+        Format::Podman => vec![podman::layout()],
+        Format::Docker => Vec::new(),
+    })
+}
+
+/// All places where our runtime may be, whether the engine looks there or not.
+fn all_layouts(format: Format) -> Result<Vec<Layout>, EditError> {
+    match format {
+        Format::Containerd { .. } => Ok(cri_table::all_layouts()),
+        _ => layouts(format),
+    }
+}
+
+fn in_each(layouts: &[Layout], text: &str, wish: Wish<'_>) -> Result<String, EditError> {
     layouts.iter().try_fold(text.to_owned(), |text, layout| {
         // A section that says nothing of ours is nobody's to take from.
         let is_ours =
-            || tables::read(layout, &text).is_ok_and(|said| said.runtime || said.is_default());
+            || toml_tables::read(layout, &text).is_ok_and(|said| said.runtime || said.is_default());
         match wish {
             Wish::Remove { .. } if !is_ours() => Ok(text),
-            _ => tables::edit(layout, &text, wish),
+            _ => toml_tables::edit(layout, &text, wish),
         }
     })
 }
@@ -182,7 +200,7 @@ fn in_each(layouts: &[tables::Layout], text: &str, wish: Wish<'_>) -> Result<Str
 pub fn is_bare(format: Format, text: &str) -> bool {
     match format {
         Format::Docker => daemon_json::is_bare(text),
-        _ => tables::is_bare(text),
+        _ => toml_tables::is_bare(text),
     }
 }
 

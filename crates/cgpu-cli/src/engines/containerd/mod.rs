@@ -11,11 +11,14 @@
 //! | 2.0 to 2.2 | `io.containerd.cri.v1.runtime`; the older two as well, but only where the last file that says a version of 2 or 3 says 2 | merged |
 //! | 2.3 on | all of them, each file by its own version | merged |
 
+pub(crate) mod cri_table;
+
 use std::path::Path;
 
 use toml::{Table, Value};
 
 use super::runtime_name::{NAME, is_ours};
+use super::toml_values::get;
 
 /// containerd's CRI plugin by the version of the configuration.
 pub(crate) const CRI: [(i64, &str); 3] =
@@ -242,12 +245,6 @@ fn canonical(table: &Table) -> Table {
         spelled.insert(name.map_or(key.as_str(), |name| name).to_owned(), table[key].clone());
     }
     spelled
-}
-
-/// What a table has at `key`, however that is spelled there.
-pub(crate) fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
-    let other = || table.iter().find(|(other, _)| other.eq_ignore_ascii_case(key));
-    table.get(key).or_else(|| Some(other()?.1))
 }
 
 /// A key that a table has in two spellings.
