@@ -8,12 +8,14 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
+use crate::engines::containerd::config_dump;
+use crate::engines::distributions::kubernetes_containerd;
 use crate::engines::docker::reload::{self, Outcome};
 use crate::engines::file_change::{Backup, Change, write};
 use crate::engines::host_tree::Tree;
 use crate::engines::plan::{Aim, Plan, Request, cri_disabled_by, plan};
 use crate::engines::service::{Done, Init, next_step, restart, unit};
-use crate::engines::{Kind, Seen, dump, places, runtime_below, serving};
+use crate::engines::{Kind, Seen, installation, runtime_below};
 use cgpu_host::report::sentence;
 
 /// Which engine, and what to do.
@@ -108,12 +110,12 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     if kind == Kind::Containerd
         && !setup.remove
         && file.is_none()
-        && let Some(elsewhere) = serving::elsewhere(&root)
+        && let Some(elsewhere) = kubernetes_containerd::elsewhere(&root)
     {
         return Err(anyhow!("{elsewhere}"));
     }
     let containerd = containerd(setup, kind);
-    let release = containerd.as_deref().and_then(dump::release);
+    let release = containerd.as_deref().and_then(config_dump::release);
     let request = Request { kind, root: root.clone(), file: file.clone(), release, aim };
     let planned = plan(&request)?;
     let changes = &planned.changes;
@@ -164,7 +166,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         return Ok(out.flush()?);
     }
     if setup.restart && kind == Kind::Docker {
-        let file = file.as_deref().unwrap_or(Path::new(places::main(kind)));
+        let file = file.as_deref().unwrap_or(Path::new(kind.installation().main_file));
         // It has a say in the order of the steps.
         let outcome = reload::apply(file, changes.first())?;
         changes.iter().try_for_each(|change| writeln!(out, "{}", done(change)))?;
@@ -188,7 +190,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
 /// The engine's containerd, where it can be asked.
 fn containerd(setup: &Setup, kind: Kind) -> Option<PathBuf> {
     let own = setup.root.as_os_str() == "/";
-    let usual = places::containerd_program(kind).filter(|_| own)?;
+    let usual = kind.installation().containerd.filter(|_| own)?;
     let path = std::env::var_os("PATH");
     let usual = || Tree::new(Path::new("/"), path.as_deref()).program(usual);
     setup.containerd.clone().or_else(usual)
@@ -206,7 +208,7 @@ fn checked(setup: &Setup, kind: Kind, planned: &Plan, containerd: Option<&Path>)
     if setup.remove || !reads || !planned.changes.iter().all(is_read) {
         return Ok(());
     }
-    let Err(error) = dump::check(containerd, &planned.main, told, setup.default) else {
+    let Err(error) = config_dump::check(containerd, &planned.main, told, setup.default) else {
         return Ok(());
     };
     for change in planned.changes.iter().rev() {
@@ -218,7 +220,7 @@ fn checked(setup: &Setup, kind: Kind, planned: &Plan, containerd: Option<&Path>)
 /// Whether a file of any engine of the host names a program.
 fn is_named(root: &Path, program: &str) -> bool {
     let tree = Tree::new(root, None);
-    let files = Kind::ALL.iter().flat_map(|kind| places::files(&tree, *kind, None, None));
+    let files = Kind::ALL.iter().flat_map(|kind| installation::files(&tree, *kind, None, None));
     let mut texts = files.filter_map(|path| match tree.read(&path) {
         Seen::Found(text) => Some(text),
         _ => None,

@@ -7,10 +7,13 @@
 use std::path::{Path, PathBuf};
 
 use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
-use crate::engines::containerd::{self, File, Reading, Release};
-use crate::engines::dialect;
+use crate::engines::containerd::{
+    File, Reading, Release, config_dump, imports, merged_config, runtimes,
+};
 use crate::engines::host_tree::Tree;
-use crate::engines::{Named, crio, docker, dump, places, podman, runtime_below, toml_values};
+use crate::engines::{
+    Named, crio, distributions, docker, hooks, installation, podman, runtime_below, toml_values,
+};
 
 /// NVIDIA's programs for containers.
 const TOOLKIT: [&str; 4] =
@@ -25,11 +28,12 @@ pub(super) fn look(tree: &Tree) -> Vec<Engine> {
 }
 
 fn engine(tree: &Tree, kind: EngineKind) -> Engine {
-    let containerd = places::containerd_program(kind).and_then(|name| tree.program(name));
-    let release = containerd.filter(|_| tree.is_own()).and_then(|program| dump::release(&program));
-    let paths = places::files(tree, kind, release, None);
+    let containerd = kind.installation().containerd.and_then(|name| tree.program(name));
+    let release =
+        containerd.filter(|_| tree.is_own()).and_then(|program| config_dump::release(&program));
+    let paths = installation::files(tree, kind, release, None);
     let cri_disabled_by = match kind {
-        EngineKind::Containerd => places::cri_disabled_by(tree, &paths),
+        EngineKind::Containerd => imports::cri_disabled_by(tree, &paths),
         _ => None,
     };
     let texts: Vec<(PathBuf, Result<String, String>)> = paths
@@ -37,7 +41,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
         .filter_map(|path| match tree.read(&path) {
             Seen::Absent => None,
             Seen::Unreadable(why) => Some((path, Err(why))),
-            Seen::Found(text) => Some((path, Ok(dialect::with_values(kind, &text)))),
+            Seen::Found(text) => Some((path, Ok(distributions::with_values(kind, &text)))),
         })
         .collect();
     let (named, gives_cdi_devices) = match kind {
@@ -59,7 +63,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
     });
     Engine {
         kind,
-        program: places::programs(kind).iter().find_map(|name| tree.program(name)),
+        program: kind.installation().programs.iter().find_map(|name| tree.program(name)),
         files: files.collect(),
         cri_disabled_by,
         gives_cdi_devices,
@@ -89,8 +93,8 @@ fn containerds(texts: &Texts, release: Option<Release>) -> (Said, Option<bool>) 
     let files: Vec<File<'_>> = tables.iter().flatten().map(File::of).collect();
     let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
     let reading = Reading::of(release, &said);
-    let gives_cdi_devices = containerd::gives_cdi_devices(&files, reading, release);
-    let mut named = dialect::containerd(&files, reading).into_iter();
+    let gives_cdi_devices = merged_config::gives_cdi_devices(&files, reading, release);
+    let mut named = runtimes::runtimes(&files, reading).into_iter();
     let of = |table: &Result<toml::Table, String>| match table {
         Ok(_) => Ok(named.next().unwrap_or_default()),
         Err(why) => Err(why.clone()),
@@ -108,13 +112,13 @@ fn is_there(tree: &Tree, program: &Path) -> bool {
 
 /// The hook files that name us.
 pub(super) fn hooks(tree: &Tree) -> Vec<HookFile> {
-    let paths = places::HOOKS.iter().flat_map(|directory| tree.list(directory));
+    let paths = hooks::DIRECTORIES.iter().flat_map(|directory| tree.list(directory));
     let paths = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
-    let files = paths.take(places::FILES_MAX).filter_map(|path| {
+    let files = paths.take(installation::FILES_MAX).filter_map(|path| {
         let hook = match tree.read(&path) {
             Seen::Absent => return None,
             Seen::Unreadable(why) => Err(why),
-            Seen::Found(text) => dialect::hook(&text).transpose()?,
+            Seen::Found(text) => hooks::hook(&text).transpose()?,
         };
         let hook = hook.map(|(program, stages)| Hook {
             executable: is_there(tree, &program),

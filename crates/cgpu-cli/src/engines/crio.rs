@@ -4,10 +4,21 @@ use toml::{Table, Value};
 use toml_edit::{Item, Table as EditedTable};
 
 use super::Named;
+use super::installation::Installation;
 use super::named_runtime::named;
 use super::runtime_syntax::{Layout, RuntimeSyntax};
 use super::toml_tables::{child, copy, set, text};
 use super::toml_values::{get, last_named, last_value, parse, parse_all, table_at};
+
+pub(super) const INSTALLATION: Installation = Installation {
+    name: "cri-o",
+    programs: &["crio"],
+    main_file: "/etc/crio/crio.conf",
+    directories: &["/etc/crio/crio.conf.d"],
+    drop_in: Some("/etc/crio/crio.conf.d/99-cgpu.conf"),
+    units: &["crio"],
+    ..Installation::NONE
+};
 
 /// Our runtimes in CRI-O's `crio.conf`, or in a file of its directory.
 pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {

@@ -1,20 +1,27 @@
 //! Container engines: where their configurations are, what these say, and how they are
 //! edited so that the engine knows the runtime `cgpu`.
 //!
-//! `dialect` and [`containerd`] read and [`config_text`] edits: pure, text in, text out. `places` has
-//! the files of each engine and `host_tree` how a host's files are read; [`plan`](mod@plan) plans
-//! the edits of one engine, [`config_file`] reads a file for them and [`file_change`] makes them.
-//! [`dump`] has containerd's own reading of them; [`service`] and `docker::reload` apply them.
-//! [`runtime_below`] is about the runtime below ours, and [`serving`] about the containerd that
-//! Kubernetes uses.
-//! `cgpu doctor` reads through the same modules.
+//! Each engine has its module: [`docker`], [`containerd`], [`distributions`], [`crio`], [`podman`].
+//! What they share is below them. An [`installation`] has an engine's programs and files, and
+//! [`host_tree`] reads a host's files. [`plan`](mod@plan) plans the edits of one engine:
+//! [`config_file`] reads a file for them, [`config_text`] edits its text, by [`toml_tables`] if it
+//! is TOML, and [`file_change`] writes it. [`service`] restarts the engine. [`runtime_below`] is
+//! about the runtime below ours. `cgpu doctor` reads through the same modules.
 //! Must not know what a container is.
+
+pub mod docker;
 
 pub mod containerd;
 
-mod named_runtime;
+pub mod distributions;
 
-pub(crate) mod dialect;
+pub(crate) mod crio;
+
+pub(crate) mod podman;
+
+pub(crate) mod hooks;
+
+pub mod plan;
 
 pub mod config_text;
 
@@ -26,35 +33,26 @@ mod toml_style;
 
 pub(crate) mod toml_values;
 
-pub(crate) mod crio;
-
-pub(crate) mod podman;
-
-pub mod distributions;
-
-pub(crate) mod host_tree;
-
-pub(crate) mod places;
-
-pub mod plan;
-
 pub mod config_file;
 
 pub mod file_change;
 
 pub mod service;
 
-pub mod docker;
-
-pub mod dump;
-
 pub mod runtime_below;
+
+pub(crate) mod installation;
+
+mod named_runtime;
 
 pub mod runtime_name;
 
+pub(crate) mod host_tree;
+
 pub(crate) mod child_output;
 
-pub mod serving;
+#[cfg(test)]
+mod tests;
 
 pub use named_runtime::Flaw;
 pub(crate) use named_runtime::Named;
@@ -105,16 +103,7 @@ impl Kind {
     /// What people call it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::Docker => "docker",
-            Kind::Containerd => "containerd",
-            Kind::K3s => "k3s",
-            Kind::Rke2 => "rke2",
-            Kind::MicroK8s => "microk8s",
-            Kind::K0s => "k0s",
-            Kind::Crio => "cri-o",
-            Kind::Podman => "podman",
-        }
+        self.installation().name
     }
 }
 

@@ -4,12 +4,23 @@ use toml::{Table, Value};
 use toml_edit::{Array, Item, Value as EditedValue};
 
 use super::Named;
+use super::installation::Installation;
 use super::named_runtime::named;
 use super::runtime_name::{NAME, RUNTIME, is_ours};
 use super::runtime_syntax::{Layout, RuntimeSyntax};
 use super::toml_style::Style;
 use super::toml_tables::{child, get_mut, insert, set};
 use super::toml_values::{last_named, last_value, parse, parse_all, table_at};
+
+pub(super) const INSTALLATION: Installation = Installation {
+    name: "podman",
+    programs: &["podman"],
+    vendor_file: Some("/usr/share/containers/containers.conf"),
+    main_file: "/etc/containers/containers.conf",
+    directories: &["/usr/share/containers/containers.conf.d", "/etc/containers/containers.conf.d"],
+    drop_in: Some("/etc/containers/containers.conf.d/99-cgpu.conf"),
+    ..Installation::NONE
+};
 
 /// Our runtimes in podman's `containers.conf`, or in a file of its directories.
 pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {

@@ -67,15 +67,10 @@ impl Init {
 /// The engine's unit; `None` where the engine reads its files at every start of a container.
 #[must_use]
 pub fn unit(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::Docker => Some("docker"),
-        Kind::Containerd => Some("containerd"),
-        Kind::K3s => Some(present(&["k3s", "k3s-agent"])),
-        Kind::Rke2 => Some(present(&["rke2-server", "rke2-agent"])),
-        Kind::MicroK8s => Some("snap.microk8s.daemon-containerd"),
-        Kind::Crio => Some("crio"),
-        // k0s looks at its directory all the time.
-        Kind::K0s | Kind::Podman => None,
+    match kind.installation().units {
+        [] => None,
+        [unit] => Some(unit),
+        units => Some(present(units)),
     }
 }
 

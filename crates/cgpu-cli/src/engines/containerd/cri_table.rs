@@ -4,7 +4,8 @@
 use toml::{Table as Plain, Value as PlainValue};
 use toml_edit::{Array, Item, Table};
 
-use super::{ANNOTATIONS, CRI, NEWEST, Reading, passes};
+use super::release::{CRI, NEWEST, Reading};
+use super::runtimes::{ANNOTATIONS, passes};
 use crate::engines::config_text::EditError;
 use crate::engines::runtime_syntax::{BuiltIn, Layout, RuntimeSyntax};
 use crate::engines::toml_style::first_key_indent;

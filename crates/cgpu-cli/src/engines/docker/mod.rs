@@ -9,8 +9,17 @@ use serde_json::Value as Json;
 
 use super::Named;
 use super::config_text::one_line;
+use super::installation::Installation;
 use super::named_runtime::named;
 use super::runtime_name::is_ours;
+
+pub(super) const INSTALLATION: Installation = Installation {
+    name: "docker",
+    programs: &["dockerd", "docker"],
+    main_file: "/etc/docker/daemon.json",
+    units: &["docker"],
+    ..Installation::NONE
+};
 
 /// Our runtimes in `/etc/docker/daemon.json`.
 pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {

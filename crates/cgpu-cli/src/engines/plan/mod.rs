@@ -9,13 +9,13 @@ use thiserror::Error;
 
 use super::config_file::{self, Original, ReadError};
 use super::config_text::{self, EditError, Format, HEADER, Said, Wish};
-use super::containerd::{self, File, Reading, Release};
-use super::distributions::template;
+use super::containerd::{File, Reading, Release, imports, merged_config, runtimes};
+use super::distributions::{self, k0s, template};
 use super::file_change::{Backup, Change, read_backup};
 use super::host_tree::Tree;
 use super::runtime_below::{self, Over};
 use super::toml_values;
-use super::{Kind, crio, dialect, docker, places, podman};
+use super::{Kind, crio, docker, installation, podman};
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -171,7 +171,7 @@ pub fn plan(request: &Request) -> Result<Plan, PlanError> {
 pub fn cri_disabled_by(request: &Request) -> Option<PathBuf> {
     let tree = Tree::new(&request.root, None);
     match request.kind {
-        Kind::Containerd => places::cri_disabled_by(&tree, &paths(&tree, request, None)),
+        Kind::Containerd => imports::cri_disabled_by(&tree, &paths(&tree, request, None)),
         _ => None,
     }
 }
@@ -179,9 +179,9 @@ pub fn cri_disabled_by(request: &Request) -> Option<PathBuf> {
 /// The files that the engine reads, whether they are there or not; `also` among them.
 fn paths(tree: &Tree, request: &Request, also: Option<&Path>) -> Vec<PathBuf> {
     match (&request.file, request.kind) {
-        (None, kind) => places::files(tree, kind, request.release, also),
+        (None, kind) => installation::files(tree, kind, request.release, also),
         (Some(file), kind) if kind.is_containerd() => {
-            places::containerd(tree, file, request.release, also)
+            imports::files(tree, file, request.release, also)
         }
         (Some(file), _) => vec![file.clone()],
     }
@@ -189,7 +189,7 @@ fn paths(tree: &Tree, request: &Request, also: Option<&Path>) -> Vec<PathBuf> {
 
 /// The files that are there, read and understood.
 fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
-    let main = request.file.clone().unwrap_or_else(|| places::main(request.kind).into());
+    let main = request.file.clone().unwrap_or_else(|| request.kind.installation().main_file.into());
     let mut read = Vec::new();
     for path in paths(tree, request, None) {
         let Some(original) = config_file::read(&tree.at(&path), &path)? else { continue };
@@ -202,7 +202,7 @@ fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
     let mut tables = Vec::new();
     if request.kind.is_containerd() {
         for (path, original) in &read {
-            let text = dialect::with_values(request.kind, &original.text);
+            let text = distributions::with_values(request.kind, &original.text);
             let syntax = |why| edit_error(path, EditError::Syntax { why });
             tables.push(toml_values::parse(&text).map_err(syntax)?);
         }
@@ -210,8 +210,8 @@ fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
     let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
     let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
     let reading = Reading::of(request.release, &said);
-    let versions = containerd::versions(&files, reading);
-    let effective = containerd::effective(&files, reading);
+    let versions = merged_config::versions(&files, reading);
+    let effective = merged_config::effective(&files, reading);
     let mut known = Vec::new();
     for (position, (path, original)) in read.into_iter().enumerate() {
         let format = match request.kind {
@@ -229,10 +229,10 @@ fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
 
 /// Refuses a file that is written anew at the next start of its program.
 fn refuse_generated(path: &Path, text: &str) -> Result<(), PlanError> {
-    if dialect::is_template(text) {
+    if distributions::is_template(text) {
         return Err(PlanError::Template { path: path.to_owned() });
     }
-    match dialect::generated_by(text) {
+    match distributions::generated_by(text) {
         None => Ok(()),
         Some(by) => Err(PlanError::Generated { path: path.to_owned(), by: by.to_owned() }),
     }
@@ -241,7 +241,8 @@ fn refuse_generated(path: &Path, text: &str) -> Result<(), PlanError> {
 /// Whether a file may be edited: a distribution's own files are replaced by its updates, and
 /// what lies in /run is made by somebody at each start.
 fn is_editable(kind: Kind, path: &Path) -> bool {
-    let generated = matches!(kind, Kind::K3s | Kind::Rke2) && path == Path::new(places::main(kind));
+    let generated =
+        matches!(kind, Kind::K3s | Kind::Rke2) && path == Path::new(kind.installation().main_file);
     !path.starts_with("/usr") && !path.starts_with("/run") && !generated
 }
 
@@ -393,7 +394,7 @@ fn model(kind: Kind, before: &Before, over_crun: bool) -> String {
         Kind::Docker => String::new(),
         Kind::Crio => crio::model(texts).to_string(),
         Kind::Podman => podman::lists(texts, over_crun).to_string(),
-        _ => containerd::model(&before.effective).to_string(),
+        _ => runtimes::model(&before.effective).to_string(),
     }
 }
 
@@ -404,7 +405,7 @@ fn lower_of(tree: &Tree, request: &Request, before: &Before) -> Option<PathBuf> 
         Kind::Docker => docker::default_program(texts.next_back()?).into_iter().collect(),
         Kind::Crio => crio::default_program(texts),
         Kind::Podman => podman::default_programs(texts),
-        _ => containerd::program(&containerd::model(&before.effective))
+        _ => runtimes::program(&runtimes::model(&before.effective))
             .map(str::to_owned)
             .into_iter()
             .collect(),
@@ -458,7 +459,7 @@ fn target(request: &Request, before: &Before) -> Target {
             Kind::Crio => Format::Crio,
             _ => Format::Podman,
         };
-        let drop_in = places::drop_in(kind).filter(|_| request.file.is_none());
+        let drop_in = kind.installation().drop_in.filter(|_| request.file.is_none());
         return Target::File(drop_in.map_or(before.main.clone(), PathBuf::from), format);
     }
     let reading = before.reading;
@@ -469,7 +470,7 @@ fn target(request: &Request, before: &Before) -> Target {
         None => Format::Containerd { version: newest, reading },
     };
     let text = main.map_or("", |main| main.original.text.as_str());
-    let imported = places::imported_drop_in(&before.main, text, request.release);
+    let imported = imports::imported_drop_in(&before.main, text, request.release);
     let imported = imported.filter(|path| is_editable(kind, path));
     if let (true, Some(drop_in)) = (reading.merges(), &imported) {
         // The last version that is said decides how all files are read: it stays what it was.
@@ -482,10 +483,10 @@ fn target(request: &Request, before: &Before) -> Target {
         return Target::File(drop_in.clone(), format);
     }
     match kind {
-        Kind::K0s if request.file.is_none() && dialect::is_managed_by_k0s(text) => {
+        Kind::K0s if request.file.is_none() && k0s::is_managed(text) => {
             let version =
                 if request.release.is_some_and(|release| release.major < 2) { 2 } else { 3 };
-            return Target::File(places::k0s_drop_in(), Format::Containerd { version, reading });
+            return Target::File(k0s::drop_in(), Format::Containerd { version, reading });
         }
         Kind::K3s | Kind::Rke2 => {
             let third = matches!(format, Format::Containerd { version: 3.., .. });

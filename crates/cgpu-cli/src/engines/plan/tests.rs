@@ -72,7 +72,7 @@ fn containerd_is_edited_where_its_plugin_is_configured() {
         files.iter().for_each(|(path, text)| host.file(path, text));
         assert_eq!(host.run(Kind::Containerd, add(true)), [target], "{files:?}");
         assert!(host.plan(Kind::Containerd, add(true)).unwrap().is_empty());
-        let version = dialect::said_version_of(&host.text(target));
+        let version = imports::said_version_of(&host.text(target));
         assert!(version == Some(2) || target == other, "{version:?}");
         assert_eq!(host.run(Kind::Containerd, Aim::Remove), [target]);
         for (path, text) in files {
@@ -231,7 +231,7 @@ fn what_k3s_and_rke2_generate_is_left_alone_and_what_it_is_made_from_is_edited()
         (Kind::Rke2, third(&imports), "config-v3.toml.d/99-cgpu.toml"),
     ] {
         let host = Host::new();
-        let main = places::main(kind);
+        let main = kind.installation().main_file;
         assert_eq!(
             host.plan(kind, add(false)).unwrap_err().to_string(),
             format!(
@@ -272,8 +272,9 @@ fn what_k3s_and_rke2_generate_is_left_alone_and_what_it_is_made_from_is_edited()
 #[test]
 fn somebodys_template_keeps_what_it_says() {
     let host = Host::new();
-    host.file(places::main(Kind::K3s), &generated("k3s", "version = 3\n"));
-    let template = Path::new(places::main(Kind::K3s)).with_file_name("config-v3.toml.tmpl");
+    host.file(Kind::K3s.installation().main_file, &generated("k3s", "version = 3\n"));
+    let template =
+        Path::new(Kind::K3s.installation().main_file).with_file_name("config-v3.toml.tmpl");
     let template = template.to_str().unwrap();
     let own = "{{ template \"base\" . }}\n# mine\n[debug]\n  level = \"info\"\n";
     host.file(template, own);
@@ -293,7 +294,7 @@ fn microk8s_and_k0s_are_edited_where_they_look() {
                     [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n      \
                     SystemdCgroup = true\n";
     let host = Host::new();
-    let main = places::main(Kind::MicroK8s);
+    let main = Kind::MicroK8s.installation().main_file;
     host.file(main, template);
     assert_eq!(host.run(Kind::MicroK8s, add(true)), [main]);
     let written = host.text(main);
@@ -309,9 +310,9 @@ fn microk8s_and_k0s_are_edited_where_they_look() {
         let mut host = Host::new();
         host.1 = release;
         let header = if managed { "# k0s_managed=true\n" } else { "# mine\n" };
-        host.file(places::main(Kind::K0s), &format!("{header}version = 3\n"));
+        host.file(Kind::K0s.installation().main_file, &format!("{header}version = 3\n"));
         assert_eq!(host.run(Kind::K0s, add(false)), [target]);
-        let version = dialect::said_version_of(&host.text(target));
+        let version = imports::said_version_of(&host.text(target));
         assert_eq!(version, Some(if release.is_some() { 2 } else { 3 }));
         assert!(host.plan(Kind::K0s, add(false)).unwrap().is_empty());
         assert_eq!(host.run(Kind::K0s, Aim::Remove), [target]);

@@ -6,8 +6,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::host_tree::Tree;
-use super::{Kind, Seen, places};
+use crate::engines::containerd::imports;
+use crate::engines::host_tree::Tree;
+use crate::engines::{Kind, Seen, installation};
 
 /// What is known of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,7 +59,7 @@ impl std::fmt::Display for Elsewhere {
         write!(
             f,
             "; use `cgpu setup {by}`, or name the file of the other one: `--file {}`",
-            places::main(Kind::Containerd)
+            Kind::Containerd.installation().main_file
         )
     }
 }
@@ -82,32 +83,22 @@ fn decide(facts: &Facts) -> Option<Elsewhere> {
 
 fn look(tree: &Tree) -> Facts {
     let there = |path: &str| tree.at(path).exists();
-    let installed = |kind: &Kind| there(places::main(*kind));
-    let running = |kind: &Kind| socket(*kind).is_some_and(there);
+    let installed = |kind: &Kind| there(kind.installation().main_file);
+    let running = |kind: &Kind| kind.installation().socket.is_some_and(there);
     let distributions = Kind::DISTRIBUTIONS.iter().copied();
-    let main = places::main(Kind::Containerd);
-    let files = places::files(tree, Kind::Containerd, None, None);
+    let main = Kind::Containerd.installation().main_file;
+    let files = installation::files(tree, Kind::Containerd, None, None);
     Facts {
         installed: distributions.clone().filter(installed).collect(),
         running: distributions.filter(installed).filter(running).collect(),
         own: there(main) || tree.program("containerd").is_some(),
-        disabled_by: places::cri_disabled_by(tree, &files),
+        disabled_by: imports::cri_disabled_by(tree, &files),
         kubelet: kubelets(tree).iter().any(|line| line.contains(SOCKET)),
     }
 }
 
 /// The socket of the host's own containerd.
 const SOCKET: &str = "/run/containerd/containerd.sock";
-
-/// The socket of a distribution's containerd.
-fn socket(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::K3s | Kind::Rke2 => Some("/run/k3s/containerd/containerd.sock"),
-        Kind::MicroK8s => Some("/var/snap/microk8s/common/run/containerd.sock"),
-        Kind::K0s => Some("/run/k0s/containerd.sock"),
-        _ => None,
-    }
-}
 
 /// The command lines of the kubelets that run.
 fn kubelets(tree: &Tree) -> Vec<String> {
@@ -164,7 +155,7 @@ mod tests {
         };
         let facts = || look(&Tree::new(root.path(), Some("/nowhere".as_ref())));
         assert_eq!(facts(), Facts::default());
-        file(places::main(Kind::Rke2), "version = 3\n");
+        file(Kind::Rke2.installation().main_file, "version = 3\n");
         // One socket for k3s and RKE2: whose it is the files say.
         file("/run/k3s/containerd/containerd.sock", "");
         file("/proc/self/cmdline", "kubelet\0--x=unix:///run/containerd/containerd.sock");
@@ -177,8 +168,8 @@ mod tests {
             "/proc/13/cmdline",
             "kubelet\0--container-runtime-endpoint=unix:///run/containerd/containerd.sock\0",
         );
-        file(places::main(Kind::Containerd), "disabled_plugins = ['cri']\n");
-        let main = Some(places::main(Kind::Containerd).into());
+        file(Kind::Containerd.installation().main_file, "disabled_plugins = ['cri']\n");
+        let main = Some(Kind::Containerd.installation().main_file.into());
         assert_eq!(facts(), Facts { own: true, disabled_by: main, kubelet: true, ..expected });
     }
 }
