@@ -42,6 +42,7 @@ const PURE: &[&str] = &[
     "crates/cgpu-cli/src/engines/docker/mod.rs",
     "crates/cgpu-cli/src/engines/hooks.rs",
     "crates/cgpu-cli/src/engines/named_runtime.rs",
+    "crates/cgpu-cli/src/engines/plan/target.rs",
     "crates/cgpu-cli/src/engines/podman.rs",
     "crates/cgpu-cli/src/engines/runtime_name.rs",
     "crates/cgpu-cli/src/engines/runtime_syntax.rs",

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use thiserror::Error;
 
-use super::Kind;
+use super::{Kind, docker};
 
 /// Why an engine isn't restarted.
 #[derive(Debug, Error)]
@@ -90,31 +90,12 @@ fn present(units: &[&'static str]) -> &'static str {
 #[must_use]
 pub fn next_step(kind: Kind, done: Done, init: Init) -> Option<String> {
     let unit = unit(kind)?;
-    Some(match (kind, done, init) {
-        (Kind::Docker, Done::Added, Init::Systemd) => {
-            "`systemctl reload docker`, so that docker reads it; containers run on".to_owned()
-        }
-        (Kind::Docker, Done::Added, Init::Other) => {
-            "`kill -HUP $(cat /var/run/docker.pid)`, so that docker reads it; containers run on"
-                .to_owned()
-        }
-        // dockerd 20.10 panics at a reload where its default runtime is gone from the file, and
-        // keeps the runtimes where the file has no list of them.
-        (Kind::Docker, Done::Removed, init) => {
-            let command = match init {
-                Init::Systemd => "`systemctl restart docker`",
-                Init::Other => "stop dockerd and start it as you started it",
-            };
-            format!(
-                "{command}, so that docker forgets it; a reload may crash docker, and containers \
-                 stop with it unless live-restore is on. `cgpu setup docker --remove --restart` \
-                 has docker forget it while containers run on"
-            )
-        }
-        (_, _, Init::Systemd) => {
+    Some(match (kind, init) {
+        (Kind::Docker, _) => docker::reload::next_step(done, init),
+        (_, Init::Systemd) => {
             format!("`systemctl restart {unit}`, so that {unit} reads it; containers run on")
         }
-        (_, _, Init::Other) => {
+        (_, Init::Other) => {
             format!("restart {unit} as you started it, so that it reads it; containers run on")
         }
     })

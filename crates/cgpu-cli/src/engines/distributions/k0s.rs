@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::engines::Seen;
+use crate::engines::containerd::Release;
 use crate::engines::host_tree::Tree;
 use crate::engines::installation::{DROP_IN, Installation};
 
@@ -24,6 +25,11 @@ const DIRECTORY: &str = "/etc/k0s/containerd.d";
 /// The file of ours among those that k0s merges.
 pub(crate) fn drop_in() -> PathBuf {
     Path::new(DIRECTORY).join(DROP_IN)
+}
+
+/// The version of the file of ours: containerd 1 doesn't read the newest one.
+pub(crate) fn drop_in_version(release: Option<Release>) -> i64 {
+    if release.is_some_and(|release| release.major < 2) { 2 } else { 3 }
 }
 
 /// The files that k0s merges, `also` among them; none if its administrator writes what containerd

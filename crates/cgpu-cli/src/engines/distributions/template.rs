@@ -4,6 +4,14 @@
 use crate::engines::config_text::EditError;
 use crate::engines::runtime_name::NAME;
 
+/// The templates beside a distribution's file: for version 2, and for version 3.
+pub(crate) const NAMES: [&str; 2] = ["config.toml.tmpl", "config-v3.toml.tmpl"];
+
+/// The template of a file of this version.
+pub(crate) fn name(version: i64) -> &'static str {
+    NAMES[usize::from(version >= 3)]
+}
+
 /// The line before our block.
 const BEGIN: &str = "# cgpu: begin. Made by `cgpu setup`; `cgpu setup … --remove` takes it away.";
 

@@ -25,7 +25,7 @@ use super::daemon_json::{self, InForce};
 use crate::engines::config_file::{self, ReadError};
 use crate::engines::config_text::EditError;
 use crate::engines::file_change::{self, Backup, Change, WriteError};
-use crate::engines::service::{self, Init, RestartError};
+use crate::engines::service::{self, Done, Init, RestartError};
 
 /// Where dockerd listens unless it is told.
 const SOCKET: &str = "/var/run/docker.sock";
@@ -184,6 +184,32 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
     match daemon_json::is_in_force(&after, &dockerd.in_force()?).map_err(edit_error)? {
         true => Ok(Outcome::InForce),
         false => Err(DockerdError::OtherFile { path: file.to_owned() }),
+    }
+}
+
+/// What applies a change to docker, and what that does to containers: the rest of a sentence.
+pub(in crate::engines) fn next_step(done: Done, init: Init) -> String {
+    match (done, init) {
+        (Done::Added, Init::Systemd) => {
+            "`systemctl reload docker`, so that docker reads it; containers run on".to_owned()
+        }
+        (Done::Added, Init::Other) => {
+            "`kill -HUP $(cat /var/run/docker.pid)`, so that docker reads it; containers run on"
+                .to_owned()
+        }
+        // dockerd 20.10 panics at a reload where its default runtime is gone from the file, and
+        // keeps the runtimes where the file has no list of them.
+        (Done::Removed, init) => {
+            let command = match init {
+                Init::Systemd => "`systemctl restart docker`",
+                Init::Other => "stop dockerd and start it as you started it",
+            };
+            format!(
+                "{command}, so that docker forgets it; a reload may crash docker, and containers \
+                 stop with it unless live-restore is on. `cgpu setup docker --remove --restart` \
+                 has docker forget it while containers run on"
+            )
+        }
     }
 }
 
