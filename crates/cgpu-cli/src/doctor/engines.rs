@@ -6,13 +6,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
+use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Observed, Toolkit};
 use crate::engines::containerd::{
     File, Reading, Release, config_dump, imports, merged_config, runtimes,
 };
 use crate::engines::host_tree::Tree;
 use crate::engines::{
-    Named, crio, distributions, docker, hooks, installation, podman, runtime_below, toml_values,
+    NamedRuntime, crio, distributions, docker, hooks, installation, podman, runtime_below,
+    toml_values,
 };
 
 /// NVIDIA's programs for containers.
@@ -39,9 +40,9 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
     let texts: Vec<(PathBuf, Result<String, String>)> = paths
         .into_iter()
         .filter_map(|path| match tree.read(&path) {
-            Seen::Absent => None,
-            Seen::Unreadable(why) => Some((path, Err(why))),
-            Seen::Found(text) => Some((path, Ok(distributions::with_values(kind, &text)))),
+            Observed::Absent => None,
+            Observed::Unreadable(why) => Some((path, Err(why))),
+            Observed::Present(text) => Some((path, Ok(distributions::with_values(kind, &text)))),
         })
         .collect();
     let (named, gives_cdi_devices) = match kind {
@@ -50,7 +51,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
         EngineKind::Podman => (each(&texts, podman::runtimes), None),
         _ => containerds(&texts, release),
     };
-    let handler = |named: Named| Handler {
+    let handler = |named: NamedRuntime| Handler {
         executable: is_there(tree, &named.program),
         lower: runtime_below::below(tree, &named.program),
         name: named.name,
@@ -73,17 +74,20 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
 type Texts = [(PathBuf, Result<String, String>)];
 
 /// Our runtimes in each file; why it can't be read.
-type Said = Vec<Result<Vec<Named>, String>>;
+type RuntimesOfFiles = Vec<Result<Vec<NamedRuntime>, String>>;
 
-fn each(texts: &Texts, dialect: impl Fn(&str) -> Result<Vec<Named>, String>) -> Said {
+fn each(
+    texts: &Texts,
+    reader: impl Fn(&str) -> Result<Vec<NamedRuntime>, String>,
+) -> RuntimesOfFiles {
     texts
         .iter()
-        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| dialect(text)))
+        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| reader(text)))
         .collect()
 }
 
 /// What containerd's files say, which count together, and whether it gives devices by CDI.
-fn containerds(texts: &Texts, release: Option<Release>) -> (Said, Option<bool>) {
+fn containerds(texts: &Texts, release: Option<Release>) -> (RuntimesOfFiles, Option<bool>) {
     let tables: Vec<Result<toml::Table, String>> = texts
         .iter()
         .map(|(_, text)| {
@@ -91,8 +95,8 @@ fn containerds(texts: &Texts, release: Option<Release>) -> (Said, Option<bool>) 
         })
         .collect();
     let files: Vec<File<'_>> = tables.iter().flatten().map(File::of).collect();
-    let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
-    let reading = Reading::of(release, &said);
+    let declared: Vec<Option<i64>> = files.iter().map(|file| file.version).collect();
+    let reading = Reading::of(release, &declared);
     let gives_cdi_devices = merged_config::gives_cdi_devices(&files, reading, release);
     let mut named = runtimes::runtimes(&files, reading).into_iter();
     let of = |table: &Result<toml::Table, String>| match table {
@@ -116,9 +120,9 @@ pub(super) fn hooks(tree: &Tree) -> Vec<HookFile> {
     let paths = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
     let files = paths.take(installation::FILES_MAX).filter_map(|path| {
         let hook = match tree.read(&path) {
-            Seen::Absent => return None,
-            Seen::Unreadable(why) => Err(why),
-            Seen::Found(text) => hooks::hook(&text).transpose()?,
+            Observed::Absent => return None,
+            Observed::Unreadable(why) => Err(why),
+            Observed::Present(text) => hooks::hook(&text).transpose()?,
         };
         let hook = hook.map(|(program, stages)| Hook {
             executable: is_there(tree, &program),

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use super::facts::{Cgroups, Isolation, Runtime, Seen};
+use super::facts::{Cgroups, Isolation, Observed, Runtime};
 use crate::engines::child_output;
 use crate::engines::host_tree::Tree;
 use cgpu::backend::gate::check_kernel;
@@ -20,7 +20,7 @@ pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
     // The kernel's own, wherever [driver] proc_root says that a driver is told of.
     let kernel = &tree.at("/proc/sys/kernel");
     let text = |path: &str| match crate::engines::host_tree::read(&kernel.join(path)) {
-        Seen::Found(text) => text.trim().to_owned(),
+        Observed::Present(text) => text.trim().to_owned(),
         _ => String::new(),
     };
     let release = text("osrelease");

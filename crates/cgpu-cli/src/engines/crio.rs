@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 use toml_edit::{Item, Table as EditedTable};
 
-use super::Named;
+use super::NamedRuntime;
 use super::installation::Installation;
 use super::named_runtime::named;
 use super::runtime_syntax::{Layout, RuntimeSyntax};
@@ -21,7 +21,7 @@ pub(super) const INSTALLATION: Installation = Installation {
 };
 
 /// Our runtimes in CRI-O's `crio.conf`, or in a file of its directory.
-pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {
+pub(crate) fn runtimes(text: &str) -> Result<Vec<NamedRuntime>, String> {
     let table = parse(text)?;
     let all = table_at(&table, &["crio", "runtime", "runtimes"]);
     let ours = all.into_iter().flatten().filter_map(|(name, runtime)| {
@@ -30,10 +30,10 @@ pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {
     Ok(ours.collect())
 }
 
-/// Where CRI-O's files name its runtimes.
+/// The table that has CRI-O's runtimes.
 const SECTION: [&str; 2] = ["crio", "runtime"];
 
-/// Words for the program of CRI-O's default runtime; none where CRI-O itself decides.
+/// The name or path of CRI-O's default runtime; none if CRI-O itself decides.
 pub(super) fn default_program<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
     let files = parse_all(texts);
     let Some(name) = last_named(&files, &SECTION, "default_runtime") else { return Vec::new() };
@@ -42,8 +42,8 @@ pub(super) fn default_program<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<S
     vec![path.unwrap_or(name).to_owned()]
 }
 
-/// The table of CRI-O's default runtime, but for its program; empty where CRI-O itself decides,
-/// or where it is none that is called as runc is.
+/// The table of CRI-O's default runtime, but for its program; empty if CRI-O itself decides,
+/// or if it isn't called as runc is.
 pub(super) fn model<'a>(texts: impl Iterator<Item = &'a str>) -> Table {
     let files = parse_all(texts);
     let named = || {
@@ -55,7 +55,7 @@ pub(super) fn model<'a>(texts: impl Iterator<Item = &'a str>) -> Table {
     named().unwrap_or_default()
 }
 
-/// Where `crio.conf` has our runtime.
+/// The tables of `crio.conf` that have our runtime.
 pub(super) fn layout() -> Layout {
     Layout { section: SECTION.into(), part_keys: 2, default: "default_runtime", syntax: &Syntax }
 }
@@ -89,24 +89,25 @@ impl RuntimeSyntax for Syntax {
 mod tests {
     use super::*;
     use crate::engines::config_text::fixtures::*;
-    use crate::engines::config_text::{Format, HEADER, Wish, is_bare};
+    use crate::engines::config_text::{ChangeRequest, Format, HEADER, is_bare};
     use crate::engines::named_runtime::tests::ours;
 
     #[test]
-    fn crio_names_runtimes_by_their_paths() {
+    fn runtimes_are_found_by_their_paths() {
         let text = "[crio.runtime.runtimes.gpu]\nruntime_path = \"/usr/bin/cgpu-runtime\"\n\
                     [crio.runtime.runtimes.runc]\nruntime_path = \"/usr/bin/runc\"\n";
         assert_eq!(runtimes(text), ours("gpu", None));
     }
 
     #[test]
-    fn crios_handler_is_like_its_model() {
+    fn handler_is_like_its_model() {
         let model = "runtime_path = \"/usr/libexec/crio/crun\"\nruntime_root = \"/run/crun\"\n\
                      monitor_path = \"/usr/libexec/crio/conmon\"\nmonitor_env = [\"A=b\"]\n\
                      allowed_annotations = [\"io.containers.trace-syscall\"]\n\
                      privileged_without_host_devices = true\n";
-        let wish = Wish::Add { program: PROGRAM, default: false, model, beside: false };
-        let new = add(Format::Crio, "", wish);
+        let requested =
+            ChangeRequest::Add { program: PROGRAM, default: false, model, merged: false };
+        let new = add(Format::Crio, "", requested);
         let top: toml::Table = new.parse().unwrap();
         let ours = top["crio"]["runtime"]["runtimes"]["cgpu"].as_table().unwrap();
         let mut expected: toml::Table = model.parse().unwrap();
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn crio_has_runtime_and_default_in_one_table() {
+    fn runtime_and_default_are_in_one_table() {
         let new = add(Format::Crio, HEADER, DEFAULT);
         assert_eq!(
             new,

@@ -14,38 +14,37 @@ use thiserror::Error;
 use super::config_file::{self, Original, ReadError, read};
 use cgpu_host::replace::{replace, replace_after};
 
-/// One file as it is, and as it is to be.
+/// A file's text before and after.
 #[derive(Debug)]
 pub struct Change {
     /// The file, as the host names it.
     pub path: PathBuf,
-    /// Where we reach it.
+    /// The path by which this process reaches it.
     pub(super) at: PathBuf,
-    /// The file as it was read; `None` where there is none.
+    /// The file as it was read; `None` if there is none.
     pub(super) before: Option<Original>,
-    /// Its new text; `None` where the file goes.
+    /// Its new text; `None` if the file is removed.
     pub after: Option<String>,
-    /// What becomes of the text before.
     pub backup: Backup,
 }
 
-/// What becomes of the backup beside a file: the text before setup first edited it.
+/// What becomes of a file's backup: the text before setup first edited it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backup {
     /// The text before is written there.
     Make,
-    /// There is one, which stays.
+    /// The existing one stays.
     Keep,
-    /// It goes: the file is what it says again.
+    /// It is removed: the file has its text again.
     Drop,
 }
 
 impl Change {
-    /// The change that takes this one back, once it is made.
+    /// The change that reverts this one after it was made.
     ///
     /// # Errors
     ///
-    /// Where the file can't be read.
+    /// If the file can't be read.
     pub fn reverse(&self) -> Result<Change, ReadError> {
         Ok(Change {
             path: self.path.clone(),
@@ -74,7 +73,7 @@ impl Change {
             .to_string()
     }
 
-    /// Where the backup is, where there is one after the change.
+    /// The path of the backup, if there is one after the change.
     #[must_use]
     pub fn backup(&self) -> Option<PathBuf> {
         let there = match self.backup {
@@ -89,36 +88,23 @@ impl Change {
 /// Why a file isn't written.
 #[derive(Debug, Error)]
 pub enum WriteError {
-    /// Somebody changed it since it was read.
     #[error("{} was changed by somebody else meanwhile; it is left as it is now: run this again", path.display())]
-    Changed {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Its directory can't be made.
+    Changed { path: PathBuf },
     #[error("{} can't be made: {source}", path.display())]
     Directory {
-        /// The directory.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Its backup can't be written.
     #[error("{} can't be written: {source}; nothing is changed", path.display())]
     Backup {
-        /// The backup.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It can't be written.
     #[error("{} can't be written: {source}; it is as it was", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -128,7 +114,7 @@ pub enum WriteError {
 ///
 /// # Errors
 ///
-/// Where it can't be written, or isn't what was read any more; then it is as it was.
+/// If it can't be written, or was changed since it was read; then it is left alone.
 pub fn write(change: &Change) -> Result<(), WriteError> {
     let (at, path) = (&change.at, change.path.clone());
     let (uid, gid) = change.before.as_ref().map_or((0, 0), |before| (before.uid, before.gid));
@@ -151,7 +137,7 @@ pub fn write(change: &Change) -> Result<(), WriteError> {
     let file_error = |source| WriteError::File { path: path.clone(), source };
     let Some(after) = &change.after else {
         fs::remove_file(at).map_err(file_error)?;
-        // One of a file that was ours alone tells nobody anything.
+        // The backup of a file that was ours alone has no use.
         let _ = fs::remove_file(backup_of(at));
         return Ok(());
     };
@@ -167,7 +153,7 @@ pub fn write(change: &Change) -> Result<(), WriteError> {
         Err(source) => Err(file_error(source)),
         Ok(()) => {
             if change.backup == Backup::Drop {
-                // It says what the file says; one that stays misleads nobody.
+                // The backup equals the file; if its removal fails, it does no harm.
                 let _ = fs::remove_file(backup_of(at));
             }
             Ok(())
@@ -175,7 +161,7 @@ pub fn write(change: &Change) -> Result<(), WriteError> {
     }
 }
 
-/// Where the backup of the file at `path` is.
+/// The path of the backup of the file at `path`.
 #[must_use]
 pub fn backup_of(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -183,7 +169,7 @@ pub fn backup_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The text of the backup beside the file at `at`, where it is a plain file of ours.
+/// The text of the backup of the file at `at`, if it is a regular file.
 pub(super) fn read_backup(at: &Path) -> Option<String> {
     let backup = backup_of(at);
     let original = read(&backup, &backup).ok().flatten()?;

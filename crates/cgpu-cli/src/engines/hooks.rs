@@ -1,4 +1,4 @@
-//! The directories in which engines look for hooks, and the files there that name ours. Pure.
+//! The directories of engines' hook files, and the files there that name ours. Pure.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,6 @@ use serde_json::Value as Json;
 
 use super::config_text::one_line;
 
-/// Where engines look for hooks.
 pub(crate) const DIRECTORIES: [&str; 3] = [
     "/usr/share/containers/oci/hooks.d",
     "/etc/containers/oci/hooks.d",
@@ -17,7 +16,7 @@ pub(crate) const DIRECTORIES: [&str; 3] = [
 /// Our hook's program.
 const PROGRAM: &str = "cgpu-hook";
 
-/// A file of a hooks directory: its program and stages, where it is ours.
+/// The program and stages of a hook file, if the program is ours.
 pub(crate) fn hook(text: &str) -> Result<Option<(PathBuf, Vec<String>)>, String> {
     let json: Json = serde_json::from_str(text).map_err(|error| one_line(&error.to_string()))?;
     let program = json.pointer("/hook/path").and_then(Json::as_str);

@@ -65,8 +65,8 @@ impl Kind {
     }
 }
 
-/// The files of an engine's configuration, whether they are there or not: where two say
-/// something else, the later one counts. `release` is that of its containerd, if known; `also` is
+/// The files of an engine's configuration, whether they exist or not: if two
+/// differ, the later one counts. `release` is that of its containerd, if known; `also` is
 /// a file that is to be made, which is listed where it would be read.
 pub(crate) fn files(
     tree: &Tree,

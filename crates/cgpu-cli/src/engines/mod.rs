@@ -1,5 +1,5 @@
-//! Container engines: where their configurations are, what these say, and how they are
-//! edited so that the engine knows the runtime `cgpu`.
+//! Container engines: their programs and configurations, and the edits that add the runtime
+//! `cgpu` to a configuration or remove it.
 //!
 //! Each engine has its module: [`docker`], [`containerd`], [`distributions`], [`crio`], [`podman`].
 //! What they share is below them. An [`installation`] has an engine's programs and files, and
@@ -55,31 +55,21 @@ pub(crate) mod child_output;
 mod tests;
 
 pub use named_runtime::Flaw;
-pub(crate) use named_runtime::Named;
+pub(crate) use named_runtime::NamedRuntime;
 
-/// Which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// dockerd.
     Docker,
-    /// containerd, with its CRI for Kubernetes.
     Containerd,
-    /// The containerd that k3s brings.
     K3s,
-    /// The containerd that RKE2 brings.
     Rke2,
-    /// The containerd that MicroK8s brings.
     MicroK8s,
-    /// The containerd that k0s brings.
     K0s,
-    /// CRI-O.
     Crio,
-    /// podman.
     Podman,
 }
 
 impl Kind {
-    /// All of them.
     pub const ALL: [Kind; 8] = [
         Kind::Docker,
         Kind::Containerd,
@@ -100,20 +90,18 @@ impl Kind {
         self == Kind::Containerd || Kind::DISTRIBUTIONS.contains(&self)
     }
 
-    /// What people call it.
+    /// The name in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.installation().name
     }
 }
 
-/// Something that may be there or not, or not be readable, as a sentence says.
+/// The result of reading what may not exist or not be readable.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen<T> {
-    /// It isn't there.
+pub enum Observed<T> {
     Absent,
-    /// It can't be read, or not understood.
+    /// The reason is a sentence.
     Unreadable(String),
-    /// This is it.
-    Found(T),
+    Present(T),
 }

@@ -5,19 +5,16 @@ use std::path::PathBuf;
 use super::runtime_name::is_ours;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named {
-    /// What the engine calls it.
+pub(crate) struct NamedRuntime {
     pub(crate) name: String,
-    /// Its program.
     pub(crate) program: PathBuf,
-    /// What is wrong with it.
     pub(crate) flaw: Option<Flaw>,
 }
 
 /// What is wrong with a runtime's section.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
-    /// It is for the other version of containerd's configuration.
+    /// It is in a section of another version of containerd's configuration.
     OtherVersion {
         /// The file's.
         file: i64,
@@ -25,23 +22,17 @@ pub enum Flaw {
         section: i64,
     },
     /// Another file, or another spelling of a key, has this runtime run something else.
-    Overruled {
-        /// What it runs.
-        by: String,
-    },
+    Overruled { by: String },
     /// It has a key in two spellings, of which releases take different ones.
-    TwoSpellings {
-        /// The key.
-        key: String,
-    },
-    /// Its cgroups aren't made by whom the others' are.
+    TwoSpellings { key: String },
+    /// Its cgroup driver isn't the others'.
     OtherCgroups {
-        /// Whether systemd makes the others'.
+        /// Whether the others' is systemd.
         systemd: bool,
     },
     /// Its snapshotter isn't the others', so images that are there may not be unpacked for it.
     OtherSnapshotter {
-        /// The others' own one; that of the whole configuration, if nothing.
+        /// The others' own one; `None` is that of the whole configuration.
         name: Option<String>,
     },
     /// Our annotations aren't passed on.
@@ -49,8 +40,12 @@ pub enum Flaw {
 }
 
 /// The runtime `name` of a file, if its `program` is ours.
-pub(super) fn named(name: &str, program: &str) -> Option<Named> {
-    is_ours(program).then(|| Named { name: name.to_owned(), program: program.into(), flaw: None })
+pub(super) fn named(name: &str, program: &str) -> Option<NamedRuntime> {
+    is_ours(program).then(|| NamedRuntime {
+        name: name.to_owned(),
+        program: program.into(),
+        flaw: None,
+    })
 }
 
 #[cfg(test)]
@@ -58,7 +53,7 @@ pub(super) mod tests {
     use super::*;
 
     /// What a reader finds of a file that has our runtime alone.
-    pub(crate) fn ours(name: &str, flaw: Option<Flaw>) -> Result<Vec<Named>, String> {
-        Ok(vec![Named { name: name.into(), program: "/usr/bin/cgpu-runtime".into(), flaw }])
+    pub(crate) fn ours(name: &str, flaw: Option<Flaw>) -> Result<Vec<NamedRuntime>, String> {
+        Ok(vec![NamedRuntime { name: name.into(), program: "/usr/bin/cgpu-runtime".into(), flaw }])
     }
 }

@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 use toml_edit::{Array, Item, Value as EditedValue};
 
-use super::Named;
+use super::NamedRuntime;
 use super::installation::Installation;
 use super::named_runtime::named;
 use super::runtime_name::{NAME, RUNTIME, is_ours};
@@ -23,7 +23,7 @@ pub(super) const INSTALLATION: Installation = Installation {
 };
 
 /// Our runtimes in podman's `containers.conf`, or in a file of its directories.
-pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {
+pub(crate) fn runtimes(text: &str) -> Result<Vec<NamedRuntime>, String> {
     let table = parse(text)?;
     let all = table_at(&table, &["engine", "runtimes"]);
     let ours = all.into_iter().flatten().filter_map(|(name, paths)| {
@@ -33,11 +33,12 @@ pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {
     Ok(ours.chain(default.and_then(|path| named("default", path))).collect())
 }
 
-/// Words for the program of podman's default runtime: podman looks for crun first.
+/// Names and paths of podman's default runtime, by preference: podman tries crun first.
 pub(super) fn default_programs<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<String> {
     let files = parse_all(texts);
-    let said = last_named(&files, &["engine"], "runtime").map(str::to_owned);
-    let names = said.map_or_else(|| vec!["crun".to_owned(), "runc".to_owned()], |name| vec![name]);
+    let configured = last_named(&files, &["engine"], "runtime").map(str::to_owned);
+    let names =
+        configured.map_or_else(|| vec!["crun".to_owned(), "runc".to_owned()], |name| vec![name]);
     let paths = |name: &String| -> Vec<String> {
         let paths = last_value(&files, &["engine", "runtimes", name]).and_then(Value::as_array);
         let paths = paths.into_iter().flatten().filter_map(Value::as_str);
@@ -46,22 +47,22 @@ pub(super) fn default_programs<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<
     names.iter().flat_map(paths).collect()
 }
 
-/// What podman expects of a runtime goes by its name: these keys list the names of those that
-/// report errors as JSON, and of those that can do without cgroups. The lists are podman's own.
+/// podman knows a runtime's capabilities by its name: these keys list the runtimes that report
+/// errors as JSON, and those that can do without cgroups. The lists are podman's own.
 const LISTS: [(&str, &[&str]); 2] = [
     ("runtime_supports_json", &["crun", "runc", "kata", "runsc", "youki", "krun"]),
     ("runtime_supports_nocgroups", &["crun", "krun"]),
 ];
 
-/// podman's lists of what runtimes can do, as its files have them, or podman itself; that of
-/// runtimes that need no cgroups only where ours stands over crun.
+/// podman's lists of capabilities, as its files have them, or podman itself; that of runtimes
+/// that need no cgroups only if crun is the runtime below ours.
 pub(super) fn lists<'a>(texts: impl Iterator<Item = &'a str>, over_crun: bool) -> Table {
     let files = parse_all(texts);
     let keys = LISTS.iter().filter(|(key, _)| over_crun || !key.ends_with("nocgroups"));
     let lists = keys.map(|(key, own)| {
-        let said = last_value(&files, &["engine", key]).and_then(Value::as_array).cloned();
+        let configured = last_value(&files, &["engine", key]).and_then(Value::as_array).cloned();
         let own = || own.iter().map(|name| Value::from(*name)).collect();
-        ((*key).to_owned(), Value::Array(said.unwrap_or_else(own)))
+        ((*key).to_owned(), Value::Array(configured.unwrap_or_else(own)))
     });
     lists.collect()
 }
@@ -69,7 +70,7 @@ pub(super) fn lists<'a>(texts: impl Iterator<Item = &'a str>, over_crun: bool) -
 /// Our runtime as podman may call it: by what its file calls it, or by its program.
 const CALLED: [&str; 2] = [NAME, RUNTIME];
 
-/// Where `containers.conf` has our runtime.
+/// The tables of `containers.conf` that have our runtime.
 pub(super) fn layout() -> Layout {
     Layout { section: vec!["engine"], part_keys: 1, default: "runtime", syntax: &Syntax }
 }
@@ -125,7 +126,7 @@ impl RuntimeSyntax for Syntax {
         }
     }
 
-    /// A list that says no more than podman knows goes.
+    /// A list that equals podman's own is removed.
     fn unlist(&self, section: &mut Item) {
         for (key, own) in LISTS {
             let Some(names) = child(section, key).and_then(Item::as_array_mut) else { continue };
@@ -158,11 +159,11 @@ impl RuntimeSyntax for Syntax {
 mod tests {
     use super::*;
     use crate::engines::config_text::fixtures::*;
-    use crate::engines::config_text::{Format, HEADER, Wish, is_bare};
+    use crate::engines::config_text::{ChangeRequest, Format, HEADER, is_bare};
     use crate::engines::named_runtime::tests::ours;
 
     #[test]
-    fn podman_names_runtimes_by_lists_of_paths() {
+    fn runtimes_are_found_by_lists_of_paths() {
         let text =
             "[engine.runtimes]\ncgpu = [\"/usr/bin/cgpu-runtime\"]\nrunc = [\"/usr/bin/runc\"]\n";
         assert_eq!(runtimes(text), ours("cgpu", None));
@@ -174,28 +175,29 @@ mod tests {
     }
 
     #[test]
-    fn podmans_lists_name_ours() {
+    fn lists_of_capabilities_name_ours() {
         let model = "runtime_supports_json = [\"crun\", \"runc\", \"kata\", \"runsc\", \"youki\", \"krun\"]\n";
-        let wish = Wish::Add { program: PROGRAM, default: false, model, beside: false };
+        let requested =
+            ChangeRequest::Add { program: PROGRAM, default: false, model, merged: false };
         for text in [
             "",
             "[engine]\nevents_logger = \"file\"\n",
             "[engine]\nruntime_supports_json = [\"crun\", {append=true}]\n",
         ] {
-            let new = add(Format::Podman, text, wish);
+            let new = add(Format::Podman, text, requested);
             let top: toml::Table = new.parse().unwrap();
             let names = top["engine"]["runtime_supports_json"].as_array().unwrap();
             for name in ["cgpu", "cgpu-runtime", "crun"] {
                 assert!(names.contains(&name.into()), "{new}");
             }
             assert!(!new.contains("nocgroups"));
-            assert_eq!(add(Format::Podman, &new, wish), new);
+            assert_eq!(add(Format::Podman, &new, requested), new);
             assert_eq!(remove(Format::Podman, &new, Some(text)), text);
         }
     }
 
     #[test]
-    fn podman_has_runtime_and_default_in_its_tables() {
+    fn runtime_and_default_are_in_their_tables() {
         let new = add(Format::Podman, HEADER, DEFAULT);
         assert_eq!(
             new,

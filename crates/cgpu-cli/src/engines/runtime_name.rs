@@ -6,7 +6,6 @@ use std::path::Path;
 /// What an engine calls it.
 pub const NAME: &str = "cgpu";
 
-/// Its program.
 pub(crate) const RUNTIME: &str = "cgpu-runtime";
 
 /// Whether a program is our runtime: by its name.

@@ -1,5 +1,5 @@
-//! What the editor of TOML tables has to know of an engine: where its runtimes are, and how it
-//! describes one. Pure.
+//! What the editor of TOML tables needs of an engine: the place of its runtimes, and the
+//! syntax of one. Pure.
 
 use std::fmt::Debug;
 
@@ -8,7 +8,7 @@ use toml_edit::Item;
 
 use super::toml_style::Style;
 
-/// Where an engine has its runtimes, and how it describes one.
+/// The place of an engine's runtimes in a file, and their syntax.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// The keys of the table that has both the default runtime and the table of the runtimes.
@@ -41,7 +41,7 @@ pub(super) trait RuntimeSyntax: Debug + Sync {
     /// A new entry, which is like `model` but for its program.
     fn entry(&self, program: &str, model: &Plain) -> Item;
 
-    /// Has an entry of ours run `program`; what else it says stays.
+    /// Changes the program of our entry; its other values stay.
     fn repoint(&self, entry: &mut Item, program: &str, model: &Plain);
 
     /// The runtime that the engine has only while its files name none.
@@ -54,10 +54,10 @@ pub(super) trait RuntimeSyntax: Debug + Sync {
         false
     }
 
-    /// Has the section's lists of runtimes name ours, those that `model` has.
+    /// Adds our runtime to the section's lists of runtimes, those that `model` has.
     fn list(&self, _section: &mut Item, _model: &Plain, _style: &Style) {}
 
-    /// Takes our runtime out of these lists.
+    /// Removes our runtime from these lists.
     fn unlist(&self, _section: &mut Item) {}
 
     /// The same for a section that is only compared.
@@ -72,7 +72,7 @@ pub(super) struct BuiltIn {
 }
 
 impl BuiltIn {
-    /// Whether a runtime says no more than what the engine has without it.
+    /// Whether a runtime has the built-in one's settings alone.
     pub(super) fn is(self, runtime: &Item) -> bool {
         let only = runtime.as_table_like().is_some_and(|table| table.len() == 1);
         only && runtime.get("runtime_type").and_then(Item::as_str) == Some(self.runtime_type)

@@ -1,7 +1,6 @@
-//! Has an engine read its files again, or says who is to do that.
+//! The service of an engine: its unit, its restart, or the sentence that asks the user for one.
 //!
-//! Owns the commands and the sentences about them. dockerd, which is reloaded and not
-//! restarted, has its own module beside this one. Must not know what the files say.
+//! dockerd, which is reloaded and not restarted, has [`docker::reload`]. Must not know the files.
 
 use std::io;
 use std::path::Path;
@@ -14,42 +13,31 @@ use super::{Kind, docker};
 /// Why an engine isn't restarted.
 #[derive(Debug, Error)]
 pub enum RestartError {
-    /// systemctl can't be run.
     #[error("`{command}` can't be run: {source}; the configuration is written: restart the engine")]
     Spawn {
-        /// The command.
         command: String,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// systemctl says no.
     #[error(
-        "`{command}` failed: {said}; the configuration is written: see what the engine says of it"
+        "`{command}` failed: {stderr}; the configuration is written: see what the engine says of it"
     )]
-    Failed {
-        /// The command.
-        command: String,
-        /// What it said.
-        said: String,
-    },
+    Failed { command: String, stderr: String },
 }
 
 /// What was done to the engine's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Done {
+pub enum RuntimeChange {
     /// The runtime was added.
     Added,
     /// The runtime was taken out.
     Removed,
 }
 
-/// Who starts the daemons of a host.
+/// What starts the daemons of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Init {
-    /// systemd.
     Systemd,
-    /// Somebody else.
     Other,
 }
 
@@ -64,7 +52,7 @@ impl Init {
     }
 }
 
-/// The engine's unit; `None` where the engine reads its files at every start of a container.
+/// The engine's unit; `None` if the engine reads its files at every container start.
 #[must_use]
 pub fn unit(kind: Kind) -> Option<&'static str> {
     match kind.installation().units {
@@ -74,7 +62,7 @@ pub fn unit(kind: Kind) -> Option<&'static str> {
     }
 }
 
-/// The first of some units that this machine has; one of them where it has none.
+/// The first of some units that this machine has; the first of all if it has none.
 fn present(units: &[&'static str]) -> &'static str {
     let directories =
         ["/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"];
@@ -86,9 +74,9 @@ fn present(units: &[&'static str]) -> &'static str {
     units.iter().find(is_there).copied().unwrap_or(units[0])
 }
 
-/// What brings a change into force, and what that does to containers: the rest of a sentence.
+/// What applies a change, and what that does to containers: the rest of a sentence.
 #[must_use]
-pub fn next_step(kind: Kind, done: Done, init: Init) -> Option<String> {
+pub fn next_step(kind: Kind, done: RuntimeChange, init: Init) -> Option<String> {
     let unit = unit(kind)?;
     Some(match (kind, init) {
         (Kind::Docker, _) => docker::reload::next_step(done, init),
@@ -105,7 +93,7 @@ pub fn next_step(kind: Kind, done: Done, init: Init) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Where systemctl can't be run, or fails.
+/// If systemctl can't be run, or fails.
 pub fn restart(unit: &str) -> Result<(), RestartError> {
     systemctl("restart", unit)
 }
@@ -119,8 +107,8 @@ pub(super) fn systemctl(verb: &str, unit: &str) -> Result<(), RestartError> {
     match output.status.success() {
         true => Ok(()),
         false => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-            Err(RestartError::Failed { command, said })
+            let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+            Err(RestartError::Failed { command, stderr })
         }
     }
 }
@@ -130,21 +118,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_takes_cgpu_out_of_docker_is_never_told_to_reload() {
+    fn removal_from_docker_never_asks_for_reload() {
         for init in [Init::Systemd, Init::Other] {
-            let removed = next_step(Kind::Docker, Done::Removed, init).unwrap();
+            let removed = next_step(Kind::Docker, RuntimeChange::Removed, init).unwrap();
             assert!(!removed.contains("systemctl reload") && !removed.contains("HUP"), "{removed}");
             assert!(removed.contains("stop with it unless live-restore is on"), "{removed}");
-            assert_eq!(next_step(Kind::Podman, Done::Removed, init), None);
+            assert_eq!(next_step(Kind::Podman, RuntimeChange::Removed, init), None);
         }
-        let restart = next_step(Kind::Docker, Done::Removed, Init::Systemd).unwrap();
+        let restart = next_step(Kind::Docker, RuntimeChange::Removed, Init::Systemd).unwrap();
         assert!(restart.starts_with("`systemctl restart docker`, so that"), "{restart}");
     }
 
     #[test]
-    fn without_systemd_nobody_is_told_of_systemctl() {
+    fn without_systemd_no_sentence_names_systemctl() {
         for kind in [Kind::Docker, Kind::Containerd, Kind::Crio] {
-            for done in [Done::Added, Done::Removed] {
+            for done in [RuntimeChange::Added, RuntimeChange::Removed] {
                 let step = next_step(kind, done, Init::Other).unwrap();
                 assert!(!step.contains("systemctl"), "{step}");
             }

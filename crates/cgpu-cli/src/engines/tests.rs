@@ -13,7 +13,7 @@ proptest! {
             for release in [None, Some((1, 7)), Some((2, 1)), Some((2, 3))] {
                 let release = release.map(|(major, minor)| Release { major, minor });
                 let file = File::of(&table);
-                let _ = containerd::runtimes::runtimes(&[file, file], Reading::of(release, &[file.said; 2]));
+                let _ = containerd::runtimes::runtimes(&[file, file], Reading::of(release, &[file.version; 2]));
             }
         }
     }

@@ -5,7 +5,7 @@ use toml_edit::{DocumentMut, Item, Table};
 /// How a document indents the tables of its runtimes.
 #[derive(Debug)]
 pub(super) struct Style {
-    /// Before the header of a runtime's table.
+    /// ParsedFiles the header of a runtime's table.
     header: String,
     /// What a nested table and a table's keys have more than the header of theirs.
     step: String,
@@ -20,7 +20,7 @@ impl Style {
             let Some(inner) = item.get(key) else { break };
             item = inner;
             let Some(table) = item.as_table() else { break };
-            // The neighbours at the depth where our first table is made.
+            // The neighbours at the depth of our first table.
             let neighbour = table.iter().find_map(|(_, item)| item.as_table());
             let own = header_indent(table);
             if let Some(indent) = neighbour.and_then(header_indent) {
@@ -66,7 +66,7 @@ impl Style {
     }
 }
 
-/// The spaces before a table's header, where it has one.
+/// The spaces before a table's header, if it has one.
 pub(super) fn header_indent(table: &Table) -> Option<String> {
     if table.is_implicit() || table.is_dotted() {
         return None;

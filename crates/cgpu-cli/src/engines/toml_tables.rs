@@ -1,19 +1,21 @@
 //! Tables of runtimes in TOML: containerd's, CRI-O's and podman's are read and edited here. Pure.
 //!
 //! Each engine's own module has its [`Layout`] and its [`RuntimeSyntax`](super::runtime_syntax::RuntimeSyntax). Everything else in a
-//! document stays as it is. All three engines take keys in any case, names of runtimes apart.
+//! document stays as it is. All three engines take keys in any case, except names of runtimes.
 
 use toml::{Table as Plain, Value as PlainValue};
 use toml_edit::{DocumentMut, InlineTable, Item, Table, Value};
 
-use super::config_text::{EditError, Said, Wish, is_known, one_line, with_line_ends_of};
+use super::config_text::{
+    ChangeRequest, EditError, ParsedConfig, is_restorable, one_line, with_line_ends_of,
+};
 use super::runtime_name::{NAME, is_ours, is_ours_by_default};
 use super::runtime_syntax::{BuiltIn, Layout, RUNTIMES};
 use super::toml_style::{Style, first_key_indent, header_indent};
 use super::toml_values::get;
 
-/// Has `table` say what `model` does, but for `own`. An empty value says nothing: containerd
-/// writes them where it is asked for its defaults.
+/// Copies `model`'s values into `table`, except those of `own`. Empty values are left out:
+/// `containerd config default` writes them.
 pub(super) fn copy(model: &Plain, table: &mut Table, own: &[&str]) {
     for (key, value) in model.iter().filter(|(key, _)| !own.contains(&key.as_str())) {
         let empty = match value {
@@ -33,7 +35,7 @@ pub(super) fn text(value: &str) -> Item {
     Item::Value(value.into())
 }
 
-/// Has a value say `wanted`, in its place; nothing is touched where it does.
+/// Replaces a value by `wanted`; its decoration stays.
 pub(super) fn set(value: &mut Value, wanted: &str) {
     if value.as_str() != Some(wanted) {
         let decor = value.decor().clone();
@@ -54,7 +56,7 @@ fn not_a_table(path: &[&str]) -> EditError {
     EditError::NotATable { key: path.join(".") }
 }
 
-/// The table at `path`, `None` where there is none.
+/// The table at `path`, if there is one.
 fn below<'a>(top: &'a Plain, path: &[&str]) -> Result<Option<&'a Plain>, EditError> {
     let mut table = top;
     for (depth, key) in path.iter().enumerate() {
@@ -71,20 +73,20 @@ fn below<'a>(top: &'a Plain, path: &[&str]) -> Result<Option<&'a Plain>, EditErr
     Ok(Some(table))
 }
 
-/// What all of `layouts` say together.
-pub(super) fn read_all(layouts: &[Layout], text: &str) -> Result<Said, EditError> {
-    let mut all = Said::default();
+/// What all of `layouts` have together.
+pub(super) fn read_all(layouts: &[Layout], text: &str) -> Result<ParsedConfig, EditError> {
+    let mut all = ParsedConfig::default();
     for layout in layouts {
-        let said = read(layout, text)?;
-        all.runtime |= said.runtime;
-        all.section |= said.section;
-        all.default = said.default.or(all.default);
-        all.program = said.program.or(all.program);
+        let parsed = read(layout, text)?;
+        all.runtime |= parsed.runtime;
+        all.section |= parsed.section;
+        all.default = parsed.default.or(all.default);
+        all.program = parsed.program.or(all.program);
     }
     Ok(all)
 }
 
-pub(super) fn read(layout: &Layout, text: &str) -> Result<Said, EditError> {
+pub(super) fn read(layout: &Layout, text: &str) -> Result<ParsedConfig, EditError> {
     let top = plain(text)?;
     let runtimes = below(&top, &layout.runtimes_path())?;
     let ours = runtimes.and_then(|runtimes| runtimes.get(NAME));
@@ -94,7 +96,7 @@ pub(super) fn read(layout: &Layout, text: &str) -> Result<Said, EditError> {
         return Err(EditError::Taken { program: program.clone() });
     }
     let default = below(&top, &layout.section)?.and_then(|section| get(section, layout.default));
-    Ok(Said {
+    Ok(ParsedConfig {
         runtime: ours.is_some(),
         program,
         default: default.and_then(PlainValue::as_str).map(str::to_owned),
@@ -110,7 +112,11 @@ pub(super) fn is_bare(text: &str) -> bool {
     })
 }
 
-pub(super) fn edit(layout: &Layout, text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+pub(super) fn edit(
+    layout: &Layout,
+    text: &str,
+    requested: ChangeRequest<'_>,
+) -> Result<String, EditError> {
     let mut document: DocumentMut =
         text.parse().map_err(|error: toml_edit::TomlError| syntax(error.message()))?;
     // A file with nothing but lines of comments keeps them before what is added.
@@ -119,11 +125,11 @@ pub(super) fn edit(layout: &Layout, text: &str, wish: Wish<'_>) -> Result<String
     if only_comments {
         document.set_trailing("");
     }
-    match wish {
-        Wish::Add { program, default, model, beside } => {
-            add(layout, &mut document, (program, default, beside), &plain(model)?)?;
+    match requested {
+        ChangeRequest::Add { program, default, model, merged } => {
+            add(layout, &mut document, (program, default, merged), &plain(model)?)?;
         }
-        Wish::Remove { former } => {
+        ChangeRequest::Remove { former } => {
             let former = former.and_then(|text| text.parse().ok()).unwrap_or_default();
             remove(layout, &mut document, &former);
         }
@@ -148,7 +154,7 @@ pub(super) fn edit(layout: &Layout, text: &str, wish: Wish<'_>) -> Result<String
     }
 }
 
-/// The comments at the beginning of a text, which belong to nothing that is taken out.
+/// The comments at the beginning of a text, which belong to nothing that is removed.
 fn leading_comments(text: &str) -> String {
     let is_comment = |line: &&str| line.trim_start().starts_with('#') || line.trim().is_empty();
     let lines: String = text.split_inclusive('\n').take_while(is_comment).collect();
@@ -161,7 +167,7 @@ fn leading_comments(text: &str) -> String {
 fn add(
     layout: &Layout,
     document: &mut DocumentMut,
-    (program, default, beside): (&str, bool, bool),
+    (program, default, merged): (&str, bool, bool),
     model: &Plain,
 ) -> Result<(), EditError> {
     let path = layout.runtimes_path();
@@ -175,7 +181,7 @@ fn add(
         }
         None => {
             if let Some(built_in) = layout.syntax.built_in()
-                && !beside
+                && !merged
                 && runtimes.as_table_like().is_some_and(|table| table.is_empty())
             {
                 let mut table = Table::new();
@@ -215,7 +221,7 @@ fn add(
     Ok(())
 }
 
-/// The table at `path`, made where it is missing; it is inline below one that is.
+/// The table at `path`, made if missing; it is inline below one that is.
 fn opened<'a>(top: &'a mut Item, path: &[&str]) -> Result<&'a mut Item, EditError> {
     let mut item = top;
     for (depth, key) in path.iter().enumerate() {
@@ -275,7 +281,7 @@ pub(super) fn child<'a>(item: &'a mut Item, key: &str) -> Option<&'a mut Item> {
     table.get_mut(&key)
 }
 
-/// How a table spells `key`, where it has it.
+/// How a table spells `key`, if it has it.
 pub(super) fn spelled(table: &dyn toml_edit::TableLike, key: &str) -> Option<String> {
     if table.contains_key(key) {
         return Some(key.to_owned());
@@ -303,8 +309,8 @@ fn remove(layout: &Layout, document: &mut DocumentMut, former: &DocumentMut) {
     if let Some(built_in) = layout.syntax.built_in() {
         remove_built_in(built_in, &path, document, &former);
     }
-    // Tables that setup made are emptied by now; one that was there before stays. One that has
-    // only had ours was made for it.
+    // Tables that setup made are empty by now; one that existed before stays. One that had only
+    // ours was made for it.
     let mut had = former;
     if below(&had, &path).ok().flatten().is_some_and(|runtimes| runtimes.contains_key(NAME)) {
         had = rest(layout, had);
@@ -324,13 +330,13 @@ fn remove(layout: &Layout, document: &mut DocumentMut, former: &DocumentMut) {
     }
 }
 
-/// Takes out the engine's own runtime, if it says no more than the engine knows and `former`
-/// didn't name it: setup wrote it.
+/// Removes the engine's own runtime, if it has its default settings and `former` didn't name it:
+/// setup wrote it.
 fn remove_built_in(built_in: BuiltIn, path: &[&str], document: &mut DocumentMut, former: &Plain) {
-    let kept = below(former, path).ok().flatten().is_some_and(|runtimes| {
+    let was_named = below(former, path).ok().flatten().is_some_and(|runtimes| {
         runtimes.contains_key(built_in.name) && !runtimes.contains_key(NAME)
     });
-    if !kept
+    if !was_named
         && let Some(table) = below_mut(document.as_item_mut(), path)
         && table.as_table_like().is_some_and(|table| table.len() == 1)
         && child(table, built_in.name).is_some_and(|runtime| built_in.is(runtime))
@@ -340,8 +346,8 @@ fn remove_built_in(built_in: BuiltIn, path: &[&str], document: &mut DocumentMut,
     }
 }
 
-/// Takes out the headers of tables that `former` has without one, where nothing stands below
-/// them: setup wrote them for what is gone.
+/// Removes the headers of tables that `former` has without one, if no value follows them: setup
+/// wrote them for what it removed.
 fn take_headers(path: &[&str], document: &mut DocumentMut, former: &DocumentMut) {
     for depth in 1..=path.len() {
         let path = &path[..depth];
@@ -361,7 +367,7 @@ fn is_blank(text: &str) -> bool {
     text.trim().is_empty()
 }
 
-/// Undoes a default runtime that is ours.
+/// Restores the former default runtime, if the default is ours.
 fn restore(layout: &Layout, section: &mut Item, former: &DocumentMut) {
     let like =
         |item: &'_ Item, key: &str| -> Option<String> { spelled(item.as_table_like()?, key) };
@@ -369,9 +375,11 @@ fn restore(layout: &Layout, section: &mut Item, former: &DocumentMut) {
         layout.section.iter().try_fold(former.as_item(), |item, key| item.get(like(item, key)?));
     let before = before.and_then(|section| section.get(like(section, layout.default)?)?.as_value());
     let runtimes = like(section, RUNTIMES).and_then(|key| section.get(key));
-    let known = |name: &str| runtimes.and_then(|runtimes| runtimes.get(name)).is_some();
+    let is_configured = |name: &str| runtimes.and_then(|runtimes| runtimes.get(name)).is_some();
     let before = before.filter(|value| {
-        value.as_str().is_some_and(|name| !is_ours_by_default(name) && is_known(name, known))
+        value
+            .as_str()
+            .is_some_and(|name| !is_ours_by_default(name) && is_restorable(name, is_configured))
     });
     let Some(key) = like(section, layout.default) else { return };
     let Some(table) = section.as_table_like_mut() else { return };
@@ -389,7 +397,7 @@ fn restore(layout: &Layout, section: &mut Item, former: &DocumentMut) {
     }
 }
 
-/// What a text says beside what is ours.
+/// A text's values without ours, for a comparison.
 fn rest(layout: &Layout, mut top: Plain) -> Plain {
     let mut section = Some(&mut top);
     for key in &layout.section {

@@ -6,7 +6,7 @@ use toml::{Table, Value};
 use super::config_text::one_line;
 use super::runtime_name::{NAME, is_ours};
 
-/// What a file says, as a table; why that can't be read.
+/// A file's table; why it can't be read.
 pub(crate) fn parse(text: &str) -> Result<Table, String> {
     text.parse().map_err(|error: toml::de::Error| one_line(error.message()))
 }
@@ -29,8 +29,8 @@ pub(super) fn parse_all<'a>(texts: impl Iterator<Item = &'a str>) -> Vec<Table> 
 
 /// The runtime that `key` of a section names in the last file that has it, if that isn't ours.
 pub(super) fn last_named<'a>(files: &'a [Table], section: &[&str], key: &str) -> Option<&'a str> {
-    let said = files.iter().filter_map(|file| table_at(file, section)?.get(key)?.as_str());
-    said.rev().find(|said| !is_ours(said) && *said != NAME)
+    let mut names = files.iter().filter_map(|file| table_at(file, section)?.get(key)?.as_str());
+    names.rfind(|name| !is_ours(name) && *name != NAME)
 }
 
 /// The value at `path` in the last file that has it.

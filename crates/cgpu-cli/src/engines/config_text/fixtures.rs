@@ -11,11 +11,11 @@ pub(crate) const V2: Format = Format::Containerd { version: 2, reading: Reading:
 pub(crate) const V3: Format =
     Format::Containerd { version: 3, reading: Reading::Two { older: false } };
 
-pub(crate) const ADD: Wish<'_> =
-    Wish::Add { program: PROGRAM, default: false, model: "", beside: false };
+pub(crate) const ADD: ChangeRequest<'_> =
+    ChangeRequest::Add { program: PROGRAM, default: false, model: "", merged: false };
 
-pub(crate) const DEFAULT: Wish<'_> =
-    Wish::Add { program: PROGRAM, default: true, model: "", beside: false };
+pub(crate) const DEFAULT: ChangeRequest<'_> =
+    ChangeRequest::Add { program: PROGRAM, default: true, model: "", merged: false };
 
 /// As Debian ships it.
 pub(crate) const DEBIAN: &str = r#"version = 2
@@ -45,15 +45,15 @@ options = { BinaryName = "/usr/bin/crun" }
 
 pub(crate) const DAEMON: &str = "{\n\t\"log-driver\": \"local\",\n\t\"default-runtime\": \"crun\",\n\t\"runtimes\": {\n\t\t\"crun\": {\"path\": \"/usr/bin/crun\", \"runtimeArgs\": []}\n\t},\n\t\"debug\": 1e0\n}\n";
 
-pub(crate) fn add(format: Format, text: &str, wish: Wish<'_>) -> String {
-    edit(format, text, wish).unwrap()
+pub(crate) fn add(format: Format, text: &str, requested: ChangeRequest<'_>) -> String {
+    edit(format, text, requested).unwrap()
 }
 
 pub(crate) fn remove(format: Format, text: &str, former: Option<&str>) -> String {
-    edit(format, text, Wish::Remove { former }).unwrap()
+    edit(format, text, ChangeRequest::Remove { former }).unwrap()
 }
 
-/// Lines that `new` has and `old` hasn't, where nothing of `old` is lost.
+/// Lines that `new` has and `old` hasn't; nothing of `old` may be lost.
 #[track_caller]
 pub(crate) fn added<'a>(old: &str, new: &'a str) -> Vec<&'a str> {
     let mut rest = old.lines().peekable();

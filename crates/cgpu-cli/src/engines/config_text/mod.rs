@@ -1,8 +1,8 @@
-//! Edits one file of an engine's configuration so that the engine knows the runtime `cgpu`,
-//! or no longer knows it. Pure: text in, text out.
+//! Edits the text of an engine's configuration: adds the runtime `cgpu`, or removes it. Pure:
+//! text in, text out.
 //!
 //! Owns what `cgpu setup` writes. Everything else in the text stays as it is, to the byte:
-//! order, comments, spaces. A text that isn't understood, or whose runtime `cgpu` runs
+//! order, comments, spaces. A text that can't be parsed, or whose runtime `cgpu` runs
 //! another program, is refused. Each edit is checked before it is handed out: without what
 //! is ours, the new text means what the old one means.
 
@@ -16,10 +16,9 @@ use super::runtime_syntax::Layout;
 use super::toml_tables;
 use super::{crio, podman};
 
-/// The first line of a file that setup makes, where the format has comments.
+/// The first line of a file that setup makes, if the format has comments.
 pub const HEADER: &str = "# Made by `cgpu setup`; `cgpu setup … --remove` takes it away.\n";
 
-/// How a text is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// docker's `daemon.json`.
@@ -28,7 +27,6 @@ pub enum Format {
     Containerd {
         /// Of the file, or of the one that imports it: 1 to 4.
         version: i64,
-        /// How it is read.
         reading: Reading,
     },
     /// CRI-O's `crio.conf`.
@@ -37,25 +35,24 @@ pub enum Format {
     Podman,
 }
 
-/// What is to become of a text.
+/// The requested change of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish<'a> {
-    /// The engine knows the runtime.
+pub enum ChangeRequest<'a> {
+    /// The engine has our runtime.
     Add {
-        /// Its program.
         program: &'a str,
         /// Whether containers that name no runtime get it.
         default: bool,
         /// Of containerd and CRI-O: the table of the runtime that ours is to be like, as TOML; an
-        /// empty text where there is none.
+        /// empty text if there is none.
         model: &'a str,
-        /// Of containerd: whether other files name runtimes beside these, so that ours is the only
-        /// one that is to be named here.
-        beside: bool,
+        /// Of containerd: whether other files' runtimes are merged with this one's, so that only ours
+        /// is to be named here.
+        merged: bool,
     },
-    /// The engine no longer knows it.
+    /// It has it no longer.
     Remove {
-        /// The text before setup's last edit, whose default runtime is restored where the
+        /// The text before setup's last edit, whose default runtime is restored if the
         /// default is ours now.
         former: Option<&'a str>,
     },
@@ -64,12 +61,8 @@ pub enum Wish<'a> {
 /// Why a text isn't edited.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum EditError {
-    /// It can't be read.
     #[error("can't be read: {why}; correct it first")]
-    Syntax {
-        /// What the parser says.
-        why: String,
-    },
+    Syntax { why: String },
     /// A key holds another kind of value than the engine expects.
     #[error("has no table at {key}; correct it first")]
     NotATable {
@@ -78,32 +71,22 @@ pub enum EditError {
     },
     /// A key is there twice, and readers differ in which one counts.
     #[error("has {key} twice; remove one of them first")]
-    Twice {
-        /// The key.
-        key: String,
-    },
-    /// The runtime `cgpu` is another's.
+    Twice { key: String },
     #[error(
         "has a runtime `cgpu` that runs {program}, not cgpu-runtime; rename or remove it first"
     )]
-    Taken {
-        /// What it runs.
-        program: String,
-    },
+    Taken { program: String },
     /// containerd's configuration has a version that isn't known.
     #[error("has version {version}, and setup knows versions 1 to 4; add the runtime by hand")]
-    Version {
-        /// That version.
-        version: i64,
-    },
+    Version { version: i64 },
     /// The edit would change something else, or not do what it should.
     #[error("is written in a way that setup can't edit safely; make the change by hand")]
     Unsafe,
 }
 
-/// What a text says of our runtime.
+/// What a text has of our runtime.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct ParsedConfig {
     /// Whether it has the runtime `cgpu`, and it is ours.
     pub runtime: bool,
     /// The program of that runtime.
@@ -115,7 +98,7 @@ pub struct Said {
     pub section: bool,
 }
 
-impl Said {
+impl ParsedConfig {
     /// Whether the default runtime is ours.
     #[must_use]
     pub fn is_default(&self) -> bool {
@@ -123,49 +106,49 @@ impl Said {
     }
 }
 
-/// What `text` says of our runtime.
+/// What `text` has of our runtime.
 ///
 /// # Errors
 ///
-/// Where it isn't understood, or has a runtime `cgpu` that isn't ours.
-pub fn read(format: Format, text: &str) -> Result<Said, EditError> {
+/// If it isn't understood, or has a runtime `cgpu` that isn't ours.
+pub fn read(format: Format, text: &str) -> Result<ParsedConfig, EditError> {
     match format {
         Format::Docker => daemon_json::read(text),
         _ => toml_tables::read_all(&layouts(format)?, text),
     }
 }
 
-/// `text` as `wish` wants it; the same text where that is so already. An empty text is an
+/// `text` with the requested change; the same text if it needs none. An empty text is an
 /// empty file, or none.
 ///
 /// # Errors
 ///
-/// Where it isn't understood, has a runtime `cgpu` that isn't ours, or can't be edited
+/// If it isn't understood, has a runtime `cgpu` that isn't ours, or can't be edited
 /// without changing more.
-pub fn edit(format: Format, text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+pub fn edit(format: Format, text: &str, requested: ChangeRequest<'_>) -> Result<String, EditError> {
     read(format, text)?;
-    let edited = match (format, wish) {
-        (Format::Docker, _) => daemon_json::edit(text, wish)?,
-        (_, Wish::Add { .. }) => in_each(&layouts(format)?, text, wish)?,
+    let edited = match (format, requested) {
+        (Format::Docker, _) => daemon_json::edit(text, requested)?,
+        (_, ChangeRequest::Add { .. }) => in_each(&layouts(format)?, text, requested)?,
         // Sections of other versions are not read by containerd, but may be ours as well.
-        (_, Wish::Remove { .. }) => in_each(&all_layouts(format)?, text, wish)?,
+        (_, ChangeRequest::Remove { .. }) => in_each(&all_layouts(format)?, text, requested)?,
     };
-    let is_done = |said: &Said| match wish {
-        Wish::Add { default, .. } => said.runtime && (!default || said.is_default()),
-        Wish::Remove { .. } => !said.runtime && !said.is_default(),
+    let is_done = |parsed: &ParsedConfig| match requested {
+        ChangeRequest::Add { default, .. } => parsed.runtime && (!default || parsed.is_default()),
+        ChangeRequest::Remove { .. } => !parsed.runtime && !parsed.is_default(),
     };
-    let said: Result<Vec<Said>, EditError> = match format {
-        Format::Docker => daemon_json::read(&edited).map(|said| vec![said]),
+    let parsed: Result<Vec<ParsedConfig>, EditError> = match format {
+        Format::Docker => daemon_json::read(&edited).map(|parsed| vec![parsed]),
         _ => layouts(format)?.iter().map(|layout| toml_tables::read(layout, &edited)).collect(),
     };
-    let done = said.map_err(|_| EditError::Unsafe)?.iter().all(is_done);
+    let done = parsed.map_err(|_| EditError::Unsafe)?.iter().all(is_done);
     match done {
         true => Ok(edited),
         false => Err(EditError::Unsafe),
     }
 }
 
-/// The places where an engine looks for our runtime: all of them name it. docker's are JSON.
+/// The places in which an engine reads our runtime: all of them name it. docker's are JSON.
 fn layouts(format: Format) -> Result<Vec<Layout>, EditError> {
     Ok(match format {
         Format::Containerd { version, reading } => cri_table::layouts(version, reading)?,
@@ -175,7 +158,7 @@ fn layouts(format: Format) -> Result<Vec<Layout>, EditError> {
     })
 }
 
-/// All places where our runtime may be, whether the engine looks there or not.
+/// All places that may have our runtime, whether the engine reads them or not.
 fn all_layouts(format: Format) -> Result<Vec<Layout>, EditError> {
     match format {
         Format::Containerd { .. } => Ok(cri_table::all_layouts()),
@@ -183,19 +166,25 @@ fn all_layouts(format: Format) -> Result<Vec<Layout>, EditError> {
     }
 }
 
-fn in_each(layouts: &[Layout], text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+fn in_each(
+    layouts: &[Layout],
+    text: &str,
+    requested: ChangeRequest<'_>,
+) -> Result<String, EditError> {
     layouts.iter().try_fold(text.to_owned(), |text, layout| {
-        // A section that says nothing of ours is nobody's to take from.
-        let is_ours =
-            || toml_tables::read(layout, &text).is_ok_and(|said| said.runtime || said.is_default());
-        match wish {
-            Wish::Remove { .. } if !is_ours() => Ok(text),
-            _ => toml_tables::edit(layout, &text, wish),
+        // A section that has nothing of ours is left alone.
+        let is_ours = || {
+            toml_tables::read(layout, &text)
+                .is_ok_and(|parsed| parsed.runtime || parsed.is_default())
+        };
+        match requested {
+            ChangeRequest::Remove { .. } if !is_ours() => Ok(text),
+            _ => toml_tables::edit(layout, &text, requested),
         }
     })
 }
 
-/// Whether a text says nothing: it has no key but containerd's version.
+/// Whether a text configures nothing: it has no key but containerd's version.
 #[must_use]
 pub fn is_bare(format: Format, text: &str) -> bool {
     match format {
@@ -204,9 +193,9 @@ pub fn is_bare(format: Format, text: &str) -> bool {
     }
 }
 
-/// Whether a former default can be restored, where `configured` tells the runtimes.
-pub(super) fn is_known(default: &str, configured: impl Fn(&str) -> bool) -> bool {
-    // Engines know these without being told; what a template leaves open is known to its reader.
+/// Whether a former default can be restored: `configured` has the file's runtimes.
+pub(super) fn is_restorable(default: &str, configured: impl Fn(&str) -> bool) -> bool {
+    // Engines have these without configuration; the reader of a template fills in its variables.
     ["runc", "crun", "io.containerd.runc.v2"].contains(&default)
         || default.starts_with("${")
         || configured(default)

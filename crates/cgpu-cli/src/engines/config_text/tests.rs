@@ -15,7 +15,7 @@ fn windows_line_ends_stay() {
 }
 
 #[test]
-fn what_is_not_ours_is_refused() {
+fn other_runtimes_named_cgpu_are_refused() {
     let taken = |program: &str| Err(EditError::Taken { program: program.into() });
     let not_a_table = |key: &str| Err(EditError::NotATable { key: key.into() });
     let twice = |key: &str| Err(EditError::Twice { key: key.into() });
@@ -37,8 +37,8 @@ fn what_is_not_ours_is_refused() {
         (V1, "[plugins.cri.containerd.runtimes.cgpu]\nruntime_type = \"io.x\"", taken("io.x")),
         (V1, "[[plugins.cri]]", not_a_table("plugins.cri")),
     ] {
-        for wish in [ADD, DEFAULT, Wish::Remove { former: None }] {
-            assert_eq!(edit(format, text, wish), refusal, "{text}");
+        for requested in [ADD, DEFAULT, ChangeRequest::Remove { former: None }] {
+            assert_eq!(edit(format, text, requested), refusal, "{text}");
         }
     }
     for (format, text) in [
@@ -61,7 +61,7 @@ proptest! {
         let format = [Format::Docker, Format::Crio, Format::Podman, V1, V2, V3][which];
         if let Ok(new) = edit(format, &text, DEFAULT) {
             prop_assert_eq!(edit(format, &new, DEFAULT), Ok(new.clone()));
-            let back = edit(format, &new, Wish::Remove { former: Some(&text) }).unwrap();
+            let back = edit(format, &new, ChangeRequest::Remove { former: Some(&text) }).unwrap();
             prop_assert!(!read(format, &back).unwrap().runtime);
         }
     }

@@ -39,8 +39,8 @@ fn layout(plugin: &'static str) -> Layout {
     }
 }
 
-/// containerd has this runtime by itself. containerd 1 forgets it, though it is its default, once
-/// a file names another.
+/// The runtime that containerd has without a file. containerd 1 drops it, though it is its default,
+/// if a file names another.
 const BUILT_IN: BuiltIn = BuiltIn { name: "runc", runtime_type: "io.containerd.runc.v2" };
 
 #[derive(Debug)]
@@ -92,8 +92,8 @@ impl RuntimeSyntax for Syntax {
 /// The annotations of a pod that containerd passes on to its runtime.
 const PASSED: &str = "pod_annotations";
 
-/// Has an entry that says nothing of who makes its cgroups say what `model` does: one made before
-/// that was copied has pods whose cgroups the kubelet doesn't find.
+/// Gives an entry without a cgroup driver that of `model`: the kubelet doesn't find the cgroups of
+/// pods whose entry was written before setup copied it.
 fn adopt_cgroups(entry: &mut Item, model: &Plain) {
     const KEY: &str = "SystemdCgroup";
     let wanted = model.get("options").and_then(|options| options.get(KEY)?.as_bool());
@@ -111,7 +111,7 @@ fn adopt_cgroups(entry: &mut Item, model: &Plain) {
     }
 }
 
-/// Has a table one key that means `key`, where it has it in several spellings.
+/// Leaves one of several spellings of `key`, with `value`.
 fn keep_one(table: &mut dyn toml_edit::TableLike, key: &str, value: &str) {
     let means = |other: &str| other.eq_ignore_ascii_case(key);
     let keys: Vec<String> = table.iter().map(|(key, _)| key.to_owned()).collect();
@@ -133,10 +133,10 @@ fn keep_one(table: &mut dyn toml_edit::TableLike, key: &str, value: &str) {
 mod tests {
     use super::*;
     use crate::engines::config_text::fixtures::*;
-    use crate::engines::config_text::{Format, Wish, edit};
+    use crate::engines::config_text::{ChangeRequest, Format, edit};
 
     #[test]
-    fn containerd_gets_the_handler_in_the_table_of_its_version() {
+    fn handler_is_in_the_table_of_its_version() {
         for (format, plugin) in [
             (V1, "cri"),
             (V2, "\"io.containerd.grpc.v1.cri\""),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn containerds_handler_is_like_its_model_but_for_the_program() {
+    fn handler_is_like_its_model_except_its_program() {
         let model = r#"
             runtime_type = "io.containerd.runc.v2"
             runtime_path = ""
@@ -178,9 +178,10 @@ mod tests {
             SystemdCgroup = true
             ShimCgroup = "/x"
         "#;
-        let wish = Wish::Add { program: PROGRAM, default: false, model, beside: false };
+        let requested =
+            ChangeRequest::Add { program: PROGRAM, default: false, model, merged: false };
         for format in [V1, V2, V3] {
-            let new = add(format, "", wish);
+            let new = add(format, "", requested);
             let top: toml::Table = new.parse().unwrap();
             let Format::Containerd { version, reading } = format else { unreachable!() };
             let [(_, plugin)] = reading.written(version) else { unreachable!() };
@@ -193,24 +194,27 @@ mod tests {
             expected["options"].as_table_mut().unwrap().remove("Root");
             expected["options"]["BinaryName"] = PROGRAM.into();
             assert_eq!(*ours, expected);
-            assert_eq!(add(format, &new, wish), new);
+            assert_eq!(add(format, &new, requested), new);
             assert_eq!(remove(format, &new, None), "");
-            // One that setup made before it copied anything.
+            // An entry that setup wrote before it copied anything.
             let old = add(format, "", ADD);
-            let mended = add(format, &old, wish);
+            let mended = add(format, &old, requested);
             assert_eq!(added(&old, &mended), ["SystemdCgroup = true"]);
             let own = old.replace("BinaryName", "SystemdCgroup = false\nBinaryName");
-            assert_eq!(add(format, &own, wish), own, "what somebody wrote stays");
+            assert_eq!(add(format, &own, requested), own, "what somebody wrote stays");
         }
         let all = model.replace("a.io/*", "*");
-        let new =
-            add(V2, "", Wish::Add { program: PROGRAM, default: false, model: &all, beside: false });
+        let new = add(
+            V2,
+            "",
+            ChangeRequest::Add { program: PROGRAM, default: false, model: &all, merged: false },
+        );
         assert!(new.contains("pod_annotations = [\"*\"]"), "{new}");
     }
 
     /// As kubespray writes it: keys in lower camel, which containerd takes as well.
     #[test]
-    fn keys_are_containerds_in_whichever_case() {
+    fn keys_are_taken_in_any_case() {
         let kubespray = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\n\
             Default_Runtime_Name = \"runc\"\n\
             [plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n\
@@ -234,9 +238,9 @@ mod tests {
         assert!(matches!(edit(V3, &two, ADD), Err(EditError::Twice { .. })));
     }
 
-    /// Who reads it isn't known: containerd 1 looks at one part, containerd 2 at another.
+    /// The release isn't known: containerd 1 reads one part, containerd 2 another.
     #[test]
-    fn a_file_without_a_version_says_it_for_every_release() {
+    fn file_without_version_serves_every_release() {
         let dockers = "disabled_plugins = [\"cri\"]\n#root = \"/x\"\n";
         for (reading, plugins) in [
             (Reading::Unknown, &["cri", "\"io.containerd.cri.v1.runtime\""][..]),
@@ -255,9 +259,9 @@ mod tests {
     }
 
     #[test]
-    fn containerds_file_of_debian_only_grows_and_shrinks_back() {
-        for wish in [ADD, DEFAULT] {
-            let new = add(V2, DEBIAN, wish);
+    fn debians_file_only_grows_and_shrinks_back() {
+        for requested in [ADD, DEFAULT] {
+            let new = add(V2, DEBIAN, requested);
             let lines = added(DEBIAN, &new);
             assert!(
                 lines.iter().filter(|line| !line.is_empty()).all(|line| line.starts_with("    "))
@@ -268,7 +272,7 @@ mod tests {
                 ),
                 "{new}"
             );
-            assert_eq!(add(V2, &new, wish), new);
+            assert_eq!(add(V2, &new, requested), new);
             assert_eq!(remove(V2, &new, Some(DEBIAN)), DEBIAN);
             assert_eq!(remove(V2, &new, None), DEBIAN);
         }
@@ -277,29 +281,31 @@ mod tests {
         assert!(!add(V3, OWN, ADD).contains("runtimes.runc]\n"), "its runtimes are the user's");
     }
 
+    // Comments and order stay, and removal restores the former default.
     #[test]
-    fn containerds_comments_and_order_stay_and_the_default_comes_back() {
+    fn comments_stay_and_default_is_restored() {
         let new = add(V3, OWN, DEFAULT);
         assert!(new.contains("default_runtime_name = \"cgpu\" # not runc\n"), "{new}");
         assert_eq!(added(&OWN.replace("'crun' #", "\"cgpu\" #"), &new).len(), 7, "{new}");
         assert_eq!(remove(V3, &new, Some(OWN)), OWN);
-        let forgotten = remove(V3, &new, None);
-        assert_eq!(forgotten, OWN.replace("default_runtime_name = 'crun' # not runc\n", ""));
+        let restored = remove(V3, &new, None);
+        assert_eq!(restored, OWN.replace("default_runtime_name = 'crun' # not runc\n", ""));
         let other = new.replace("\"cgpu\" #", "'crun' #");
         assert_eq!(remove(V3, &other, None), OWN, "a default that isn't ours stays");
     }
 
+    // Removal takes the table headers that setup wrote, and leaves the user's.
     #[test]
-    fn a_header_that_setup_wrote_goes_and_one_of_the_user_stays() {
+    fn only_headers_of_setup_are_removed() {
         let runtime = "[plugins.cri.containerd.runtimes.runc]\nruntime_type = 'x'\n";
         let with_header = format!("[plugins.cri.containerd]\n\n{runtime}");
         for own in [runtime, &with_header] {
             let new = add(V1, own, DEFAULT);
             assert!(new.contains("[plugins.cri.containerd]\n"));
             assert_eq!(remove(V1, &new, Some(own)), *own);
-            let said = new.replace("runtimes.runc]\n", "runtimes.runc]\nsnapshotter = 'y'\n");
-            let kept = own.replace("runtimes.runc]\n", "runtimes.runc]\nsnapshotter = 'y'\n");
-            assert_eq!(remove(V1, &said, Some(own)), kept, "what came later stays");
+            let later = new.replace("runtimes.runc]\n", "runtimes.runc]\nsnapshotter = 'y'\n");
+            let expected = own.replace("runtimes.runc]\n", "runtimes.runc]\nsnapshotter = 'y'\n");
+            assert_eq!(remove(V1, &later, Some(own)), expected, "what came later stays");
         }
         let remark = add(V1, runtime, DEFAULT)
             .replace("[plugins.cri.containerd]", "# ours\n[plugins.cri.containerd]");
@@ -307,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_and_dotted_tables_are_edited_as_they_are() {
+    fn inline_and_dotted_tables_stay_so() {
         let inline =
             "plugins.cri.containerd = { runtimes = { runc = { runtime_type = \"x\" } } }\n";
         let new = add(V1, inline, DEFAULT);
@@ -321,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_of_other_versions_are_taken_out_too() {
+    fn sections_of_other_versions_are_removed_too() {
         let both = format!("{}{}", add(V3, "version = 3\n", ADD), add(V2, "", ADD));
         assert_eq!(remove(V3, &both, None), "version = 3\n");
     }

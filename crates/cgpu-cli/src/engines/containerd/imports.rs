@@ -1,6 +1,6 @@
 //! The files of a containerd's configuration: the main one, and what each imports.
 //!
-//! Owns containerd's patterns and their order. Must not judge what the files say.
+//! Owns containerd's patterns and their order. Must not judge the files' contents.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
@@ -10,7 +10,7 @@ use glob::Pattern;
 use toml::Value;
 
 use super::release::{CRI, Release};
-use crate::engines::Seen;
+use crate::engines::Observed;
 use crate::engines::host_tree::Tree;
 use crate::engines::installation::{DROP_IN, FILES_MAX};
 use crate::engines::toml_values::parse;
@@ -32,7 +32,7 @@ pub(crate) fn files(
         if read.len() == FILES_MAX {
             break;
         }
-        if let Seen::Found(text) = tree.read(&path) {
+        if let Observed::Present(text) = tree.read(&path) {
             let patterns = imports(&text);
             for pattern in patterns.iter().take(FILES_MAX) {
                 pending.extend(matching(tree, &imported(&path, pattern, release), also));
@@ -50,9 +50,9 @@ pub(crate) fn imported_drop_in(
     release: Option<Release>,
 ) -> Option<PathBuf> {
     let patterns = imports(text);
-    // Of a relative pattern nobody knows where it leads while containerd may be an early one.
+    // Early releases resolve a relative pattern elsewhere: it is usable if the release is later.
     let later = release.map(|release| release >= Release { major: 1, minor: 7 });
-    let relative = later.unwrap_or(said_version_of(text) >= Some(3));
+    let relative = later.unwrap_or(declared_version(text) >= Some(3));
     let usable = |pattern: &&String| relative || pattern.starts_with('/') || !pattern.contains('*');
     let mut files = patterns.iter().filter(usable).filter_map(|pattern| {
         let pattern = imported(main, pattern, release);
@@ -65,14 +65,14 @@ pub(crate) fn imported_drop_in(
 /// The first of `files`, of containerd, that switches off the plugin of Kubernetes.
 pub(crate) fn cri_disabled_by(tree: &Tree, files: &[PathBuf]) -> Option<PathBuf> {
     let disables = |path: &&PathBuf| match tree.read(path) {
-        Seen::Found(text) => disables_cri(&text),
+        Observed::Present(text) => disables_cri(&text),
         _ => false,
     };
     files.iter().find(disables).cloned()
 }
 
 /// What an import of `file` means: a relative one is relative to its directory. containerd
-/// before 1.7 looks for relative patterns in its working directory, which is `/` as a service.
+/// before 1.7 resolves relative patterns in its working directory, which is `/` as a service.
 fn imported(file: &Path, pattern: &str, release: Option<Release>) -> PathBuf {
     let early = release.is_some_and(|release| release < Release { major: 1, minor: 7 });
     let base = match early && pattern.contains('*') {
@@ -95,8 +95,7 @@ fn clean(path: &Path) -> PathBuf {
     cleaned
 }
 
-/// Whether containerd looks for files by this path, and not for one: it asks for a star, and
-/// then other wildcards count too.
+/// Whether a path is a pattern to containerd: it needs a star, and then other wildcards count too.
 fn has_wildcard(path: &Path) -> bool {
     path.to_string_lossy().contains('*')
 }
@@ -164,8 +163,8 @@ fn wildcard(name: &OsStr) -> Option<Pattern> {
     Pattern::new(&wildcard).or_else(|_| literal()).ok()
 }
 
-/// The version that `text`, of containerd, says.
-pub(crate) fn said_version_of(text: &str) -> Option<i64> {
+/// The version that `text`, of containerd, declares.
+pub(crate) fn declared_version(text: &str) -> Option<i64> {
     parse(text).ok()?.get("version")?.as_integer()
 }
 
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn imports_are_followed_as_containerd_follows_them() {
+    fn imports_are_followed_as_in_containerd() {
         let main = "/etc/containerd/config.toml";
         let imports = "imports = ['conf.d/[0-9]*.toml', '/opt/*/gpu.toml', '../x/y.toml', \
                        'config.toml', '/none/[ab].toml']\n";
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn our_file_lies_where_an_import_would_find_it() {
+    fn drop_in_matches_an_import() {
         let main = Path::new("/etc/containerd/config.toml");
         let [six, seven] = [6, 7].map(|minor| Some(Release { major: 1, minor }));
         for (imports, release, file) in [
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plugin_of_kubernetes_is_off_by_any_of_its_names() {
+    fn cri_is_disabled_by_any_name() {
         for (plugins, off) in [
             ("['cri']", true),
             ("['aufs', 'io.containerd.grpc.v1.cri']", true),

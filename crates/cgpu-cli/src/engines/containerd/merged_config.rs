@@ -1,6 +1,6 @@
 //! What the files of a containerd's configuration come to, as that release reads them. Pure.
 //!
-//! Owns which part of which file counts, whose word is the last, and how containerd compares
+//! Owns which part of which file counts, which file has precedence, and how containerd compares
 //! keys. Must not know where the files are: [`super::imports`] finds them.
 
 use toml::{Table, Value};
@@ -12,25 +12,23 @@ use crate::engines::toml_values::get;
 /// A file of a configuration, in the order of reading.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct File<'a> {
-    /// The version that it says.
-    pub(crate) said: Option<i64>,
-    /// What it says.
+    /// The version that it declares.
+    pub(crate) version: Option<i64>,
     pub(crate) table: &'a Table,
 }
 
 impl<'a> File<'a> {
-    /// The file that says this.
     pub(crate) fn of(table: &'a Table) -> Self {
-        File { said: table.get("version").and_then(Value::as_integer), table }
+        File { version: table.get("version").and_then(Value::as_integer), table }
     }
 }
 
-/// The version by which each file is read: containerd 1 gives those that say none that of the
-/// main file, containerd 2 the first.
+/// The version by which each file is read: containerd 1 gives files that declare none that of
+/// the main file, containerd 2 the first.
 pub(crate) fn versions(files: &[File<'_>], reading: Reading) -> Vec<i64> {
-    let main = files.first().and_then(|file| file.said).unwrap_or(1);
-    let unsaid = if reading.merges() { 1 } else { main };
-    files.iter().map(|file| file.said.unwrap_or(unsaid)).collect()
+    let main = files.first().and_then(|file| file.version).unwrap_or(1);
+    let undeclared = if reading.merges() { 1 } else { main };
+    files.iter().map(|file| file.version.unwrap_or(undeclared)).collect()
 }
 
 /// What all files come to: the table that has the runtimes and the default one's name, its
@@ -44,7 +42,7 @@ pub(crate) fn effective(files: &[File<'_>], reading: Reading) -> Table {
     match reading {
         Reading::Two { .. } | Reading::Later => sections.fold(Table::new(), merge),
         Reading::One => sections.last().unwrap_or_default(),
-        // The last file's word is the last for both kinds; what it leaves out may count.
+        // The last file has precedence for both kinds; what it leaves out may count.
         Reading::Unknown => sections.fold(Table::new(), |old, new| match model_of(&new) {
             Some(_) => new,
             None => merge(old, new),
@@ -52,15 +50,15 @@ pub(crate) fn effective(files: &[File<'_>], reading: Reading) -> Table {
     }
 }
 
-/// Whether containerd gives pods the devices that a device plugin or a claim names by CDI (`enable_cdi`). `None` where
-/// it has no such setting, or nobody knows its release.
+/// Whether containerd gives pods the devices that a device plugin or a claim names by CDI (`enable_cdi`). `None` if
+/// it has no such setting, or its release is unknown.
 pub(crate) fn gives_cdi_devices(
     files: &[File<'_>],
     reading: Reading,
     release: Option<Release>,
 ) -> Option<bool> {
     // Off in 1.7, and on from 2.0 (`DefaultConfig` of containerd's `pkg/cri/config`, `internal/cri/config`).
-    let unsaid = match release {
+    let default = match release {
         Some(Release { major: 1, minor }) => (minor >= 7).then_some(false)?,
         Some(_) => true,
         None => reading.merges().then_some(true)?,
@@ -69,13 +67,13 @@ pub(crate) fn gives_cdi_devices(
         let plugins = reading.plugins(version).iter();
         plugins.filter_map(|(_, plugin)| file.table.get("plugins")?.get(plugin)?.as_table())
     });
-    let mut said = parts.map(|part| get(part, "enable_cdi").and_then(Value::as_bool));
+    let mut set = parts.map(|part| get(part, "enable_cdi").and_then(Value::as_bool));
     // containerd 1 takes the whole of the last file.
-    let said = if reading.merges() { said.flatten().last() } else { said.next_back().flatten() };
-    Some(said.unwrap_or(unsaid))
+    let set = if reading.merges() { set.flatten().last() } else { set.next_back().flatten() };
+    Some(set.unwrap_or(default))
 }
 
-/// What one file says to a plugin of ours and other runtimes, in the documents' spelling.
+/// The runtimes that one file configures for a plugin, in the documents' spelling.
 pub(crate) fn section(table: &Table, plugin: &str) -> Option<Table> {
     let plugin = table.get("plugins")?.as_table()?.get(plugin)?.as_table()?;
     let section = canonical(plugin).remove("containerd")?;
@@ -139,7 +137,7 @@ pub(crate) fn spelled_twice(table: &Table) -> Option<&str> {
     })
 }
 
-/// `old` with what `new` says: tables are merged, anything else is replaced.
+/// `old` with the values of `new`: tables are merged, anything else is replaced.
 pub(super) fn merge(mut old: Table, new: Table) -> Table {
     for (key, value) in new {
         let value = match (old.remove(&key), value) {
@@ -156,17 +154,18 @@ mod tests {
     use super::*;
     use crate::engines::containerd::release::CRI;
 
+    // containerd gives CDI devices by the last file that has the setting, else by its release's default.
     #[test]
-    fn devices_by_cdi_are_given_by_the_last_word_or_the_release() {
-        let files = |plugin: &str, said: [Option<bool>; 2]| {
-            let text = |said: Option<bool>| {
-                let said = said.map(|said| format!("Enable_CDI = {said}")).unwrap_or_default();
-                format!("version = 2\n[plugins.'{plugin}']\n{said}\n")
+    fn cdi_devices_depend_on_last_setting_or_release() {
+        let files = |plugin: &str, set: [Option<bool>; 2]| {
+            let text = |set: Option<bool>| {
+                let set = set.map(|set| format!("Enable_CDI = {set}")).unwrap_or_default();
+                format!("version = 2\n[plugins.'{plugin}']\n{set}\n")
             };
-            said.map(|said| text(said).parse::<Table>().unwrap())
+            set.map(|set| text(set).parse::<Table>().unwrap())
         };
         let release = |major, minor| Some(Release { major, minor });
-        for (release, said, given) in [
+        for (release, set, given) in [
             (release(1, 6), [Some(true), Some(true)], None),
             (release(1, 7), [None, None], Some(false)),
             (release(1, 7), [None, Some(true)], Some(true)),
@@ -177,10 +176,10 @@ mod tests {
             (release(2, 3), [Some(false), Some(true)], Some(true)),
             (None, [None, None], None),
         ] {
-            let tables = files(CRI[1].1, said);
+            let tables = files(CRI[1].1, set);
             let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
             let reading = Reading::of(release, &[Some(2), Some(2)]);
-            assert_eq!(gives_cdi_devices(&files, reading, release), given, "{release:?} {said:?}");
+            assert_eq!(gives_cdi_devices(&files, reading, release), given, "{release:?} {set:?}");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! | release | a file's part | of several files |
 //! |---|---|---|
 //! | 1.x | `cri` in version 1, `io.containerd.grpc.v1.cri` in version 2 | that of the last file |
-//! | 2.0 to 2.2 | `io.containerd.cri.v1.runtime`; the older two as well, but only where the last file that says a version of 2 or 3 says 2 | merged |
+//! | 2.0 to 2.2 | `io.containerd.cri.v1.runtime`; the older two as well, but only if the last file that declares a version of 2 or 3 declares 2 | merged |
 //! | 2.3 on | all of them, each file by its own version | merged |
 
 /// containerd's CRI plugin by the version of the configuration.
@@ -18,9 +18,7 @@ pub(crate) const NEWEST: i64 = 4;
 /// A release of containerd: they differ in how they read their files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
-    /// The first number.
     pub major: u32,
-    /// The second number.
     pub minor: u32,
 }
 
@@ -38,8 +36,8 @@ impl Release {
     }
 }
 
-/// How files are read: by a release that is known, or by the one that the main file's version
-/// lets one expect.
+/// How files are read: by the known release, or by the release that the main file's version
+/// implies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
     /// containerd 1.x.
@@ -51,17 +49,18 @@ pub enum Reading {
     },
     /// containerd 2.3 and later.
     Later,
-    /// Nobody knows: version 2 and older are read by all of them.
+    /// The release is unknown: version 2 and older are read by all of them.
     Unknown,
 }
 
 impl Reading {
-    /// That of `release`, else of whoever reads a main file of such a version. `said` are the
-    /// versions that the files say, in the order of reading.
-    pub(crate) fn of(release: Option<Release>, said: &[Option<i64>]) -> Self {
-        let last = said.iter().rev().find_map(|said| said.filter(|said| *said >= 2));
+    /// That of `release`, else of the releases that read a main file of such a version. `declared` are
+    /// the files' versions, in the order of reading.
+    pub(crate) fn of(release: Option<Release>, declared: &[Option<i64>]) -> Self {
+        let last =
+            declared.iter().rev().find_map(|version| version.filter(|version| *version >= 2));
         let two = Reading::Two { older: last == Some(2) };
-        match (release, said.first().copied().flatten()) {
+        match (release, declared.first().copied().flatten()) {
             (Some(Release { major: ..2, .. }), _) => Reading::One,
             (Some(Release { major: 2, minor: ..3 }), _) | (None, Some(3)) => two,
             (Some(_), _) | (None, Some(4..)) => Reading::Later,
@@ -69,12 +68,12 @@ impl Reading {
         }
     }
 
-    /// Whether what files say is merged, and not the last one's word all that counts.
+    /// Whether files are merged; if not, only the last one counts.
     pub(crate) fn merges(self) -> bool {
         matches!(self, Reading::Two { .. } | Reading::Later)
     }
 
-    /// The plugins whose tables are read of a file of this version, the last word last.
+    /// The plugins whose tables are read of a file of this version, the one with precedence last.
     pub(crate) fn plugins(self, version: i64) -> &'static [(i64, &'static str)] {
         match (self, version) {
             (Reading::Two { older: false }, _) | (_, 3..) => &CRI[2..],
@@ -85,24 +84,24 @@ impl Reading {
         }
     }
 
-    /// The plugins whose tables have to say something for this release to read it of a file of
-    /// this version: several where nobody knows which it is.
+    /// The plugins whose tables have to name a runtime for this release to read it in a file of
+    /// this version: several if the release is unknown.
     pub(crate) fn written(self, version: i64) -> &'static [(i64, &'static str)] {
         match (self, version) {
             (Reading::Two { older: false }, _) | (_, 3..) => &CRI[2..],
             (_, 2) => &CRI[1..2],
             (Reading::One, _) => &CRI[..1],
             (Reading::Two { older: true } | Reading::Later, _) => &CRI[2..],
-            // No release minds the other one's.
+            // Each release ignores the other one's.
             (Reading::Unknown, _) => UNVERSIONED,
         }
     }
 }
 
-/// What a file of version 1 has to say for every release.
+/// The tables that a file of version 1 needs for every release.
 const UNVERSIONED: &[(i64, &str)] = &[CRI[0], CRI[2]];
 
-/// All plugins that may have our runtime, whoever reads them.
+/// All plugins that may have our runtime, in any release.
 pub(crate) fn plugins() -> impl Iterator<Item = &'static str> {
     CRI.iter().map(|(_, plugin)| *plugin)
 }
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_is_what_containerd_calls_itself() {
+    fn release_is_parsed_from_the_version_line() {
         for (line, release) in [
             (
                 "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1",

@@ -5,11 +5,11 @@ use toml::{Table, Value};
 
 use super::merged_config::{File, effective, section as section_of, spelled_twice, versions};
 use super::release::{CRI, Reading};
-use crate::engines::named_runtime::{Flaw, Named, named};
+use crate::engines::named_runtime::{Flaw, NamedRuntime, named};
 use crate::engines::runtime_name::is_ours;
 use crate::engines::toml_values::{get, table_at};
 
-/// The annotations that we read, as containerd is told of them.
+/// The annotations that we read, as patterns of containerd.
 pub(crate) const ANNOTATIONS: [&str; 2] = ["aliyun.com/*", "cgpu/*"];
 
 /// What a runtime that pods get calls runc's shim.
@@ -17,12 +17,12 @@ const RUNC_SHIM: &str = "io.containerd.runc.";
 
 /// Our runtimes in each of containerd's files, given in the order of reading, with what is
 /// wrong with them.
-pub(crate) fn runtimes(files: &[File<'_>], reading: Reading) -> Vec<Vec<Named>> {
+pub(crate) fn runtimes(files: &[File<'_>], reading: Reading) -> Vec<Vec<NamedRuntime>> {
     let effective = effective(files, reading);
     let model = model(&effective);
     let versions = versions(files, reading);
     let all = files.iter().zip(versions).map(|(file, version)| {
-        let mut all: Vec<Named> = Vec::new();
+        let mut all: Vec<NamedRuntime> = Vec::new();
         for (section, plugin) in CRI {
             let found = section_of(file.table, plugin).unwrap_or_default();
             let named_here = table_at(&found, &["runtimes"]).into_iter().flatten();
@@ -40,10 +40,10 @@ pub(crate) fn runtimes(files: &[File<'_>], reading: Reading) -> Vec<Vec<Named>> 
                     (_, Some(key)) => Some(Flaw::TwoSpellings { key: key.to_owned() }),
                     (Some(counts), None) => flaw_of(counts, &model),
                 };
-                // A file may say it once for each kind of containerd.
+                // A file may name it once for each kind of containerd.
                 match all.iter_mut().find(|other| other.name == named.name) {
                     Some(other) => other.flaw = other.flaw.take().and(flaw),
-                    None => all.push(Named { flaw, ..named }),
+                    None => all.push(NamedRuntime { flaw, ..named }),
                 }
             }
         }
@@ -52,11 +52,11 @@ pub(crate) fn runtimes(files: &[File<'_>], reading: Reading) -> Vec<Vec<Named>> 
     all.collect()
 }
 
-/// What is wrong with a runtime that should be ours, as it comes out; it should be like `model`.
+/// What is wrong with a runtime that should be ours after merging; it should be like `model`.
 fn flaw_of(runtime: &Table, model: &Table) -> Option<Flaw> {
     let program = program(runtime).unwrap_or("runc");
     let systemd = has_systemd_cgroup(model);
-    // Without a model nobody knows what runc has.
+    // Without a model runc's settings are unknown.
     let same = model.is_empty() || systemd == has_systemd_cgroup(runtime);
     let expected = snapshotter(model);
     let unpacked = model.is_empty() || expected == snapshotter(runtime);
@@ -95,8 +95,8 @@ fn below_in_any_case<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Table> {
     path.iter().try_fold(table, |table, key| get(table, key)?.as_table())
 }
 
-/// The runtime that ours is to be like: the default one, else runc. Empty where none is named
-/// whose shim is runc's: another shim has other options.
+/// The runtime that ours is to be like: the default one, else runc. Empty if none has runc's shim:
+/// another shim has other options.
 pub(crate) fn model(effective: &Table) -> Table {
     model_of(effective).cloned().unwrap_or_default()
 }
@@ -114,7 +114,7 @@ pub(super) fn model_of(section: &Table) -> Option<&Table> {
     candidates.into_iter().flatten().find(usable)
 }
 
-/// The program that a runtime's shim is told to run.
+/// The program that a runtime's shim runs (`BinaryName`).
 pub(crate) fn program(runtime: &Table) -> Option<&str> {
     table_of(runtime, "options")?.get("BinaryName")?.as_str().filter(|name| !name.is_empty())
 }
@@ -157,20 +157,21 @@ mod tests {
     use crate::engines::toml_values::parse;
 
     /// Our runtimes in files of which the first is the main one.
-    fn said(release: Option<(u32, u32)>, texts: &[&str]) -> Vec<Vec<Named>> {
+    fn runtimes_of(release: Option<(u32, u32)>, texts: &[&str]) -> Vec<Vec<NamedRuntime>> {
         let tables: Vec<Table> = texts.iter().map(|text| parse(text).unwrap()).collect();
         let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
-        let versions: Vec<_> = files.iter().map(|file| file.said).collect();
+        let versions: Vec<_> = files.iter().map(|file| file.version).collect();
         let release = release.map(|(major, minor)| Release { major, minor });
         runtimes(&files, Reading::of(release, &versions))
     }
 
+    // A runtime of ours counts if its section is that of the file's version, as the release reads it.
     #[test]
-    fn containerd_names_them_by_the_version_of_its_file() {
+    fn runtimes_are_found_by_the_files_version() {
         let shipped =
             format!("version = 2\n{}", include_str!("../../../../../packaging/containerd.toml"));
         let third = shipped.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime");
-        let of = |text: &str| said(None, &[text]).remove(0);
+        let of = |text: &str| runtimes_of(None, &[text]).remove(0);
         let fine = ours("cgpu", None).unwrap();
         let other =
             |file, section| ours("cgpu", Some(Flaw::OtherVersion { file, section })).unwrap();
@@ -180,22 +181,22 @@ mod tests {
         assert_eq!(of(&third.replace("version = 2", "version = 4")), fine);
         assert_eq!(of(&shipped.replace("version = 2", "version = 3")), other(3, 2));
         assert_eq!(of(&shipped.replace("version = 2", "")), other(1, 2));
-        let silent = shipped.replace("pod_annotations", "container_annotations");
-        assert_eq!(of(&silent), ours("cgpu", Some(Flaw::NoAnnotations)).unwrap());
+        let unannotated = shipped.replace("pod_annotations", "container_annotations");
+        assert_eq!(of(&unannotated), ours("cgpu", Some(Flaw::NoAnnotations)).unwrap());
         assert_eq!(of("version = 2\n"), []);
         // What a file imports is of its version, for containerd 1.
         let imported = shipped.replace("version = 2", "");
-        assert_eq!(said(None, &["version = 2\n", &imported])[1], fine);
+        assert_eq!(runtimes_of(None, &["version = 2\n", &imported])[1], fine);
         // What containerd 2 makes of a file without a version.
         let first =
             shipped.replace("version = 2", "").replace("\"io.containerd.grpc.v1.cri\"", "cri");
-        assert_eq!(said(Some((1, 7)), &[&first])[0], fine);
-        assert_eq!(said(Some((2, 1)), &[&first])[0], other(1, 1));
-        assert_eq!(said(Some((2, 3)), &[&first])[0], fine);
-        assert_eq!(said(Some((2, 1)), &[&third.replace("version = 2", "")])[0], fine);
+        assert_eq!(runtimes_of(Some((1, 7)), &[&first])[0], fine);
+        assert_eq!(runtimes_of(Some((2, 1)), &[&first])[0], other(1, 1));
+        assert_eq!(runtimes_of(Some((2, 3)), &[&first])[0], fine);
+        assert_eq!(runtimes_of(Some((2, 1)), &[&third.replace("version = 2", "")])[0], fine);
         // A later file of version 3 has the older parts of all files unread there.
-        assert_eq!(said(Some((2, 1)), &[&shipped, "version = 3\n"])[0], other(2, 2));
-        assert_eq!(said(Some((2, 1)), &["version = 3\n", &shipped])[1], fine);
+        assert_eq!(runtimes_of(Some((2, 1)), &[&shipped, "version = 3\n"])[0], other(2, 2));
+        assert_eq!(runtimes_of(Some((2, 1)), &["version = 3\n", &shipped])[1], fine);
         assert_eq!(
             imports("imports = [\"/etc/containerd/conf.d/*.toml\", 7]"),
             ["/etc/containerd/conf.d/*.toml"]
@@ -203,8 +204,9 @@ mod tests {
         assert!(imports("imports = 3").is_empty() && imports("[[").is_empty());
     }
 
+    // Another file, or another spelling of a key, makes our runtime run another program.
     #[test]
-    fn a_runtime_that_another_file_or_spelling_takes_away_is_none_of_ours() {
+    fn overruled_runtime_is_reported_with_its_flaw() {
         let plugin = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.cgpu";
         let options =
             |key: &str, program: &str| format!("{plugin}.options]\n{key} = '{program}'\n");
@@ -213,13 +215,13 @@ mod tests {
             options("binaryname", "/usr/bin/cgpu-runtime")
         );
         let fine = ours("cgpu", None).unwrap();
-        assert_eq!(said(None, &[&own])[0], fine, "keys are taken in any case");
+        assert_eq!(runtimes_of(None, &[&own])[0], fine, "keys are taken in any case");
         let later = options("BinaryName", "/usr/bin/runc");
         let by = || Flaw::Overruled { by: "/usr/bin/runc".into() };
         let lost = ours("cgpu", Some(by())).unwrap();
-        assert_eq!(said(None, &[&own, &later])[0], lost);
+        assert_eq!(runtimes_of(None, &[&own, &later])[0], lost);
         let twice = format!("{own}BinaryName = '/usr/bin/runc'\n");
-        let [named] = &said(None, &[&twice])[0][..] else { panic!("{twice}") };
+        let [named] = &runtimes_of(None, &[&twice])[0][..] else { panic!("{twice}") };
         assert!(
             matches!(&named.flaw, Some(Flaw::TwoSpellings { key }) if key.len() == 10),
             "{named:?}"
@@ -229,12 +231,12 @@ mod tests {
     fn of(release: Option<Release>, texts: &[String]) -> Table {
         let tables: Vec<Table> = texts.iter().map(|text| text.parse().unwrap()).collect();
         let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
-        let said: Vec<_> = files.iter().map(|file| file.said).collect();
-        effective(&files, Reading::of(release, &said))
+        let declared: Vec<_> = files.iter().map(|file| file.version).collect();
+        effective(&files, Reading::of(release, &declared))
     }
 
     #[test]
-    fn ours_is_to_be_like_the_default_runtime_or_runc() {
+    fn model_is_the_default_runtime_or_runc() {
         let section =
             |plugin: &str, rest: &str| rest.replace('@', &format!("plugins.'{plugin}'.containerd"));
         let default = "[@]\ndefault_runtime_name = 'nvidia'\n";
@@ -263,7 +265,7 @@ mod tests {
             for without in [runc.to_owned(), format!("{kata}{runc}"), format!("{ours}{runc}")] {
                 assert!(is_runc(&model(&[&without])), "{without}");
             }
-            // What an earlier file says counts where a later one says nothing of it.
+            // An earlier file's value counts if no later file has one.
             assert!(is_runc(&model(&[runc, "[@.runtimes.other]\nruntime_type = 'x'\n"])));
             assert!(!is_runc(&model(&[runc, &runc.replace("true", "false")])));
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::engines::Seen;
+use crate::engines::Observed;
 use crate::engines::containerd::Release;
 use crate::engines::host_tree::Tree;
 use crate::engines::installation::{DROP_IN, Installation};
@@ -36,7 +36,7 @@ pub(crate) fn drop_in_version(release: Option<Release>) -> i64 {
 /// reads.
 pub(crate) fn merged_files(tree: &Tree, also: Option<&Path>) -> BTreeSet<PathBuf> {
     let is_managed = match tree.read(K0S.main_file) {
-        Seen::Found(text) => is_managed(&text),
+        Observed::Present(text) => is_managed(&text),
         _ => true,
     };
     if !is_managed {

@@ -5,13 +5,13 @@ use jsonc_parser::cst::{CstInputValue, CstObject, CstRootNode};
 use serde_json::{Map, Value};
 
 use super::program as program_of;
-use crate::engines::config_text::{EditError, Said, Wish, is_known, with_line_ends_of};
+use crate::engines::config_text::{
+    ChangeRequest, EditError, ParsedConfig, is_restorable, with_line_ends_of,
+};
 use crate::engines::runtime_name::{NAME, is_ours, is_ours_by_default};
 
-/// The key of the runtimes.
 const RUNTIMES: &str = "runtimes";
 
-/// The key of the default runtime.
 const DEFAULT: &str = "default-runtime";
 
 /// JSON and nothing more: dockerd reads no comments.
@@ -55,12 +55,12 @@ fn runtimes(object: &Map<String, Value>) -> Result<Option<&Map<String, Value>>, 
     }
 }
 
-pub(in crate::engines) fn read(text: &str) -> Result<Said, EditError> {
+pub(in crate::engines) fn read(text: &str) -> Result<ParsedConfig, EditError> {
     let object = object(text)?;
     let ours = runtimes(&object)?.and_then(|runtimes| runtimes.get(NAME));
     let program = ours.map(|runtime| {
-        let said = program_of(runtime);
-        let program = said.or_else(|| runtime.get("runtimeType").and_then(Value::as_str));
+        let named = program_of(runtime);
+        let program = named.or_else(|| runtime.get("runtimeType").and_then(Value::as_str));
         program.unwrap_or("no program").to_owned()
     });
     if let Some(program) = program.as_ref().filter(|program| !is_ours(program)) {
@@ -68,50 +68,51 @@ pub(in crate::engines) fn read(text: &str) -> Result<Said, EditError> {
     }
     let default = object.get(DEFAULT).and_then(Value::as_str).map(str::to_owned);
     let section = object.contains_key(RUNTIMES);
-    Ok(Said { runtime: ours.is_some(), program, default, section })
+    Ok(ParsedConfig { runtime: ours.is_some(), program, default, section })
 }
 
 pub(in crate::engines) fn is_bare(text: &str) -> bool {
     object(text).is_ok_and(|object| object.is_empty())
 }
 
-/// Where dockerd listens, by its file.
+/// The addresses on which dockerd listens, by its file.
 ///
 /// # Errors
 ///
-/// Where it isn't understood.
+/// If it isn't understood.
 pub fn hosts(text: &str) -> Result<Vec<String>, EditError> {
     let object = object(text)?;
     let hosts = object.get("hosts").and_then(Value::as_array).into_iter().flatten();
     Ok(hosts.filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
-/// What a running dockerd has.
+/// The configuration that a running dockerd has applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InForce {
-    /// Its default runtime.
+pub struct RunningConfig {
     pub default: String,
     /// The names of its runtimes.
     pub runtimes: Vec<String>,
 }
 
-/// The text that dockerd has to read once before `text`, where `text` alone would not have it
-/// forget our runtime, or would have it panic; `None` where `text` will do.
+/// The text that dockerd has to read once before `text`, if a reload of `text` alone would leave our
+/// runtime in place or make dockerd panic; `None` if `text` suffices.
+///
+/// A reload changes only what the text names: see [`super::reload`].
 ///
 /// # Errors
 ///
-/// Where it isn't understood.
-pub fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<String>, EditError> {
-    let said = object(text)?;
-    let listed = runtimes(&said)?;
+/// If it isn't understood.
+pub fn reload_text(text: &str, running: &RunningConfig) -> Result<Option<String>, EditError> {
+    let config = object(text)?;
+    let listed = runtimes(&config)?;
     let knows = |name: &String| {
         name == "runc"
             || name.starts_with("io.containerd.")
             || listed.is_none_or(|runtimes| runtimes.contains_key(name))
     };
-    let ours = is_ours_by_default(&in_force.default);
-    let default = !said.contains_key(DEFAULT) && (ours || !knows(&in_force.default));
-    let list = listed.is_none() && in_force.runtimes.iter().any(|name| name == NAME);
+    let ours = is_ours_by_default(&running.default);
+    let default = !config.contains_key(DEFAULT) && (ours || !knows(&running.default));
+    let list = listed.is_none() && running.runtimes.iter().any(|name| name == NAME);
     if !default && !list {
         return Ok(None);
     }
@@ -127,31 +128,34 @@ pub fn spelled_out(text: &str, in_force: &InForce) -> Result<Option<String>, Edi
     Ok(Some(root.to_string()))
 }
 
-/// Whether dockerd has of our runtime what `text` says.
+/// Whether dockerd has applied `text`, as to our runtime.
 ///
 /// # Errors
 ///
-/// Where it isn't understood.
-pub fn is_in_force(text: &str, in_force: &InForce) -> Result<bool, EditError> {
-    let said = read(text)?;
-    let runtime = in_force.runtimes.iter().any(|name| name == NAME);
-    let default = match &said.default {
-        Some(default) => *default == in_force.default,
-        None => !is_ours_by_default(&in_force.default),
+/// If it isn't understood.
+pub fn is_applied(text: &str, running: &RunningConfig) -> Result<bool, EditError> {
+    let config = read(text)?;
+    let runtime = running.runtimes.iter().any(|name| name == NAME);
+    let default = match &config.default {
+        Some(default) => *default == running.default,
+        None => !is_ours_by_default(&running.default),
     };
-    Ok(runtime == said.runtime && default)
+    Ok(runtime == config.runtime && default)
 }
 
 /// Whether neither dockerd nor `text` has our runtime.
 ///
 /// # Errors
 ///
-/// Where it isn't understood.
-pub fn has_forgotten(text: &str, in_force: &InForce) -> Result<bool, EditError> {
-    Ok(!read(text)?.runtime && is_in_force(text, in_force)?)
+/// If it isn't understood.
+pub fn lacks_runtime(text: &str, running: &RunningConfig) -> Result<bool, EditError> {
+    Ok(!read(text)?.runtime && is_applied(text, running)?)
 }
 
-pub(in crate::engines) fn edit(text: &str, wish: Wish<'_>) -> Result<String, EditError> {
+pub(in crate::engines) fn edit(
+    text: &str,
+    requested: ChangeRequest<'_>,
+) -> Result<String, EditError> {
     let before = object(text)?;
     let parsed = if text.trim().is_empty() { "{}\n" } else { text };
     let root = CstRootNode::parse(parsed, &STRICT).map_err(syntax)?;
@@ -160,17 +164,17 @@ pub(in crate::engines) fn edit(text: &str, wish: Wish<'_>) -> Result<String, Edi
     if let Some(runtimes) = object.object_value(RUNTIMES) {
         once(&runtimes, &[NAME])?;
     }
-    match wish {
-        Wish::Add { program, default, .. } => add(&object, program, default)?,
-        Wish::Remove { former } => remove(&object, former),
+    match requested {
+        ChangeRequest::Add { program, default, .. } => add(&object, program, default)?,
+        ChangeRequest::Remove { former } => remove(&object, former),
     }
     let edited = root.to_string();
-    // An edit of nothing leaves an empty file as it is.
+    // Without an edit an empty file stays as it is.
     if edited == parsed {
         return Ok(text.to_owned());
     }
     let edited = with_line_ends_of(text, edited);
-    if let Wish::Remove { former: Some(former) } = wish
+    if let ChangeRequest::Remove { former: Some(former) } = requested
         && self::object(former).is_ok_and(|former| is_same(&former, &edited))
     {
         // Nothing else changed since: spaces and lines as they were.
@@ -225,7 +229,7 @@ fn repoint(ours: &CstObject, program: &str) {
     }
 }
 
-/// Has `key` say `value`, and touches nothing where it does.
+/// Sets `key` to `value`; leaves the text alone if it has that value.
 fn set(object: &CstObject, key: &str, value: &str) {
     let wanted = CstInputValue::String(value.to_owned());
     match object.get(key) {
@@ -244,18 +248,19 @@ fn text_of(object: &CstObject, key: &str) -> Option<String> {
 fn remove(object: &CstObject, former: Option<&str>) {
     let former = former.and_then(|text| self::object(text).ok()).unwrap_or_default();
     if text_of(object, DEFAULT).as_deref().is_some_and(is_ours_by_default) {
-        let known = |name: &str| {
+        let is_configured = |name: &str| {
             object.object_value(RUNTIMES).is_some_and(|runtimes| runtimes.get(name).is_some())
         };
         let before = former.get(DEFAULT).and_then(Value::as_str);
-        let before = before.filter(|name| !is_ours_by_default(name) && is_known(name, known));
+        let before =
+            before.filter(|name| !is_ours_by_default(name) && is_restorable(name, is_configured));
         match (before, object.get(DEFAULT)) {
             (Some(before), _) => set(object, DEFAULT, before),
             (None, Some(property)) => property.remove(),
             (None, None) => {}
         }
     }
-    // An empty list that was there before stays; one that has only had ours was made for it.
+    // An empty list that existed before stays; one that had only ours was made for it.
     let had_runtimes = self::runtimes(&former)
         .ok()
         .flatten()
@@ -271,7 +276,7 @@ fn remove(object: &CstObject, former: Option<&str>) {
     }
 }
 
-/// Whether a text says the same, in the same order.
+/// Whether a text has the same values, in the same order.
 fn is_same(former: &Map<String, Value>, text: &str) -> bool {
     let object = object(text).unwrap_or_default();
     serde_json::to_string(former).ok() == serde_json::to_string(&object).ok()
@@ -295,7 +300,7 @@ mod tests {
     use crate::engines::config_text::{Format, edit, read};
 
     #[test]
-    fn docker_gets_the_runtime_in_the_style_of_its_file() {
+    fn runtime_is_written_in_the_files_style() {
         let plain = "{\n  \"runtimes\": {\n    \"cgpu\": {\n      \"path\": \"/usr/bin/cgpu-runtime\"\n    }\n  }\n}\n";
         for empty in ["", "\n", "{}\n"] {
             assert_eq!(add(Format::Docker, empty, ADD), plain, "{empty:?}");
@@ -307,25 +312,26 @@ mod tests {
         assert_eq!(add(Format::Docker, &new, DEFAULT), new, "a second time changes nothing");
         assert_eq!(add(Format::Docker, &new, ADD), new, "nor does one without --default");
         assert_eq!(remove(Format::Docker, &new, Some(DAEMON)), DAEMON);
-        let kept = remove(Format::Docker, &new.replace("1e0", "2"), Some(DAEMON));
-        assert_eq!(kept, DAEMON.replace("1e0", "2"), "what came later stays");
-        let forgotten = remove(Format::Docker, &new, None);
-        assert!(!forgotten.contains("default-runtime"), "nobody knows the former one: {forgotten}");
+        let edited = remove(Format::Docker, &new.replace("1e0", "2"), Some(DAEMON));
+        assert_eq!(edited, DAEMON.replace("1e0", "2"), "what came later stays");
+        let edited = remove(Format::Docker, &new, None);
+        assert!(!edited.contains("default-runtime"), "no backup has the former one: {edited}");
         let gone = DAEMON.replace("\"crun\": {\"path\"", "\"other\": {\"path\"");
         let new = add(Format::Docker, &gone, DEFAULT).replace("\"default-runtime\": \"crun\"", "");
         let restored = remove(Format::Docker, &new, Some(&gone.replace("\"crun\"", "\"absent\"")));
         assert!(!restored.contains("absent"), "dockerd wouldn't start: {restored}");
     }
 
+    // A reload alone would leave our runtime, or make dockerd panic: the text for it names everything.
     #[test]
-    fn docker_is_told_what_a_reload_would_not_have_it_forget() {
-        let in_force = |default: &str, runtimes: &[&str]| InForce {
+    fn reload_text_names_what_dockerd_would_retain() {
+        let running = |default: &str, runtimes: &[&str]| RunningConfig {
             default: default.into(),
             runtimes: runtimes.iter().map(|name| (*name).to_owned()).collect(),
         };
         let nvidia = r#"{"runtimes":{"nvidia":{"path":"/x"}}}"#;
-        let ours = in_force("cgpu", &["runc", "nvidia", "cgpu"]);
-        for (text, in_force, told) in [
+        let ours = running("cgpu", &["runc", "nvidia", "cgpu"]);
+        for (text, running, expected) in [
             (
                 nvidia,
                 &ours,
@@ -338,44 +344,44 @@ mod tests {
                 Some(r#"{"debug":true,"runtimes":{},"default-runtime":"runc"}"#),
             ),
             (r#"{"runtimes":{},"default-runtime":"runc"}"#, &ours, None),
-            // Another default that is gone has dockerd panic as well.
+            // Another default that was removed makes dockerd panic as well.
             (
                 r#"{"runtimes":{}}"#,
-                &in_force("nvidia", &["nvidia"]),
+                &running("nvidia", &["nvidia"]),
                 Some(r#"{"runtimes":{},"default-runtime":"runc"}"#),
             ),
             // It may come by a flag, which the file must not name too.
-            (nvidia, &in_force("nvidia", &["runc", "nvidia"]), None),
-            ("{}", &in_force("nvidia", &["runc", "nvidia"]), None),
-            ("", &in_force("runc", &["runc", "cgpu"]), Some(r#"{"runtimes":{}}"#)),
-            ("", &in_force("io.containerd.runc.v2", &["runc"]), None),
+            (nvidia, &running("nvidia", &["runc", "nvidia"]), None),
+            ("{}", &running("nvidia", &["runc", "nvidia"]), None),
+            ("", &running("runc", &["runc", "cgpu"]), Some(r#"{"runtimes":{}}"#)),
+            ("", &running("io.containerd.runc.v2", &["runc"]), None),
         ] {
-            let spelled = spelled_out(text, in_force).unwrap();
+            let reload_text = reload_text(text, running).unwrap();
             let plain = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
-            assert_eq!(spelled.as_deref().map(plain), told.map(plain), "{text}");
+            assert_eq!(reload_text.as_deref().map(plain), expected.map(plain), "{text}");
         }
-        let has = |text: &str, in_force: &InForce| is_in_force(text, in_force).unwrap();
+        let has = |text: &str, running: &RunningConfig| is_applied(text, running).unwrap();
         assert!(!has(nvidia, &ours));
-        assert!(has(nvidia, &in_force("runc", &["runc", "nvidia"])));
-        assert!(has_forgotten(nvidia, &in_force("runc", &["runc", "nvidia"])).unwrap());
+        assert!(has(nvidia, &running("runc", &["runc", "nvidia"])));
+        assert!(lacks_runtime(nvidia, &running("runc", &["runc", "nvidia"])).unwrap());
         let with = add(Format::Docker, "{}", DEFAULT);
-        assert!(has(&with, &ours) && !has(&with, &in_force("runc", &["runc", "cgpu"])));
-        assert!(!has_forgotten(&with, &ours).unwrap());
+        assert!(has(&with, &ours) && !has(&with, &running("runc", &["runc", "cgpu"])));
+        assert!(!lacks_runtime(&with, &ours).unwrap());
     }
 
     #[test]
-    fn docker_keeps_arguments_and_gets_a_new_path() {
+    fn arguments_stay_and_the_path_changes() {
         let old = r#"{"runtimes":{"cgpu":{"path":"/opt/cgpu-runtime","runtimeArgs":["--x"]}}}"#;
         let new = add(Format::Docker, old, ADD);
         assert_eq!(new, old.replace("/opt/", "/usr/bin/"));
     }
 
     #[test]
-    fn dockers_runtime_may_be_named_by_the_shims_option() {
+    fn runtime_may_be_named_by_binary_name() {
         let text = "{\"runtimes\": {\"cgpu\": {\"runtimeType\": \"io.containerd.runc.v2\", \"options\": \
                     {\"BinaryName\": \"/opt/cgpu-runtime\", \"SystemdCgroup\": true}}}}\n";
-        let said = read(Format::Docker, text).unwrap();
-        assert_eq!((said.runtime, said.program.as_deref()), (true, Some("/opt/cgpu-runtime")));
+        let config = read(Format::Docker, text).unwrap();
+        assert_eq!((config.runtime, config.program.as_deref()), (true, Some("/opt/cgpu-runtime")));
         let expected = text.replace("/opt/cgpu-runtime", PROGRAM);
         assert_eq!(add(Format::Docker, text, ADD), expected);
         let other = text.replace("/opt/cgpu-runtime", "/usr/bin/runc");

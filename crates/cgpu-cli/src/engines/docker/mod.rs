@@ -7,7 +7,7 @@ pub mod reload;
 
 use serde_json::Value as Json;
 
-use super::Named;
+use super::NamedRuntime;
 use super::config_text::one_line;
 use super::installation::Installation;
 use super::named_runtime::named;
@@ -22,7 +22,7 @@ pub(super) const INSTALLATION: Installation = Installation {
 };
 
 /// Our runtimes in `/etc/docker/daemon.json`.
-pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {
+pub(crate) fn runtimes(text: &str) -> Result<Vec<NamedRuntime>, String> {
     // dockerd takes an empty file for an empty object.
     if text.trim().is_empty() {
         return Ok(Vec::new());
@@ -34,7 +34,7 @@ pub(crate) fn runtimes(text: &str) -> Result<Vec<Named>, String> {
     Ok(ours.collect())
 }
 
-/// The program of docker's default runtime, where `daemon.json` names one that isn't ours.
+/// The program of docker's default runtime, if `daemon.json` names one that isn't ours.
 pub(crate) fn default_program(text: &str) -> Option<String> {
     let json: Json = serde_json::from_str(text).ok()?;
     let default = json.get("default-runtime")?.as_str()?;
@@ -42,7 +42,7 @@ pub(crate) fn default_program(text: &str) -> Option<String> {
     (!is_ours(program)).then(|| program.to_owned())
 }
 
-/// The program of a runtime in `daemon.json`: by its path, or what runc's shim is told to run.
+/// The program of a runtime in `daemon.json`: its path, or the `BinaryName` of runc's shim.
 pub(crate) fn program(runtime: &Json) -> Option<&str> {
     let path = runtime.get("path").and_then(Json::as_str).filter(|path| !path.is_empty());
     path.or_else(|| {
@@ -58,7 +58,7 @@ mod tests {
     use crate::engines::named_runtime::tests::ours;
 
     #[test]
-    fn docker_names_runtimes_by_their_paths() {
+    fn runtimes_are_found_by_their_paths() {
         let shipped = include_str!("../../../../../packaging/daemon.json");
         assert_eq!(runtimes(shipped), ours("cgpu", None));
         for other in [

@@ -10,70 +10,38 @@ use crate::engines::config_text::EditError;
 /// Why nothing is planned.
 #[derive(Debug, Error)]
 pub enum PlanError {
-    /// A file isn't to be edited as it is.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A file's text isn't to be edited as it is.
     #[error("{} {source}", path.display())]
     Edit {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: EditError,
     },
-    /// Our runtime isn't installed.
     #[error("{} isn't there or can't be executed; install cgpu, or name it with --runtime", path.display())]
-    NoRuntime {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
+    NoRuntime { path: PathBuf },
     /// The path of our runtime can't be written into a configuration.
     #[error("{} is no absolute path in UTF-8; name the runtime by such a path", path.display())]
-    OddRuntime {
-        /// That path.
-        path: PathBuf,
-    },
+    InvalidRuntimePath { path: PathBuf },
     /// The file is another program's, which writes it anew.
     #[error("{} is written by {by} at each of its starts; use `cgpu setup {by}`", path.display())]
-    Generated {
-        /// The file.
-        path: PathBuf,
-        /// The program.
-        by: String,
-    },
-    /// It is what such a program makes the file from.
+    Generated { path: PathBuf, by: String },
     #[error("{} is a template; use `cgpu setup k3s` or `cgpu setup rke2`", path.display())]
-    Template {
-        /// The file.
-        path: PathBuf,
-    },
+    Template { path: PathBuf },
     /// A distribution of Kubernetes hasn't written its file yet.
     #[error("{} isn't there: {by} writes it when it starts; start it once, then run this again", path.display())]
-    NotStarted {
-        /// The file.
-        path: PathBuf,
-        /// The distribution.
-        by: &'static str,
-    },
-    /// A template can't name a default runtime.
+    NotStarted { path: PathBuf, by: &'static str },
     #[error(
         "the default runtime of {by} isn't named in {}, which adds to what {by} writes; put \
          `default-runtime: cgpu` into /etc/rancher/{by}/config.yaml and run this without --default",
         template.display()
     )]
-    DefaultOfTemplate {
-        /// The template.
-        template: PathBuf,
-        /// The distribution.
-        by: &'static str,
-    },
+    DefaultOfTemplate { template: PathBuf, by: &'static str },
     /// Another file has the last word on the default runtime.
     #[error("{} makes {name} the default runtime and is read after {}; change it there first", path.display(), target.display())]
     Overruled {
         /// The file that has it.
         path: PathBuf,
-        /// The runtime that it names.
         name: String,
         /// The file that setup would have edited.
         target: PathBuf,

@@ -1,22 +1,22 @@
-//! The change of one file, or of one template, that has our runtime then or no longer has it.
+//! The change that adds our runtime to one file or template, or removes it.
 
 use std::path::{Path, PathBuf};
 
 use super::PlanError;
-use super::parsed_files::Known;
+use super::parsed_files::ParsedFile;
 use crate::engines::config_file::{self, Original};
-use crate::engines::config_text::{self, Format, HEADER, Wish};
+use crate::engines::config_text::{self, ChangeRequest, Format, HEADER};
 use crate::engines::distributions::template;
 use crate::engines::file_change::{Backup, Change, read_backup};
 use crate::engines::host_tree::Tree;
 
-/// The change of one file that has our runtime then.
+/// The change that adds our runtime to a file.
 pub(super) fn into_file(
     tree: &Tree,
     path: PathBuf,
     format: Format,
-    file: Option<Known>,
-    wish: Wish<'_>,
+    file: Option<ParsedFile>,
+    requested: ChangeRequest<'_>,
 ) -> Result<Option<Change>, PlanError> {
     let start = match (&file, format) {
         (Some(file), _) => file.original.text.clone(),
@@ -24,7 +24,7 @@ pub(super) fn into_file(
         (None, Format::Containerd { version, .. }) => format!("{HEADER}version = {version}\n"),
         (None, _) => HEADER.to_owned(),
     };
-    let after = config_text::edit(format, &start, wish)
+    let after = config_text::edit(format, &start, requested)
         .map_err(|source| PlanError::Edit { path: path.clone(), source })?;
     if file.as_ref().is_some_and(|file| file.original.text == after) {
         return Ok(None);
@@ -39,17 +39,17 @@ pub(super) fn into_file(
     Ok(Some(Change { at, path, before, after: Some(after), backup }))
 }
 
-/// The change of a template that has our runtime then.
+/// The change that adds our runtime to a template.
 pub(super) fn into_template(
     tree: &Tree,
     path: PathBuf,
     format: Format,
-    wish: Wish<'_>,
+    requested: ChangeRequest<'_>,
 ) -> Result<Option<Change>, PlanError> {
     let edit_error = |source| PlanError::Edit { path: path.clone(), source };
     let at = tree.at(&path);
     let before = config_file::read(&at, &path)?;
-    let block = config_text::edit(format, "", wish).map_err(edit_error)?;
+    let block = config_text::edit(format, "", requested).map_err(edit_error)?;
     let text = before.as_ref().map(|before| before.text.as_str());
     let after = template::add(text, &block).map_err(edit_error)?;
     if text == Some(after.as_str()) {
@@ -63,25 +63,26 @@ pub(super) fn into_template(
     Ok(Some(Change { at, path, before, after: Some(after), backup }))
 }
 
-/// The change of one file that has nothing of ours then.
-pub(super) fn out_of_file(tree: &Tree, file: Known) -> Result<Option<Change>, PlanError> {
+/// The change that removes our runtime from a file.
+pub(super) fn out_of_file(tree: &Tree, file: ParsedFile) -> Result<Option<Change>, PlanError> {
     let at = tree.at(&file.path);
     let edit_error = |source| PlanError::Edit { path: file.path.clone(), source };
     let former = read_backup(&at);
-    let wish = Wish::Remove { former: former.as_deref() };
+    let requested = ChangeRequest::Remove { former: former.as_deref() };
     let text = &file.original.text;
-    let after = config_text::edit(file.format, text, wish).map_err(edit_error)?;
+    let after = config_text::edit(file.format, text, requested).map_err(edit_error)?;
     if after == *text {
         return Ok(None);
     }
-    // A file that setup made goes as a whole: nothing is in it, and nothing was.
+    // A file that setup made is removed: nothing is in it, and nothing was.
     let is_remark = |line: &str| line.starts_with('#') && line != HEADER.trim_end();
     let remarks = text.lines().map(str::trim).any(is_remark);
     let bare = config_text::is_bare(file.format, &after) && !remarks;
     let made = bare
         && former.as_ref().is_none_or(|former| {
-            let emptied = config_text::edit(file.format, former, Wish::Remove { former: None });
-            let ours = config_text::read(file.format, former).is_ok_and(|said| said.runtime);
+            let emptied =
+                config_text::edit(file.format, former, ChangeRequest::Remove { former: None });
+            let ours = config_text::read(file.format, former).is_ok_and(|config| config.runtime);
             ours && emptied.is_ok_and(|emptied| config_text::is_bare(file.format, &emptied))
         });
     let backup = match &former {
@@ -99,7 +100,7 @@ pub(super) fn out_of_file(tree: &Tree, file: Known) -> Result<Option<Change>, Pl
     }))
 }
 
-/// The change of a template that has nothing of ours then.
+/// The change that removes our runtime from a template.
 pub(super) fn out_of_template(tree: &Tree, path: PathBuf) -> Result<Option<Change>, PlanError> {
     let at = tree.at(&path);
     let Some(before) = config_file::read(&at, &path)? else { return Ok(None) };
@@ -118,13 +119,13 @@ pub(super) fn out_of_template(tree: &Tree, path: PathBuf) -> Result<Option<Chang
     Ok(Some(Change { at, path, before: Some(before), after, backup }))
 }
 
-/// Whether the backup beside a file is its text before setup first edited it.
-fn is_backed_up(file: &Known, at: &Path) -> bool {
+/// Whether a file's backup is its text before setup first edited it.
+fn is_backed_up(file: &ParsedFile, at: &Path) -> bool {
     let Some(former) = read_backup(at) else { return false };
     let Ok(former) = config_text::read(file.format, &former) else { return false };
-    // One beside a file without our runtime is older than that. Where another default runtime was
+    // The backup of a file without our runtime is older. If another default runtime was
     // named since, that is what --remove has to restore.
-    file.said.runtime && (file.said.is_default() || file.said.default == former.default)
+    file.config.runtime && (file.config.is_default() || file.config.default == former.default)
 }
 
 fn writable(at: &Path, path: &Path, before: Option<&Original>) -> Result<(), PlanError> {

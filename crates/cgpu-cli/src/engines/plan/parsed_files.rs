@@ -5,30 +5,29 @@ use std::path::{Path, PathBuf};
 
 use super::{PlanError, Request};
 use crate::engines::config_file::{self, Original};
-use crate::engines::config_text::{self, EditError, Format, Said};
+use crate::engines::config_text::{self, EditError, Format, ParsedConfig};
 use crate::engines::containerd::{File, Reading, imports, merged_config};
 use crate::engines::host_tree::Tree;
 use crate::engines::{Kind, distributions, installation, toml_values};
 
-/// A file of the engine that is there.
-pub(super) struct Known {
+pub(super) struct ParsedFile {
     pub(super) path: PathBuf,
     pub(super) format: Format,
     pub(super) original: Original,
-    pub(super) said: Said,
+    pub(super) config: ParsedConfig,
 }
 
-/// The engine's files as they are.
-pub(super) struct Before {
+/// The engine's existing files.
+pub(super) struct ParsedFiles {
     pub(super) main: PathBuf,
-    pub(super) files: Vec<Known>,
-    /// Of containerd: how they are read, and what they come to.
+    pub(super) files: Vec<ParsedFile>,
+    /// Of containerd: how they are read, and the merged result.
     pub(super) reading: Reading,
     pub(super) effective: toml::Table,
 }
 
-/// The files that are there, read and understood.
-pub(super) fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError> {
+/// The existing files, parsed.
+pub(super) fn parse_files(tree: &Tree, request: &Request) -> Result<ParsedFiles, PlanError> {
     let main = request.file.clone().unwrap_or_else(|| request.kind.installation().main_file.into());
     let mut read = Vec::new();
     for path in paths(tree, request, None) {
@@ -48,11 +47,11 @@ pub(super) fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError
         }
     }
     let files: Vec<File<'_>> = tables.iter().map(File::of).collect();
-    let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
-    let reading = Reading::of(request.release, &said);
+    let declared: Vec<Option<i64>> = files.iter().map(|file| file.version).collect();
+    let reading = Reading::of(request.release, &declared);
     let versions = merged_config::versions(&files, reading);
     let effective = merged_config::effective(&files, reading);
-    let mut known = Vec::new();
+    let mut parsed = Vec::new();
     for (position, (path, original)) in read.into_iter().enumerate() {
         let format = match request.kind {
             Kind::Docker => Format::Docker,
@@ -60,14 +59,14 @@ pub(super) fn before(tree: &Tree, request: &Request) -> Result<Before, PlanError
             Kind::Podman => Format::Podman,
             _ => Format::Containerd { version: versions[position], reading },
         };
-        let said =
+        let config =
             config_text::read(format, &original.text).map_err(|why| edit_error(&path, why))?;
-        known.push(Known { path, format, original, said });
+        parsed.push(ParsedFile { path, format, original, config });
     }
-    Ok(Before { main, files: known, reading, effective })
+    Ok(ParsedFiles { main, files: parsed, reading, effective })
 }
 
-/// The files that the engine reads, whether they are there or not; `also` among them.
+/// The files that the engine reads, whether they exist or not; `also` among them.
 pub(super) fn paths(tree: &Tree, request: &Request, also: Option<&Path>) -> Vec<PathBuf> {
     match (&request.file, request.kind) {
         (None, kind) => installation::files(tree, kind, request.release, also),
@@ -78,7 +77,7 @@ pub(super) fn paths(tree: &Tree, request: &Request, also: Option<&Path>) -> Vec<
     }
 }
 
-/// Refuses a file that is written anew at the next start of its program.
+/// Refuses a file that its program rewrites at each start.
 fn refuse_generated(path: &Path, text: &str) -> Result<(), PlanError> {
     if distributions::is_template(text) {
         return Err(PlanError::Template { path: path.to_owned() });

@@ -3,47 +3,46 @@
 use std::path::{Path, PathBuf};
 
 use super::Request;
-use super::parsed_files::{Before, Known};
+use super::parsed_files::{ParsedFile, ParsedFiles};
 use crate::engines::Kind;
 use crate::engines::config_text::Format;
 use crate::engines::containerd::{Reading, imports};
 use crate::engines::distributions::{k0s, template};
 
-/// What is to be edited.
 pub(super) enum Target {
     /// A file of the engine's format.
     File(PathBuf, Format),
-    /// What a distribution of Kubernetes makes such a file from; the format is that file's.
+    /// The template of such a file, for a distribution of Kubernetes; the format is that file's.
     Template(PathBuf, Format),
 }
 
-/// What is to be edited: the file that has our runtime; else ours in the engine's directory; else
-/// the one whose section counts, of containerd's; else the engine's own.
-pub(super) fn target(request: &Request, before: &Before) -> Target {
+/// The file to edit: the file that has our runtime; else ours in the engine's directory; else
+/// containerd's file whose section counts; else the engine's own.
+pub(super) fn target(request: &Request, parsed: &ParsedFiles) -> Target {
     let kind = request.kind;
-    let editable = |file: &&Known| is_editable(kind, &file.path);
-    if let Some(file) = before.files.iter().filter(editable).rfind(|file| file.said.runtime) {
+    let editable = |file: &&ParsedFile| is_editable(kind, &file.path);
+    if let Some(file) = parsed.files.iter().filter(editable).rfind(|file| file.config.runtime) {
         return Target::File(file.path.clone(), file.format);
     }
     match kind {
-        Kind::Docker => own_target(request, before, Format::Docker),
-        Kind::Crio => own_target(request, before, Format::Crio),
-        Kind::Podman => own_target(request, before, Format::Podman),
-        _ => containerd_target(request, before),
+        Kind::Docker => own_target(request, parsed, Format::Docker),
+        Kind::Crio => own_target(request, parsed, Format::Crio),
+        Kind::Podman => own_target(request, parsed, Format::Podman),
+        _ => containerd_target(request, parsed),
     }
 }
 
 /// Ours in the engine's directory, else the engine's own file.
-fn own_target(request: &Request, before: &Before, format: Format) -> Target {
+fn own_target(request: &Request, parsed: &ParsedFiles, format: Format) -> Target {
     let drop_in = request.kind.installation().drop_in.filter(|_| request.file.is_none());
-    Target::File(drop_in.map_or(before.main.clone(), PathBuf::from), format)
+    Target::File(drop_in.map_or(parsed.main.clone(), PathBuf::from), format)
 }
 
 /// Ours among the imported files if containerd merges them, else the file whose section counts.
-fn containerd_target(request: &Request, before: &Before) -> Target {
+fn containerd_target(request: &Request, parsed: &ParsedFiles) -> Target {
     let kind = request.kind;
-    let main = before.files.iter().find(|file| file.path == before.main);
-    let reading = before.reading;
+    let main = parsed.files.iter().find(|file| file.path == parsed.main);
+    let reading = parsed.reading;
     // Every containerd reads version 2; from 2.0 on it warns of it.
     let newest = if reading.merges() { 3 } else { 2 };
     let format = match main {
@@ -51,10 +50,10 @@ fn containerd_target(request: &Request, before: &Before) -> Target {
         None => Format::Containerd { version: newest, reading },
     };
     let text = main.map_or("", |main| main.original.text.as_str());
-    let imported = imports::imported_drop_in(&before.main, text, request.release);
+    let imported = imports::imported_drop_in(&parsed.main, text, request.release);
     let imported = imported.filter(|path| is_editable(kind, path));
     if let (true, Some(drop_in)) = (reading.merges(), &imported) {
-        // The last version that is said decides how all files are read: it stays what it was.
+        // The last declared version decides how all files are read: it must not change.
         let format = match reading {
             Reading::Two { older } => {
                 Format::Containerd { version: if older { 2 } else { 3 }, reading }
@@ -63,37 +62,37 @@ fn containerd_target(request: &Request, before: &Before) -> Target {
         };
         return Target::File(drop_in.clone(), format);
     }
-    if let Some(target) = distribution_target(request, before, text, format) {
+    if let Some(target) = distribution_target(request, parsed, text, format) {
         return target;
     }
     // containerd 1 takes this part of the last file that has it.
-    let mut sections = before
+    let mut sections = parsed
         .files
         .iter()
         .filter(|file| is_editable(kind, &file.path))
-        .filter(|file| file.said.section);
+        .filter(|file| file.config.section);
     if let (false, Some(file)) = (reading.merges(), sections.next_back()) {
         return Target::File(file.path.clone(), file.format);
     }
-    Target::File(imported.unwrap_or_else(|| before.main.clone()), format)
+    Target::File(imported.unwrap_or_else(|| parsed.main.clone()), format)
 }
 
 /// What k0s merges, or the template from which k3s and RKE2 make their file; `text` is that of
 /// the main file.
 fn distribution_target(
     request: &Request,
-    before: &Before,
+    parsed: &ParsedFiles,
     text: &str,
     format: Format,
 ) -> Option<Target> {
     match (request.kind, format) {
         (Kind::K0s, _) if request.file.is_none() && k0s::is_managed(text) => {
             let version = k0s::drop_in_version(request.release);
-            let format = Format::Containerd { version, reading: before.reading };
+            let format = Format::Containerd { version, reading: parsed.reading };
             Some(Target::File(k0s::drop_in(), format))
         }
         (Kind::K3s | Kind::Rke2, Format::Containerd { version, .. }) => {
-            let path = before.main.with_file_name(template::name(version));
+            let path = parsed.main.with_file_name(template::name(version));
             Some(Target::Template(path, format))
         }
         _ => None,
@@ -101,7 +100,7 @@ fn distribution_target(
 }
 
 /// Whether a file may be edited: a distribution's own files are replaced by its updates, and
-/// what lies in /run is made by somebody at each start.
+/// what lies in /run is written at each start.
 pub(super) fn is_editable(kind: Kind, path: &Path) -> bool {
     let generated =
         matches!(kind, Kind::K3s | Kind::Rke2) && path == Path::new(kind.installation().main_file);

@@ -32,14 +32,14 @@ impl Host {
         fs::read_to_string(self.at(path)).unwrap()
     }
 
-    fn plan(&self, kind: Kind, aim: Aim) -> Result<Vec<Change>, PlanError> {
+    fn plan(&self, kind: Kind, action: Action) -> Result<Vec<Change>, PlanError> {
         let root = self.0.path().to_owned();
-        Ok(plan(&Request { kind, root, file: None, release: self.1, aim })?.changes)
+        Ok(plan(&Request { kind, root, file: None, release: self.1, action })?.changes)
     }
 
-    /// Makes the changes, and says which files they were.
-    fn run(&self, kind: Kind, aim: Aim) -> Vec<String> {
-        let changes = self.plan(kind, aim).unwrap();
+    /// Makes the changes, and returns their files.
+    fn run(&self, kind: Kind, action: Action) -> Vec<String> {
+        let changes = self.plan(kind, action).unwrap();
         changes.iter().for_each(|change| write(change).unwrap());
         changes.iter().map(|change| change.path.display().to_string()).collect()
     }
@@ -49,12 +49,12 @@ impl Host {
     }
 }
 
-fn add(default: bool) -> Aim {
-    Aim::Add { program: PROGRAM.into(), default }
+fn add(default: bool) -> Action {
+    Action::Add { program: PROGRAM.into(), default }
 }
 
 #[test]
-fn containerd_is_edited_where_its_plugin_is_configured() {
+fn containerd_is_edited_in_its_plugins_file() {
     let main = "/etc/containerd/config.toml";
     let imports = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n";
     let drop_in = "/etc/containerd/conf.d/99-cgpu.toml";
@@ -62,7 +62,7 @@ fn containerd_is_edited_where_its_plugin_is_configured() {
     for (files, target) in [
         (&[][..], main),
         (&[(main, "version = 2\n")], main),
-        // A containerd before 2.0 would forget the section of the file that imports ours.
+        // A containerd before 2.0 would drop the section of the file that imports ours.
         (&[(main, &format!("{imports}{CRI}"))], main),
         (&[(main, imports)], drop_in),
         (&[(main, imports), (other, CRI)], other),
@@ -72,9 +72,9 @@ fn containerd_is_edited_where_its_plugin_is_configured() {
         files.iter().for_each(|(path, text)| host.file(path, text));
         assert_eq!(host.run(Kind::Containerd, add(true)), [target], "{files:?}");
         assert!(host.plan(Kind::Containerd, add(true)).unwrap().is_empty());
-        let version = imports::said_version_of(&host.text(target));
+        let version = imports::declared_version(&host.text(target));
         assert!(version == Some(2) || target == other, "{version:?}");
-        assert_eq!(host.run(Kind::Containerd, Aim::Remove), [target]);
+        assert_eq!(host.run(Kind::Containerd, Action::Remove), [target]);
         for (path, text) in files {
             assert_eq!(host.text(path), *text);
             assert!(!backup_of(&host.at(path)).exists(), "it has nothing to tell");
@@ -84,8 +84,9 @@ fn containerd_is_edited_where_its_plugin_is_configured() {
     }
 }
 
+// Engines with a directory of files get one of ours; a later file with another default is refused.
 #[test]
-fn what_has_directories_for_it_gets_a_file_that_has_the_last_word() {
+fn crio_and_podman_get_a_drop_in() {
     for (kind, drop_in, early, late, key) in [
         (
             Kind::Crio,
@@ -107,7 +108,7 @@ fn what_has_directories_for_it_gets_a_file_that_has_the_last_word() {
         assert_eq!(host.run(kind, add(false)), [drop_in]);
         assert_eq!(host.run(kind, add(true)), [drop_in]);
         assert!(host.plan(kind, add(true)).unwrap().is_empty());
-        assert_eq!(host.run(kind, Aim::Remove), [drop_in]);
+        assert_eq!(host.run(kind, Action::Remove), [drop_in]);
         let left = fs::read_to_string(host.at(drop_in));
         assert!(left.is_err() && !backup_of(&host.at(drop_in)).exists(), "{kind:?} {left:?}");
         assert_eq!(host.text(early), key);
@@ -119,21 +120,21 @@ fn what_has_directories_for_it_gets_a_file_that_has_the_last_word() {
         assert_eq!(host.refusal(kind), refusal);
         assert!(!host.at(drop_in).exists());
         assert_eq!(host.run(kind, add(false)), [drop_in], "the runtime alone is no matter");
-        host.run(kind, Aim::Remove);
-        // One that has our runtime already, by hand.
+        host.run(kind, Action::Remove);
         fs::rename(host.at(late), host.at(early)).unwrap();
     }
 }
 
+// A file that can't be parsed, is a link, is shared, is read-only or is no file is refused and stays.
 #[test]
-fn a_file_that_is_not_what_it_seems_is_refused_and_stays() {
+fn unsafe_files_are_refused_and_stay() {
     let daemon = "/etc/docker/daemon.json";
     let host = Host::new();
     let refused = |words: &str| {
         let refusal = host.refusal(Kind::Docker);
         assert_eq!(refusal, format!("{daemon} {words}"));
-        let beside = fs::read_dir(host.at("/etc/docker")).unwrap().count();
-        assert_eq!(beside, 1, "nothing is left beside it: {words}");
+        let count = fs::read_dir(host.at("/etc/docker")).unwrap().count();
+        assert_eq!(count, 1, "nothing is left next to it: {words}");
     };
     host.file(daemon, "{\"a\": }");
     refused("can't be read: expected value at line 1 column 7; correct it first");
@@ -167,7 +168,7 @@ fn a_file_that_is_not_what_it_seems_is_refused_and_stays() {
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_is_left_as_it_is() {
+fn file_changed_meanwhile_is_left_alone() {
     let daemon = "/etc/docker/daemon.json";
     let host = Host::new();
     for (before, now) in [(Some("{}"), "{ }"), (None, "{}")] {
@@ -185,7 +186,7 @@ fn a_file_that_changes_meanwhile_is_left_as_it_is() {
 }
 
 #[test]
-fn the_former_default_comes_back_over_several_edits_and_the_mode_stays() {
+fn former_default_and_mode_survive_several_edits() {
     let daemon = "/etc/docker/daemon.json";
     let host = Host::new();
     let text = "{\"default-runtime\": \"crun\", \"debug\": true}\n";
@@ -197,15 +198,15 @@ fn the_former_default_comes_back_over_several_edits_and_the_mode_stays() {
     host.run(Kind::Docker, add(true));
     host.file("/opt/cgpu-runtime", "");
     fs::set_permissions(host.at("/opt/cgpu-runtime"), fs::Permissions::from_mode(0o755)).unwrap();
-    host.run(Kind::Docker, Aim::Add { program: "/opt/cgpu-runtime".into(), default: false });
+    host.run(Kind::Docker, Action::Add { program: "/opt/cgpu-runtime".into(), default: false });
     assert_eq!(fs::read_to_string(&backup).unwrap(), text, "it is the first one");
     assert!(host.text(daemon).contains("/opt/cgpu-runtime"));
-    host.run(Kind::Docker, Aim::Remove);
+    host.run(Kind::Docker, Action::Remove);
     assert_eq!(host.text(daemon), text);
-    assert!(!backup.exists(), "the file is what it said");
+    assert!(!backup.exists(), "the file has its text again");
     let mode = fs::metadata(host.at(daemon)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
-    assert_eq!(host.run(Kind::Docker, Aim::Remove), [""; 0]);
+    assert_eq!(host.run(Kind::Docker, Action::Remove), [""; 0]);
 }
 
 const RKE2: &str = "/var/lib/rancher/rke2/agent/etc/containerd";
@@ -214,8 +215,9 @@ fn generated(by: &str, rest: &str) -> String {
     format!("# File generated by {by}. DO NOT EDIT. Use config.toml.tmpl instead.\n{rest}")
 }
 
+// The generated file is left alone; its template, or a file that it imports, is edited.
 #[test]
-fn what_k3s_and_rke2_generate_is_left_alone_and_what_it_is_made_from_is_edited() {
+fn generated_files_of_distributions_are_left_alone() {
     let runc = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n\
                 runtime_type = 'io.containerd.runc.v2'\noptions = {SystemdCgroup = true}\n";
     let third = |imports: &str| generated("rke2", &format!("version = 3\n{imports}{runc}"));
@@ -255,14 +257,14 @@ fn what_k3s_and_rke2_generate_is_left_alone_and_what_it_is_made_from_is_edited()
             }
             false => assert_eq!(by_default.unwrap().len(), 1),
         }
-        assert_eq!(host.run(kind, Aim::Remove), [&*target]);
+        assert_eq!(host.run(kind, Action::Remove), [&*target]);
         assert!(!host.at(&target).exists());
         assert_eq!(host.text(main), text);
-        // By its path it is refused, and who may be asked is named.
+        // As containerd's file it is refused, and the distribution is named.
         let root = host.0.path().to_owned();
         let file = Some(PathBuf::from(main));
         let request =
-            Request { kind: Kind::Containerd, root, file, release: None, aim: add(false) };
+            Request { kind: Kind::Containerd, root, file, release: None, action: add(false) };
         let refused = plan(&request).unwrap_err().to_string();
         let words = format!("at each of its starts; use `cgpu setup {}`", kind.name());
         assert!(refused.ends_with(&words), "{refused}");
@@ -270,7 +272,7 @@ fn what_k3s_and_rke2_generate_is_left_alone_and_what_it_is_made_from_is_edited()
 }
 
 #[test]
-fn somebodys_template_keeps_what_it_says() {
+fn users_template_stays_the_same() {
     let host = Host::new();
     host.file(Kind::K3s.installation().main_file, &generated("k3s", "version = 3\n"));
     let template =
@@ -280,13 +282,13 @@ fn somebodys_template_keeps_what_it_says() {
     host.file(template, own);
     assert_eq!(host.run(Kind::K3s, add(false)), [template]);
     assert!(host.text(template).starts_with(own));
-    assert_eq!(host.run(Kind::K3s, Aim::Remove), [template]);
+    assert_eq!(host.run(Kind::K3s, Action::Remove), [template]);
     assert_eq!(host.text(template), own);
     assert!(!backup_of(&host.at(template)).exists());
 }
 
 #[test]
-fn microk8s_and_k0s_are_edited_where_they_look() {
+fn microk8s_and_k0s_are_edited_in_their_files() {
     let template = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  \
                     default_runtime_name = \"${RUNTIME}\"\n  \
                     [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n    \
@@ -299,7 +301,7 @@ fn microk8s_and_k0s_are_edited_where_they_look() {
     assert_eq!(host.run(Kind::MicroK8s, add(true)), [main]);
     let written = host.text(main);
     assert_eq!(written.matches("SystemdCgroup = true").count(), 2, "{written}");
-    assert_eq!(host.run(Kind::MicroK8s, Aim::Remove), [main]);
+    assert_eq!(host.run(Kind::MicroK8s, Action::Remove), [main]);
     assert_eq!(host.text(main), template);
 
     for (release, managed, target) in [
@@ -312,15 +314,15 @@ fn microk8s_and_k0s_are_edited_where_they_look() {
         let header = if managed { "# k0s_managed=true\n" } else { "# mine\n" };
         host.file(Kind::K0s.installation().main_file, &format!("{header}version = 3\n"));
         assert_eq!(host.run(Kind::K0s, add(false)), [target]);
-        let version = imports::said_version_of(&host.text(target));
+        let version = imports::declared_version(&host.text(target));
         assert_eq!(version, Some(if release.is_some() { 2 } else { 3 }));
         assert!(host.plan(Kind::K0s, add(false)).unwrap().is_empty());
-        assert_eq!(host.run(Kind::K0s, Aim::Remove), [target]);
+        assert_eq!(host.run(Kind::K0s, Action::Remove), [target]);
     }
 }
 
 #[test]
-fn removing_touches_no_file_that_says_nothing_of_ours() {
+fn removal_leaves_files_without_our_runtime() {
     let host = Host::new();
     for (kind, path, text) in [
         (Kind::Podman, "/usr/share/containers/containers.conf", "# many\n[engine]\n# words\n"),
@@ -334,15 +336,16 @@ fn removing_touches_no_file_that_says_nothing_of_ours() {
         ),
     ] {
         host.file(path, text);
-        assert!(host.plan(kind, Aim::Remove).unwrap().is_empty(), "{path}");
+        assert!(host.plan(kind, Action::Remove).unwrap().is_empty(), "{path}");
         host.run(kind, add(false));
-        host.run(kind, Aim::Remove);
+        host.run(kind, Action::Remove);
         assert_eq!(host.text(path), text);
     }
 }
 
+// Our runtime runs the one that created the engine's containers before.
 #[test]
-fn ours_stands_over_the_runtime_that_made_the_containers_before() {
+fn ours_runs_the_former_runtime() {
     let cases = [
         (
             Kind::Docker,
@@ -372,22 +375,22 @@ fn ours_stands_over_the_runtime_that_made_the_containers_before() {
             fs::set_permissions(host.at(program), fs::Permissions::from_mode(0o755)).unwrap();
         }
         host.file(path, text);
-        let told = |aim| {
+        let registered = |action| {
             let root = host.0.path().to_owned();
-            let request = Request { kind, root, file: None, release: None, aim };
+            let request = Request { kind, root, file: None, release: None, action };
             let planned = plan(&request).unwrap();
-            if let Some(over) = &planned.over {
-                over.make(host.0.path()).unwrap();
+            if let Some(links) = &planned.links {
+                links.make(host.0.path()).unwrap();
             }
             planned.changes.iter().for_each(|change| write(change).unwrap());
             planned.program.unwrap().display().to_string()
         };
         let over = "/usr/libexec/cgpu/over-crun/cgpu-runtime";
-        // As the default one it hides what it stands over, which stays.
+        // As the default one it hides the runtime below it, which stays.
         for default in [false, true, true] {
-            assert_eq!(told(add(default)), over, "{kind:?}");
+            assert_eq!(registered(add(default)), over, "{kind:?}");
         }
-        assert_eq!(told(Aim::Remove), over, "so that its links can go");
+        assert_eq!(registered(Action::Remove), over, "so that its links can go");
         assert_eq!(host.text(path), text);
     }
 }
@@ -398,8 +401,9 @@ const DEFAULT_CRUN: &str = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".
     runtime_type = \"io.containerd.runc.v2\"\n\
     options = { BinaryName = \"crun\" }\n";
 
+// The backup is the first text until the file has nothing of ours.
 #[test]
-fn the_backup_is_the_first_text_until_the_file_has_nothing_of_ours() {
+fn backup_is_the_text_before_first_setup() {
     let daemon = "/etc/docker/daemon.json";
     let host = Host::new();
     let backup = backup_of(&host.at(daemon));
@@ -407,7 +411,7 @@ fn the_backup_is_the_first_text_until_the_file_has_nothing_of_ours() {
     host.file(daemon, first);
     host.run(Kind::Docker, add(true));
     host.file(daemon, &host.text(daemon).replacen('{', "{\"debug\": true, ", 1));
-    host.run(Kind::Docker, Aim::Remove);
+    host.run(Kind::Docker, Action::Remove);
     assert!(host.text(daemon).contains("debug"), "what came later stays");
     assert_eq!(fs::read_to_string(&backup).unwrap(), first, "and so does the first text");
     // The next setup begins with what is there then.
@@ -415,9 +419,9 @@ fn the_backup_is_the_first_text_until_the_file_has_nothing_of_ours() {
     host.file(daemon, second);
     host.run(Kind::Docker, add(false));
     assert_eq!(fs::read_to_string(&backup).unwrap(), second);
-    // Somebody names another default: nobody else can tell it any more.
+    // A default that the administrator names later is restored too: no backup has it.
     host.file(daemon, &host.text(daemon).replace("\"runc\"", "\"crun\""));
     host.run(Kind::Docker, add(true));
-    host.run(Kind::Docker, Aim::Remove);
+    host.run(Kind::Docker, Action::Remove);
     assert!(host.text(daemon).contains("\"crun\""), "{}", host.text(daemon));
 }
