@@ -1,12 +1,14 @@
 //! Container engines: their programs and configurations, and the edits that add the runtime
 //! `cgpu` to a configuration or remove it.
 //!
-//! Each engine has its module: [`docker`], [`containerd`], [`distributions`], [`crio`], [`podman`].
-//! What they share is below them. An [`installation`] has an engine's programs and files, and
-//! [`host_tree`] reads a host's files. [`plan`](mod@plan) plans the edits of one engine:
-//! [`config_file`] reads a file for them, [`config_text`] edits its text, by [`toml_tables`] if it
-//! is TOML, and [`file_change`] writes it. [`service`] restarts the engine. [`runtime_below`] is
-//! about the runtime below ours. `cgpu doctor` reads through the same modules.
+//! Each engine has its module, which reads, edits and reloads it: [`docker`], [`containerd`],
+//! [`distributions`] (k3s, RKE2, MicroK8s, k0s), `crio`, `podman`. What they share is below them.
+//! An `installation` has an engine's programs and files, and `host_tree` reads a host's files.
+//! [`plan`](mod@plan) plans the edits of one engine: [`config_file`] reads a file for them,
+//! [`config_text`] edits its text, by `toml_tables` if it is TOML, and [`file_change`] writes it.
+//! [`service`] restarts the engine. [`runtime_below`] is about the runtime below ours. `cgpu doctor`
+//! reads through the same modules.
+//!
 //! Must not know what a container is.
 
 pub mod docker;

@@ -30,7 +30,7 @@ pub enum Flaw {
         /// Whether the others' is systemd.
         systemd: bool,
     },
-    /// Its snapshotter isn't the others', so images that are there may not be unpacked for it.
+    /// Its snapshotter isn't the others', so existing images may not be unpacked for it.
     OtherSnapshotter {
         /// The others' own one; `None` is that of the whole configuration.
         name: Option<String>,

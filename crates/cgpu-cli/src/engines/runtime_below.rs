@@ -118,8 +118,8 @@ pub(crate) fn below(tree: &Tree, registered: &Path) -> Option<PathBuf> {
     fs::read_link(tree.at(directory.join(LOWER))).ok()
 }
 
-/// Takes the links away that an engine was registered of at `registered` and no file of the host names any
-/// more. What can't be taken stays: it does no harm.
+/// Removes the links of the path `registered` if no file of the host names it any more. What can't
+/// be removed stays: it does no harm.
 pub fn remove_unused(root: &Path, registered: &Path, is_named: impl Fn(&str) -> bool) {
     let tree = Tree::new(root, None);
     let Some(directory) = registered.parent().filter(|directory| is_link_directory(directory))

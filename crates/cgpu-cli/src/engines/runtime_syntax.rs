@@ -44,7 +44,7 @@ pub(super) trait RuntimeSyntax: Debug + Sync {
     /// Changes the program of our entry; its other values stay.
     fn repoint(&self, entry: &mut Item, program: &str, model: &Plain);
 
-    /// The runtime that the engine has only while its files name none.
+    /// The runtime that the engine has as long as its files name none.
     fn built_in(&self) -> Option<BuiltIn> {
         None
     }

@@ -5,7 +5,7 @@ use toml_edit::{DocumentMut, Item, Table};
 /// How a document indents the tables of its runtimes.
 #[derive(Debug)]
 pub(super) struct Style {
-    /// ParsedFiles the header of a runtime's table.
+    /// Before the header of a runtime's table.
     header: String,
     /// What a nested table and a table's keys have more than the header of theirs.
     step: String,

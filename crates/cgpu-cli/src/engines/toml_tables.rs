@@ -1,6 +1,6 @@
 //! Tables of runtimes in TOML: containerd's, CRI-O's and podman's are read and edited here. Pure.
 //!
-//! Each engine's own module has its [`Layout`] and its [`RuntimeSyntax`](super::runtime_syntax::RuntimeSyntax). Everything else in a
+//! Each engine's own module has its [`Layout`] and its `RuntimeSyntax`. Everything else in a
 //! document stays as it is. All three engines take keys in any case, except names of runtimes.
 
 use toml::{Table as Plain, Value as PlainValue};

@@ -69,14 +69,13 @@ pub enum EditError {
         /// The key, with its parents.
         key: String,
     },
-    /// A key is there twice, and readers differ in which one counts.
+    /// Readers differ in which of the two counts.
     #[error("has {key} twice; remove one of them first")]
     Twice { key: String },
     #[error(
         "has a runtime `cgpu` that runs {program}, not cgpu-runtime; rename or remove it first"
     )]
     Taken { program: String },
-    /// containerd's configuration has a version that isn't known.
     #[error("has version {version}, and setup knows versions 1 to 4; add the runtime by hand")]
     Version { version: i64 },
     /// The edit would change something else, or not do what it should.
@@ -110,7 +109,7 @@ impl ParsedConfig {
 ///
 /// # Errors
 ///
-/// If it isn't understood, or has a runtime `cgpu` that isn't ours.
+/// If it can't be parsed, or has a runtime `cgpu` that isn't ours.
 pub fn read(format: Format, text: &str) -> Result<ParsedConfig, EditError> {
     match format {
         Format::Docker => daemon_json::read(text),
@@ -123,7 +122,7 @@ pub fn read(format: Format, text: &str) -> Result<ParsedConfig, EditError> {
 ///
 /// # Errors
 ///
-/// If it isn't understood, has a runtime `cgpu` that isn't ours, or can't be edited
+/// If it can't be parsed, has a runtime `cgpu` that isn't ours, or can't be edited
 /// without changing more.
 pub fn edit(format: Format, text: &str, requested: ChangeRequest<'_>) -> Result<String, EditError> {
     read(format, text)?;

@@ -62,7 +62,7 @@ pub(crate) fn imported_drop_in(
     files.find(|file| !has_wildcard(file))
 }
 
-/// The first of `files`, of containerd, that switches off the plugin of Kubernetes.
+/// The first of `files`, of containerd, that disables the plugin of Kubernetes.
 pub(crate) fn cri_disabled_by(tree: &Tree, files: &[PathBuf]) -> Option<PathBuf> {
     let disables = |path: &&PathBuf| match tree.read(path) {
         Observed::Present(text) => disables_cri(&text),
@@ -71,7 +71,7 @@ pub(crate) fn cri_disabled_by(tree: &Tree, files: &[PathBuf]) -> Option<PathBuf>
     files.iter().find(disables).cloned()
 }
 
-/// What an import of `file` means: a relative one is relative to its directory. containerd
+/// The path or pattern of an import of `file`: a relative one is relative to its directory. containerd
 /// before 1.7 resolves relative patterns in its working directory, which is `/` as a service.
 fn imported(file: &Path, pattern: &str, release: Option<Release>) -> PathBuf {
     let early = release.is_some_and(|release| release < Release { major: 1, minor: 7 });
@@ -175,7 +175,7 @@ pub(crate) fn imports(text: &str) -> Vec<String> {
     imports.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Whether a file of containerd switches off the plugin by which Kubernetes talks to it.
+/// Whether a file of containerd disables the plugin of Kubernetes.
 pub(crate) fn disables_cri(text: &str) -> bool {
     let table = parse(text).unwrap_or_default();
     let disabled = table.get("disabled_plugins").and_then(Value::as_array);

@@ -1,4 +1,4 @@
-//! What the files of a containerd's configuration come to, as that release reads them. Pure.
+//! The merged result of a containerd's files, as that release reads them. Pure.
 //!
 //! Owns which part of which file counts, which file has precedence, and how containerd compares
 //! keys. Must not know where the files are: [`super::imports`] finds them.
@@ -31,8 +31,8 @@ pub(crate) fn versions(files: &[File<'_>], reading: Reading) -> Vec<i64> {
     files.iter().map(|file| file.version.unwrap_or(undeclared)).collect()
 }
 
-/// What all files come to: the table that has the runtimes and the default one's name, its
-/// keys spelled as containerd's documents spell them.
+/// The merged table that has the runtimes and the default one's name, its keys spelled as
+/// containerd's documents spell them.
 pub(crate) fn effective(files: &[File<'_>], reading: Reading) -> Table {
     let versions = versions(files, reading);
     let sections = files.iter().zip(versions).flat_map(|(file, version)| {

@@ -1,9 +1,9 @@
 //! containerd: the releases, the files that a configuration imports, and the runtimes of its
 //! plugin for Kubernetes.
 //!
-//! [`imports`] finds the files; [`merged_config`] has what they come to, as a [`release`] reads
-//! them; [`runtimes`] finds ours there, and the one that ours is to be like; [`cri_table`] edits
-//! them. [`config_dump`] has containerd's own reading.
+//! `imports` finds the files; `merged_config` merges them as a [`release`] does; `runtimes` finds
+//! ours there, and the one that ours is to be like; `cri_table` edits them. [`config_dump`] has
+//! containerd's own reading.
 
 pub mod config_dump;
 pub(crate) mod cri_table;

@@ -12,7 +12,7 @@
 pub(crate) const CRI: [(i64, &str); 3] =
     [(1, "cri"), (2, "io.containerd.grpc.v1.cri"), (3, "io.containerd.cri.v1.runtime")];
 
-/// The newest version of a configuration that is known.
+/// The newest known version of a configuration.
 pub(crate) const NEWEST: i64 = 4;
 
 /// A release of containerd: they differ in how they read their files.

@@ -12,7 +12,7 @@ use crate::engines::toml_values::{get, table_at};
 /// The annotations that we read, as patterns of containerd.
 pub(crate) const ANNOTATIONS: [&str; 2] = ["aliyun.com/*", "cgpu/*"];
 
-/// What a runtime that pods get calls runc's shim.
+/// The beginning of the types of runc's shim.
 const RUNC_SHIM: &str = "io.containerd.runc.";
 
 /// Our runtimes in each of containerd's files, given in the order of reading, with what is

@@ -46,7 +46,7 @@ pub(crate) fn merged_files(tree: &Tree, also: Option<&Path>) -> BTreeSet<PathBuf
     dropped.filter(|path| path.extension().is_some_and(|end| end == "toml")).collect()
 }
 
-/// Whether k0s writes what this file of its containerd imports, and not its administrator.
+/// Whether k0s, and not its administrator, writes what this file of its containerd imports.
 pub(crate) fn is_managed(text: &str) -> bool {
     text.lines().next() == Some("# k0s_managed=true")
 }

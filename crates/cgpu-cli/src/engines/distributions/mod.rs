@@ -1,7 +1,7 @@
 //! The distributions of Kubernetes that bring a containerd: k3s, RKE2, MicroK8s and k0s.
 //!
 //! k3s and RKE2 write their containerd's file at each start, from a [`template`] that may be
-//! edited; MicroK8s puts values into its file; [`k0s`] merges a directory. Which containerd
+//! edited; MicroK8s fills variables of its file in; k0s merges a directory (`k0s`). Which containerd
 //! Kubernetes uses on a host is decided in [`kubernetes_containerd`].
 
 pub(crate) mod k0s;
@@ -42,8 +42,8 @@ pub(super) const MICROK8S: Installation = Installation {
     ..Installation::NONE
 };
 
-/// The text of a distribution's file with the values that it puts into it: MicroK8s names its
-/// runtime so.
+/// The text of a distribution's file with the values that it fills in: MicroK8s names its
+/// runtime by a variable.
 pub(crate) fn with_values(kind: Kind, text: &str) -> String {
     match kind {
         Kind::MicroK8s => {

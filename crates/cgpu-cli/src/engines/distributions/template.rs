@@ -4,7 +4,7 @@
 use crate::engines::config_text::EditError;
 use crate::engines::runtime_name::NAME;
 
-/// The templates beside a distribution's file: for version 2, and for version 3.
+/// The templates next to a distribution's file: for version 2, and for version 3.
 pub(crate) const NAMES: [&str; 2] = ["config.toml.tmpl", "config-v3.toml.tmpl"];
 
 /// The template of a file of this version.

@@ -79,7 +79,7 @@ pub(in crate::engines) fn is_bare(text: &str) -> bool {
 ///
 /// # Errors
 ///
-/// If it isn't understood.
+/// If it can't be parsed.
 pub fn hosts(text: &str) -> Result<Vec<String>, EditError> {
     let object = object(text)?;
     let hosts = object.get("hosts").and_then(Value::as_array).into_iter().flatten();
@@ -101,7 +101,7 @@ pub struct RunningConfig {
 ///
 /// # Errors
 ///
-/// If it isn't understood.
+/// If it can't be parsed.
 pub fn reload_text(text: &str, running: &RunningConfig) -> Result<Option<String>, EditError> {
     let config = object(text)?;
     let listed = runtimes(&config)?;
@@ -132,7 +132,7 @@ pub fn reload_text(text: &str, running: &RunningConfig) -> Result<Option<String>
 ///
 /// # Errors
 ///
-/// If it isn't understood.
+/// If it can't be parsed.
 pub fn is_applied(text: &str, running: &RunningConfig) -> Result<bool, EditError> {
     let config = read(text)?;
     let runtime = running.runtimes.iter().any(|name| name == NAME);
@@ -147,7 +147,7 @@ pub fn is_applied(text: &str, running: &RunningConfig) -> Result<bool, EditError
 ///
 /// # Errors
 ///
-/// If it isn't understood.
+/// If it can't be parsed.
 pub fn lacks_runtime(text: &str, running: &RunningConfig) -> Result<bool, EditError> {
     Ok(!read(text)?.runtime && is_applied(text, running)?)
 }

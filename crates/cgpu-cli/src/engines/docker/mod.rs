@@ -1,6 +1,6 @@
-//! docker: the runtimes of `daemon.json`, and which program its default one is. Pure.
+//! docker: the runtimes of `daemon.json`, and the program of its default one. Pure.
 //!
-//! [`daemon_json`] edits that file, and [`reload`] has a running dockerd read it.
+//! [`daemon_json`] edits that file, and [`reload`] reloads a running dockerd.
 
 pub mod daemon_json;
 pub mod reload;

@@ -80,7 +80,7 @@ pub enum DockerdError {
         /// What became of the file.
         state: &'static str,
     },
-    /// It has reloaded, and has something else in force.
+    /// It has reloaded, and has another configuration.
     #[error("docker has reloaded and doesn't use {}; does it read another file?", path.display())]
     OtherFile { path: PathBuf },
 }

@@ -1,4 +1,4 @@
-//! Why nothing is planned.
+//! The reasons for which nothing is planned.
 
 use std::path::PathBuf;
 
@@ -23,12 +23,10 @@ pub enum PlanError {
     /// The path of our runtime can't be written into a configuration.
     #[error("{} is no absolute path in UTF-8; name the runtime by such a path", path.display())]
     InvalidRuntimePath { path: PathBuf },
-    /// The file is another program's, which writes it anew.
     #[error("{} is written by {by} at each of its starts; use `cgpu setup {by}`", path.display())]
     Generated { path: PathBuf, by: String },
     #[error("{} is a template; use `cgpu setup k3s` or `cgpu setup rke2`", path.display())]
     Template { path: PathBuf },
-    /// A distribution of Kubernetes hasn't written its file yet.
     #[error("{} isn't there: {by} writes it when it starts; start it once, then run this again", path.display())]
     NotStarted { path: PathBuf, by: &'static str },
     #[error(
@@ -37,10 +35,8 @@ pub enum PlanError {
         template.display()
     )]
     DefaultOfTemplate { template: PathBuf, by: &'static str },
-    /// Another file has the last word on the default runtime.
     #[error("{} makes {name} the default runtime and is read after {}; change it there first", path.display(), target.display())]
     Overruled {
-        /// The file that has it.
         path: PathBuf,
         name: String,
         /// The file that setup would have edited.

@@ -1,5 +1,4 @@
-//! The files of one engine as they are: read, understood, and refused if another program writes
-//! them.
+//! The existing files of one engine: read, parsed, and refused if another program writes them.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +25,7 @@ pub(super) struct ParsedFiles {
     pub(super) effective: toml::Table,
 }
 
-/// The existing files, parsed.
+/// Reads and parses the existing files.
 pub(super) fn parse_files(tree: &Tree, request: &Request) -> Result<ParsedFiles, PlanError> {
     let main = request.file.clone().unwrap_or_else(|| request.kind.installation().main_file.into());
     let mut read = Vec::new();
