@@ -106,7 +106,7 @@ fn containerds(texts: &Texts, release: Option<Release>) -> (RuntimesOfFiles, Opt
     (tables.iter().map(of).collect(), gives_cdi_devices)
 }
 
-/// Whether a program that an engine is told of can be run: by its path, or by its name.
+/// Whether the program of an engine's runtime can be run: by its path, or by its name.
 fn is_there(tree: &Tree, program: &Path) -> bool {
     match program.is_absolute() {
         true => tree.is_executable(program),
