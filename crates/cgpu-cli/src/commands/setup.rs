@@ -8,12 +8,14 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 
 use super::table::printable;
-use crate::engines::change::{Aim, Backup, Change, Plan, Request, cri_disabled_by, plan};
-use crate::engines::dockerd::{self, Outcome};
-use crate::engines::files::Tree;
-use crate::engines::restart::{Done, Init, next_step, restart, unit};
-use crate::engines::write::write;
-use crate::engines::{Kind, Seen, dump, lower, places, serving};
+use crate::engines::containerd::config_dump;
+use crate::engines::distributions::kubernetes_containerd;
+use crate::engines::docker::reload::{self, Outcome};
+use crate::engines::file_change::{Backup, Change, write};
+use crate::engines::host_tree::Tree;
+use crate::engines::plan::{Action, Plan, Request, cri_disabled_by, plan};
+use crate::engines::service::{Init, RuntimeChange, next_step, restart, unit};
+use crate::engines::{Kind, Observed, installation, runtime_below};
 use cgpu_host::report::sentence;
 
 /// Which engine, and what to do.
@@ -101,20 +103,20 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     let kind = Kind::from(setup.engine);
     let root = std::path::absolute(&setup.root)?;
     let file = setup.file.as_ref().map(std::path::absolute).transpose()?;
-    let aim = match setup.remove {
-        true => Aim::Remove,
-        false => Aim::Add { program: program(setup)?, default: setup.default },
+    let action = match setup.remove {
+        true => Action::Remove,
+        false => Action::Add { program: program(setup)?, default: setup.default },
     };
     if kind == Kind::Containerd
         && !setup.remove
         && file.is_none()
-        && let Some(elsewhere) = serving::elsewhere(&root)
+        && let Some(other) = kubernetes_containerd::other_containerd(&root)
     {
-        return Err(anyhow!("{elsewhere}"));
+        return Err(anyhow!("{other}"));
     }
     let containerd = containerd(setup, kind);
-    let release = containerd.as_deref().and_then(dump::release);
-    let request = Request { kind, root: root.clone(), file: file.clone(), release, aim };
+    let release = containerd.as_deref().and_then(config_dump::release);
+    let request = Request { kind, root: root.clone(), file: file.clone(), release, action };
     let planned = plan(&request)?;
     let changes = &planned.changes;
     if changes.is_empty() {
@@ -129,11 +131,11 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     for note in &planned.notes {
         writeln!(out, "{}", printable(note))?;
     }
-    if let Some(over) = &planned.over {
+    if let Some(links) = &planned.links {
         writeln!(
             out,
             "containers of cgpu are made by {}, as those of {} are now",
-            printable(&over.lower().display().to_string()),
+            printable(&links.lower().display().to_string()),
             kind.name()
         )?;
     }
@@ -153,8 +155,8 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
     if setup.dry_run {
         return would(setup, kind, out);
     }
-    if let Some(over) = &planned.over {
-        over.make(&root)?;
+    if let Some(links) = &planned.links {
+        links.make(&root)?;
     }
     let is_owed = setup.restart && owed(kind).exists();
     if setup.if_changed && changes.is_empty() && is_owed {
@@ -164,12 +166,14 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         return Ok(out.flush()?);
     }
     if setup.restart && kind == Kind::Docker {
-        let file = file.as_deref().unwrap_or(Path::new(places::main(kind)));
+        let file = file.as_deref().unwrap_or(Path::new(kind.installation().main_file));
         // It has a say in the order of the steps.
-        let outcome = dockerd::apply(file, changes.first())?;
+        let outcome = reload::apply(file, changes.first())?;
         changes.iter().try_for_each(|change| writeln!(out, "{}", done(change)))?;
-        if let Some(reported) = planned.program.as_deref().filter(|_| setup.remove) {
-            lower::forget(&root, reported, |reported| is_named(&root, reported));
+        if let Some(registered) = planned.program.as_deref().filter(|_| setup.remove) {
+            runtime_below::remove_unused(&root, registered, |registered| {
+                is_named(&root, registered)
+            });
         }
         return reloaded(outcome, out);
     }
@@ -178,8 +182,8 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
         writeln!(out, "{}", done(change))?;
     }
     checked(setup, kind, &planned, containerd.as_deref().filter(|_| disabled_by.is_none()))?;
-    if let Some(reported) = planned.program.as_deref().filter(|_| setup.remove) {
-        lower::forget(&root, reported, |reported| is_named(&root, reported));
+    if let Some(registered) = planned.program.as_deref().filter(|_| setup.remove) {
+        runtime_below::remove_unused(&root, registered, |registered| is_named(&root, registered));
     }
     out.flush()?;
     again(setup, kind, !changes.is_empty(), out)
@@ -188,7 +192,7 @@ pub fn run(setup: &Setup, out: &mut dyn Write) -> Result<()> {
 /// The engine's containerd, where it can be asked.
 fn containerd(setup: &Setup, kind: Kind) -> Option<PathBuf> {
     let own = setup.root.as_os_str() == "/";
-    let usual = places::containerd_program(kind).filter(|_| own)?;
+    let usual = kind.installation().containerd.filter(|_| own)?;
     let path = std::env::var_os("PATH");
     let usual = || Tree::new(Path::new("/"), path.as_deref()).program(usual);
     setup.containerd.clone().or_else(usual)
@@ -200,13 +204,14 @@ fn checked(setup: &Setup, kind: Kind, planned: &Plan, containerd: Option<&Path>)
     // The others make of what setup wrote what containerd reads, at their next start.
     let reads = [Kind::Containerd, Kind::K3s, Kind::Rke2].contains(&kind);
     let is_read = |change: &Change| change.path.extension().is_some_and(|end| end != "tmpl");
-    let (Some(containerd), Some(reported)) = (containerd, planned.program.as_deref()) else {
+    let (Some(containerd), Some(registered)) = (containerd, planned.program.as_deref()) else {
         return Ok(());
     };
     if setup.remove || !reads || !planned.changes.iter().all(is_read) {
         return Ok(());
     }
-    let Err(error) = dump::check(containerd, &planned.main, reported, setup.default) else {
+    let Err(error) = config_dump::check(containerd, &planned.main, registered, setup.default)
+    else {
         return Ok(());
     };
     for change in planned.changes.iter().rev() {
@@ -218,9 +223,9 @@ fn checked(setup: &Setup, kind: Kind, planned: &Plan, containerd: Option<&Path>)
 /// Whether a file of any engine of the host names a program.
 fn is_named(root: &Path, program: &str) -> bool {
     let tree = Tree::new(root, None);
-    let files = Kind::ALL.iter().flat_map(|kind| places::files(&tree, *kind, None, None));
+    let files = Kind::ALL.iter().flat_map(|kind| installation::files(&tree, *kind, None, None));
     let mut texts = files.filter_map(|path| match tree.read(&path) {
-        Seen::Found(text) => Some(text),
+        Observed::Present(text) => Some(text),
         _ => None,
     });
     texts.any(|text| text.contains(program))
@@ -289,9 +294,9 @@ fn would(setup: &Setup, kind: Kind, out: &mut dyn Write) -> Result<()> {
 /// Says what became of dockerd.
 fn reloaded(outcome: Outcome, out: &mut dyn Write) -> Result<()> {
     match outcome {
-        Outcome::InForce => writeln!(out, "done: docker has read it; containers run on")?,
-        Outcome::Silent(silence) => {
-            writeln!(out, "{}", sentence(&silence).trim_start_matches("cgpu: "))?;
+        Outcome::Applied => writeln!(out, "done: docker has read it; containers run on")?,
+        Outcome::NotRunning(error) => {
+            writeln!(out, "{}", sentence(&error).trim_start_matches("cgpu: "))?;
         }
     }
     Ok(out.flush()?)
@@ -312,7 +317,7 @@ fn owed(kind: Kind) -> PathBuf {
 
 /// Has the engine read its files again, or says who is to do that.
 fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Result<()> {
-    let done = if setup.remove { Done::Removed } else { Done::Added };
+    let done = if setup.remove { RuntimeChange::Removed } else { RuntimeChange::Added };
     let init = Init::here();
     match (next_step(kind, done, init), unit(kind)) {
         (Some(_), Some(unit)) if setup.restart && init == Init::Systemd => {

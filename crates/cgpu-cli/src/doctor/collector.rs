@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::driver::device_root;
 use super::facts::Facts;
 use super::{driver, engines, host, own};
-use crate::engines::files::Tree;
+use crate::engines::host_tree::Tree;
 use cgpu::host::Host;
 use cgpu_host::config::{self, Config};
 

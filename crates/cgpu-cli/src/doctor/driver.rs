@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{major, minor};
 
-use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Seen};
+use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Observed};
 use super::sentence;
-use crate::engines::files::Tree;
+use crate::engines::host_tree::Tree;
 use cgpu_host::config::{Config, Inject, InventorySource};
 use cgpu_host::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Settings, Source};
 use cgpu_inject::cdi::{HostFacts, Specifications, State, Wanted};
@@ -42,7 +42,9 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
     let root = tree.at(&config.driver.root);
     let version_path = config.driver.proc_root.join("driver/nvidia/version");
     let banner = match tree.read(&version_path) {
-        Seen::Found(text) => Seen::Found(text.lines().next().unwrap_or_default().to_owned()),
+        Observed::Present(text) => {
+            Observed::Present(text.lines().next().unwrap_or_default().to_owned())
+        }
         other => other,
     };
     let gpus = match config.inventory.source {
@@ -56,17 +58,17 @@ pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
     let wanted: Vec<Wanted> = gpus.iter().flatten().filter_map(|gpu| gpu.whole.clone()).collect();
     let gpus = gpus.map(|gpus| gpus.into_iter().map(|gpu| gpu.minor).collect::<Vec<_>>());
     let may_make = match tree.read(config.driver.proc_root.join("driver/nvidia/params")) {
-        Seen::Found(text) => NodeRights::parse(&text).may_make,
+        Observed::Present(text) => NodeRights::parse(&text).may_make,
         _ => true,
     };
     let majors = match tree.read(config.driver.proc_root.join("devices")) {
-        Seen::Found(text) => character_majors(&text),
+        Observed::Present(text) => character_majors(&text),
         _ => Vec::new(),
     };
     let minors = gpus.iter().flatten().flatten().copied().collect::<Vec<u32>>();
     let kernel = match &banner {
-        Seen::Found(banner) => Version::in_banner(banner),
-        Seen::Absent | Seen::Unreadable(_) => None,
+        Observed::Present(banner) => Version::in_banner(banner),
+        Observed::Absent | Observed::Unreadable(_) => None,
     };
     let library = Root::open(&root).ok().and_then(|files| {
         let (version, path) =
@@ -193,7 +195,7 @@ fn files(tree: &Tree, config: &Config, kernel: Option<Version>, gpus: &[Wanted])
 
 /// NVIDIA's GPUs on the PCI bus.
 fn on_bus(tree: &Tree) -> Vec<BusGpu> {
-    let is = |path: &Path, file: &str, begins: &str| matches!(tree.read(path.join(file)), Seen::Found(text) if text.starts_with(begins));
+    let is = |path: &Path, file: &str, begins: &str| matches!(tree.read(path.join(file)), Observed::Present(text) if text.starts_with(begins));
     let devices = tree.list("/sys/bus/pci/devices").into_iter();
     let gpus =
         devices.filter(|path| is(path, "vendor", VENDOR) && is(path, "class", DISPLAY_CLASS));
@@ -241,13 +243,13 @@ fn nodes(
     fixed.chain(gpus).collect()
 }
 
-fn seen(path: &Path) -> Seen<NodeKind> {
+fn seen(path: &Path) -> Observed<NodeKind> {
     match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_char_device() => {
-            Seen::Found(NodeKind::Device(major(meta.rdev()), minor(meta.rdev())))
+            Observed::Present(NodeKind::Device(major(meta.rdev()), minor(meta.rdev())))
         }
-        Ok(_) => Seen::Found(NodeKind::File),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Seen::Absent,
-        Err(error) => Seen::Unreadable(error.to_string()),
+        Ok(_) => Observed::Present(NodeKind::File),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
+        Err(error) => Observed::Unreadable(error.to_string()),
     }
 }

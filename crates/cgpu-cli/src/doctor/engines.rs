@@ -6,11 +6,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Seen, Toolkit};
-use crate::engines::containerd::{self, File, Reading, Release};
-use crate::engines::dialect::{self, Named};
-use crate::engines::files::Tree;
-use crate::engines::{dump, lower, places};
+use super::facts::{Engine, EngineFile, EngineKind, Handler, Hook, HookFile, Observed, Toolkit};
+use crate::engines::containerd::{
+    File, Reading, Release, config_dump, imports, merged_config, runtimes,
+};
+use crate::engines::host_tree::Tree;
+use crate::engines::{
+    NamedRuntime, crio, distributions, docker, hooks, installation, podman, runtime_below,
+    toml_values,
+};
 
 /// NVIDIA's programs for containers.
 const TOOLKIT: [&str; 4] =
@@ -25,30 +29,31 @@ pub(super) fn look(tree: &Tree) -> Vec<Engine> {
 }
 
 fn engine(tree: &Tree, kind: EngineKind) -> Engine {
-    let containerd = places::containerd_program(kind).and_then(|name| tree.program(name));
-    let release = containerd.filter(|_| tree.is_own()).and_then(|program| dump::release(&program));
-    let paths = places::files(tree, kind, release, None);
+    let containerd = kind.installation().containerd.and_then(|name| tree.program(name));
+    let release =
+        containerd.filter(|_| tree.is_own()).and_then(|program| config_dump::release(&program));
+    let paths = installation::files(tree, kind, release, None);
     let cri_disabled_by = match kind {
-        EngineKind::Containerd => places::cri_disabled_by(tree, &paths),
+        EngineKind::Containerd => imports::cri_disabled_by(tree, &paths),
         _ => None,
     };
     let texts: Vec<(PathBuf, Result<String, String>)> = paths
         .into_iter()
         .filter_map(|path| match tree.read(&path) {
-            Seen::Absent => None,
-            Seen::Unreadable(why) => Some((path, Err(why))),
-            Seen::Found(text) => Some((path, Ok(dialect::with_values(kind, &text)))),
+            Observed::Absent => None,
+            Observed::Unreadable(why) => Some((path, Err(why))),
+            Observed::Present(text) => Some((path, Ok(distributions::with_values(kind, &text)))),
         })
         .collect();
     let (named, gives_cdi_devices) = match kind {
-        EngineKind::Docker => (each(&texts, dialect::docker), None),
-        EngineKind::Crio => (each(&texts, dialect::crio), None),
-        EngineKind::Podman => (each(&texts, dialect::podman), None),
+        EngineKind::Docker => (each(&texts, docker::runtimes), None),
+        EngineKind::Crio => (each(&texts, crio::runtimes), None),
+        EngineKind::Podman => (each(&texts, podman::runtimes), None),
         _ => containerds(&texts, release),
     };
-    let handler = |named: Named| Handler {
+    let handler = |named: NamedRuntime| Handler {
         executable: is_there(tree, &named.program),
-        lower: lower::below(tree, &named.program),
+        lower: runtime_below::below(tree, &named.program),
         name: named.name,
         program: named.program,
         flaw: named.flaw,
@@ -59,7 +64,7 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
     });
     Engine {
         kind,
-        program: places::programs(kind).iter().find_map(|name| tree.program(name)),
+        program: kind.installation().programs.iter().find_map(|name| tree.program(name)),
         files: files.collect(),
         cri_disabled_by,
         gives_cdi_devices,
@@ -69,26 +74,31 @@ fn engine(tree: &Tree, kind: EngineKind) -> Engine {
 type Texts = [(PathBuf, Result<String, String>)];
 
 /// Our runtimes in each file; why it can't be read.
-type Said = Vec<Result<Vec<Named>, String>>;
+type RuntimesOfFiles = Vec<Result<Vec<NamedRuntime>, String>>;
 
-fn each(texts: &Texts, dialect: impl Fn(&str) -> Result<Vec<Named>, String>) -> Said {
+fn each(
+    texts: &Texts,
+    reader: impl Fn(&str) -> Result<Vec<NamedRuntime>, String>,
+) -> RuntimesOfFiles {
     texts
         .iter()
-        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| dialect(text)))
+        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| reader(text)))
         .collect()
 }
 
 /// What containerd's files say, which count together, and whether it gives devices by CDI.
-fn containerds(texts: &Texts, release: Option<Release>) -> (Said, Option<bool>) {
+fn containerds(texts: &Texts, release: Option<Release>) -> (RuntimesOfFiles, Option<bool>) {
     let tables: Vec<Result<toml::Table, String>> = texts
         .iter()
-        .map(|(_, text)| text.as_ref().map_err(String::clone).and_then(|text| dialect::table(text)))
+        .map(|(_, text)| {
+            text.as_ref().map_err(String::clone).and_then(|text| toml_values::parse(text))
+        })
         .collect();
     let files: Vec<File<'_>> = tables.iter().flatten().map(File::of).collect();
-    let said: Vec<Option<i64>> = files.iter().map(|file| file.said).collect();
-    let reading = Reading::of(release, &said);
-    let gives_cdi_devices = containerd::gives_cdi_devices(&files, reading, release);
-    let mut named = dialect::containerd(&files, reading).into_iter();
+    let declared: Vec<Option<i64>> = files.iter().map(|file| file.version).collect();
+    let reading = Reading::of(release, &declared);
+    let gives_cdi_devices = merged_config::gives_cdi_devices(&files, reading, release);
+    let mut named = runtimes::runtimes(&files, reading).into_iter();
     let of = |table: &Result<toml::Table, String>| match table {
         Ok(_) => Ok(named.next().unwrap_or_default()),
         Err(why) => Err(why.clone()),
@@ -96,7 +106,7 @@ fn containerds(texts: &Texts, release: Option<Release>) -> (Said, Option<bool>) 
     (tables.iter().map(of).collect(), gives_cdi_devices)
 }
 
-/// Whether a program that an engine is told of can be run: by its path, or by its name.
+/// Whether the program of an engine's runtime can be run: by its path, or by its name.
 fn is_there(tree: &Tree, program: &Path) -> bool {
     match program.is_absolute() {
         true => tree.is_executable(program),
@@ -106,13 +116,13 @@ fn is_there(tree: &Tree, program: &Path) -> bool {
 
 /// The hook files that name us.
 pub(super) fn hooks(tree: &Tree) -> Vec<HookFile> {
-    let paths = places::HOOKS.iter().flat_map(|directory| tree.list(directory));
+    let paths = hooks::DIRECTORIES.iter().flat_map(|directory| tree.list(directory));
     let paths = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
-    let files = paths.take(places::FILES_MAX).filter_map(|path| {
+    let files = paths.take(installation::FILES_MAX).filter_map(|path| {
         let hook = match tree.read(&path) {
-            Seen::Absent => return None,
-            Seen::Unreadable(why) => Err(why),
-            Seen::Found(text) => dialect::hook(&text).transpose()?,
+            Observed::Absent => return None,
+            Observed::Unreadable(why) => Err(why),
+            Observed::Present(text) => hooks::hook(&text).transpose()?,
         };
         let hook = hook.map(|(program, stages)| Hook {
             executable: is_there(tree, &program),

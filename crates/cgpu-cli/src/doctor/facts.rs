@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-pub use crate::engines::{Flaw, Kind as EngineKind, Seen};
+pub use crate::engines::{Flaw, Kind as EngineKind, Observed};
 use cgpu_core::plan::Kind;
 use cgpu_host::config::Inject;
 use nvrm::Version;
@@ -68,7 +68,7 @@ pub struct Driver {
     /// `/proc/driver/nvidia/version`.
     pub version_path: PathBuf,
     /// Its first line.
-    pub banner: Seen<String>,
+    pub banner: Observed<String>,
     /// NVIDIA's GPUs on the PCI bus, whoever drives them.
     pub on_bus: Vec<BusGpu>,
     /// The GPUs that the driver has, by their minor numbers where it tells them; why not.
@@ -115,7 +115,7 @@ pub struct Node {
     /// The command that makes it.
     pub made_by: String,
     /// What is there.
-    pub seen: Seen<NodeKind>,
+    pub seen: Observed<NodeKind>,
 }
 
 /// What lies where a node is looked for.
@@ -256,7 +256,7 @@ pub struct Own {
     /// The state directory.
     pub state_dir: PathBuf,
     /// Its mode's permission bits.
-    pub state: Seen<u32>,
+    pub state: Observed<u32>,
     /// The log's file; empty for none.
     pub log: PathBuf,
     /// Whether it can be written; why not.

@@ -4,9 +4,9 @@
 
 use std::path::Path;
 
-use super::facts::{Cgroups, Isolation, Runtime, Seen};
-use crate::engines::files::Tree;
-use crate::engines::program;
+use super::facts::{Cgroups, Isolation, Observed, Runtime};
+use crate::engines::child_output;
+use crate::engines::host_tree::Tree;
 use cgpu::backend::gate::check_kernel;
 use cgpu::host::Host;
 use cgpu_monitor::daemon::check_sizes;
@@ -19,8 +19,8 @@ const KNOWN: [&str; 2] = ["runc", "crun"];
 pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
     // The kernel's own, wherever [driver] proc_root says that a driver is told of.
     let kernel = &tree.at("/proc/sys/kernel");
-    let text = |path: &str| match crate::engines::files::read(&kernel.join(path)) {
-        Seen::Found(text) => text.trim().to_owned(),
+    let text = |path: &str| match crate::engines::host_tree::read(&kernel.join(path)) {
+        Observed::Present(text) => text.trim().to_owned(),
         _ => String::new(),
     };
     let release = text("osrelease");
@@ -60,7 +60,7 @@ pub(super) fn runtimes(tree: &Tree, candidates: &[String]) -> Vec<Runtime> {
     let look = |name: &str| {
         let path = tree.program(name);
         let version = match &path {
-            Some(path) if tree.is_own() => program::version_of(path),
+            Some(path) if tree.is_own() => child_output::version_of(path),
             Some(_) => Err("it is another host's, and not run here".to_owned()),
             None => Err("it isn't there".to_owned()),
         };

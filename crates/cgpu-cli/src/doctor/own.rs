@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::facts::{Divisible, Own, Records, Seen, Unstarted};
+use super::facts::{Divisible, Observed, Own, Records, Unstarted};
 use super::sentence;
 use cgpu::admission::Admission;
 use cgpu::admission::{Condition, UNSTARTED_S, deletion};
@@ -37,9 +37,9 @@ pub(super) fn look(
     let directory = own.parent().map(PathBuf::from).unwrap_or_default();
     let missing = PROGRAMS.into_iter().filter(|program| !directory.join(program).is_file());
     let state = match fs::symlink_metadata(&host.config.state_dir) {
-        Ok(meta) => Seen::Found(meta.permissions().mode() & 0o7777),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Seen::Absent,
-        Err(error) => Seen::Unreadable(error.to_string()),
+        Ok(meta) => Observed::Present(meta.permissions().mode() & 0o7777),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
+        Err(error) => Observed::Unreadable(error.to_string()),
     };
     Own {
         root: require_root().is_ok(),

@@ -1,67 +1,77 @@
-//! Container engines: where their configurations are, what these say, and how they are
-//! edited so that the engine knows the runtime `cgpu`.
+//! Container engines: their programs and configurations, and the edits that add the runtime
+//! `cgpu` to a configuration or remove it.
 //!
-//! `dialect` and [`containerd`] read and [`edit`] edits: pure, text in, text out. `places` knows
-//! the files of each engine and `files` how a host's files are read; [`change`] plans the edits
-//! of one engine and [`write`](mod@write) makes them. [`dump`] asks containerd what it makes of
-//! them; [`restart`] and [`dockerd`] bring them into force. [`lower`] is about the runtime below
-//! ours, and [`serving`] about the containerd that Kubernetes uses.
-//! `cgpu doctor` reads through the same modules.
+//! Each engine has its module, which reads, edits and reloads it: [`docker`], [`containerd`],
+//! [`distributions`] (k3s, RKE2, MicroK8s, k0s), `crio`, `podman`. What they share is below them.
+//! An `installation` has an engine's programs and files, and `host_tree` reads a host's files.
+//! [`plan`](mod@plan) plans the edits of one engine: [`config_file`] reads a file for them,
+//! [`config_text`] edits its text, by `toml_tables` if it is TOML, and [`file_change`] writes it.
+//! [`service`] restarts the engine. [`runtime_below`] is about the runtime below ours. `cgpu doctor`
+//! reads through the same modules.
+//!
 //! Must not know what a container is.
+
+pub mod docker;
 
 pub mod containerd;
 
-pub(crate) mod dialect;
+pub mod distributions;
 
-pub mod edit;
+pub(crate) mod crio;
 
-pub(crate) mod files;
+pub(crate) mod podman;
 
-pub(crate) mod places;
+pub(crate) mod hooks;
 
-pub mod change;
+pub mod plan;
 
-pub mod original;
+pub mod config_text;
 
-pub mod write;
+mod runtime_syntax;
 
-pub mod restart;
+mod toml_tables;
 
-pub mod dockerd;
+mod toml_style;
 
-pub mod dump;
+pub(crate) mod toml_values;
 
-pub mod lower;
+pub mod config_file;
 
-pub mod names;
+pub mod file_change;
 
-pub(crate) mod program;
+pub mod service;
 
-pub mod serving;
+pub mod runtime_below;
 
-/// Which engine.
+pub(crate) mod installation;
+
+mod named_runtime;
+
+pub mod runtime_name;
+
+pub(crate) mod host_tree;
+
+pub(crate) mod child_output;
+
+#[cfg(test)]
+mod tests;
+
+pub use named_runtime::Flaw;
+pub(crate) use named_runtime::NamedRuntime;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// dockerd.
     Docker,
-    /// containerd, with its CRI for Kubernetes.
     Containerd,
-    /// The containerd that k3s brings.
     K3s,
-    /// The containerd that RKE2 brings.
     Rke2,
-    /// The containerd that MicroK8s brings.
     MicroK8s,
-    /// The containerd that k0s brings.
     K0s,
-    /// CRI-O.
     Crio,
-    /// podman.
     Podman,
 }
 
 impl Kind {
-    /// All of them.
     pub const ALL: [Kind; 8] = [
         Kind::Docker,
         Kind::Containerd,
@@ -82,63 +92,18 @@ impl Kind {
         self == Kind::Containerd || Kind::DISTRIBUTIONS.contains(&self)
     }
 
-    /// What people call it.
+    /// The name in messages.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::Docker => "docker",
-            Kind::Containerd => "containerd",
-            Kind::K3s => "k3s",
-            Kind::Rke2 => "rke2",
-            Kind::MicroK8s => "microk8s",
-            Kind::K0s => "k0s",
-            Kind::Crio => "cri-o",
-            Kind::Podman => "podman",
-        }
+        self.installation().name
     }
 }
 
-/// Something that may be there or not, or not be readable, as a sentence says.
+/// The result of reading what may not exist or not be readable.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen<T> {
-    /// It isn't there.
+pub enum Observed<T> {
     Absent,
-    /// It can't be read, or not understood.
+    /// The reason is a sentence.
     Unreadable(String),
-    /// This is it.
-    Found(T),
-}
-
-/// What is wrong with a runtime's section.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Flaw {
-    /// It is for the other version of containerd's configuration.
-    OtherVersion {
-        /// The file's.
-        file: i64,
-        /// The section's.
-        section: i64,
-    },
-    /// Another file, or another spelling of a key, has this runtime run something else.
-    Overruled {
-        /// What it runs.
-        by: String,
-    },
-    /// It has a key in two spellings, of which releases take different ones.
-    TwoSpellings {
-        /// The key.
-        key: String,
-    },
-    /// Its cgroups aren't made by whom the others' are.
-    OtherCgroups {
-        /// Whether systemd makes the others'.
-        systemd: bool,
-    },
-    /// Its snapshotter isn't the others', so images that are there may not be unpacked for it.
-    OtherSnapshotter {
-        /// The others' own one; that of the whole configuration, if nothing.
-        name: Option<String>,
-    },
-    /// Our annotations aren't passed on.
-    NoAnnotations,
+    Present(T),
 }

@@ -3,7 +3,7 @@
 //! Owns the order in which they explain each other: without a module there is nothing to
 //! say of nodes. Must not know backends.
 
-use super::super::facts::{BusGpu, Cdi, Driver as Facts, Node, NodeKind, Seen};
+use super::super::facts::{BusGpu, Cdi, Driver as Facts, Node, NodeKind, Observed};
 use super::{Driver, Error, Finding, Fine, Note, Warning, listed};
 use cgpu_host::config::Inject;
 use cgpu_inject::requirements::cuda_of;
@@ -25,8 +25,8 @@ pub(super) fn standing(facts: &Facts) -> Standing {
     // A GPU that a virtual machine has is none of this host's.
     let ours = |gpu: &&BusGpu| gpu.driver.as_deref() != Some("vfio-pci");
     match (&facts.banner, facts.on_bus.iter().find(ours)) {
-        (Seen::Absent, None) => Standing::Needless,
-        (Seen::Absent, Some(_)) => Standing::Wanting,
+        (Observed::Absent, None) => Standing::Needless,
+        (Observed::Absent, Some(_)) => Standing::Wanting,
         _ => Standing::Loaded,
     }
 }
@@ -91,12 +91,12 @@ fn path(facts: &Facts) -> String {
 fn loaded(facts: &Facts) -> (Option<Version>, Finding) {
     let row = |severity, what| Finding::new(Driver, "version", severity, what).of(path(facts));
     let banner = match &facts.banner {
-        Seen::Found(banner) => banner,
-        Seen::Unreadable(why) => {
+        Observed::Present(banner) => banner,
+        Observed::Unreadable(why) => {
             let what = format!("{} can't be read: {why}", path(facts));
             return (None, row(Error, what).remedy("run as root; see `dmesg` of the driver"));
         }
-        Seen::Absent => return (None, row(Error, "no driver is loaded".to_owned())),
+        Observed::Absent => return (None, row(Error, "no driver is loaded".to_owned())),
     };
     let Some(version) = Version::in_banner(banner) else {
         let what = format!("{} has no version in its first line: {banner}", path(facts));
@@ -210,8 +210,8 @@ fn nodes(nodes: &[Node]) -> Vec<Finding> {
         let path = node.path.display().to_string();
         let row = |severity, what| Finding::new(Driver, "nodes", severity, what).of(path.clone());
         match &node.seen {
-            Seen::Found(NodeKind::File) => files.push(path),
-            Seen::Found(NodeKind::Device(major, minor)) => {
+            Observed::Present(NodeKind::File) => files.push(path),
+            Observed::Present(NodeKind::Device(major, minor)) => {
                 let wanted = (node.major.unwrap_or(*major), node.minor);
                 if (*major, *minor) == wanted {
                     good.push(path);
@@ -223,16 +223,16 @@ fn nodes(nodes: &[Node]) -> Vec<Finding> {
                 );
                 findings.push(row(Error, what).remedy(format!("`rm {path}; {}`", node.made_by)));
             }
-            Seen::Absent if node.needed && node.is_made_on_demand => {
+            Observed::Absent if node.needed && node.is_made_on_demand => {
                 let what = format!("{path} is missing; the next container with a GPU makes it");
                 findings.push(row(Note, what).remedy(at_every_boot(&node.made_by)));
             }
-            Seen::Absent if node.needed => {
+            Observed::Absent if node.needed => {
                 let what = format!("{path} is missing");
                 findings.push(row(Error, what).remedy(at_every_boot(&node.made_by)));
             }
-            Seen::Absent => {}
-            Seen::Unreadable(why) => findings.push(
+            Observed::Absent => {}
+            Observed::Unreadable(why) => findings.push(
                 row(Error, format!("{path} can't be looked at: {why}")).remedy("run as root"),
             ),
         }

@@ -2,7 +2,9 @@
 //!
 //! Must not know the driver beyond whether there is one to wait for.
 
-use super::super::facts::{Cgroups, Divisible, Isolation as Facts, Own, Records, Runtime, Seen};
+use super::super::facts::{
+    Cgroups, Divisible, Isolation as Facts, Observed, Own, Records, Runtime,
+};
 use super::driver::Standing;
 use super::{Cgpu, Error, Finding, Fine, Isolation, Note, Runtimes, Severity, Warning, listed};
 use cgpu_core::plan::Kind;
@@ -255,14 +257,14 @@ fn state(facts: &Own) -> Finding {
     let path = facts.state_dir.display().to_string();
     let row = |severity, what| Finding::new(Cgpu, "state", severity, what).of(path.clone());
     match facts.state {
-        Seen::Absent => row(Fine, format!("{path} is made by the first create")),
-        Seen::Unreadable(ref why) => row(Error, format!("{path} can't be looked at: {why}"))
+        Observed::Absent => row(Fine, format!("{path} is made by the first create")),
+        Observed::Unreadable(ref why) => row(Error, format!("{path} can't be looked at: {why}"))
             .remedy("run as root; else set another state_dir"),
-        Seen::Found(mode) if mode & 0o077 != 0 => {
+        Observed::Present(mode) if mode & 0o077 != 0 => {
             let what = format!("{path} has mode {mode:04o}: others may enter it");
             row(Warning, what).remedy(format!("`chmod 0700 {path}`"))
         }
-        Seen::Found(mode) => row(Fine, format!("{path}, mode {mode:04o}")),
+        Observed::Present(mode) => row(Fine, format!("{path}, mode {mode:04o}")),
     }
 }
 

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::super::facts::{
     BusGpu, Cgroups, Divisible, Driver, Engine, EngineFile, EngineKind, Facts, Flaw, Handler, Hook,
-    HookFile, Isolation, Node, NodeKind, Own, Records, Runtime, Seen, Toolkit, Unstarted,
+    HookFile, Isolation, Node, NodeKind, Observed, Own, Records, Runtime, Toolkit, Unstarted,
 };
 use super::super::facts::{Cdi, Files, Library};
 use super::super::worst;
@@ -18,7 +18,7 @@ fn node(name: &str, major: u64, minor: u64, needed: bool, made_by: &str) -> Node
         needed,
         is_made_on_demand: false,
         made_by: made_by.into(),
-        seen: Seen::Found(NodeKind::Device(major, minor)),
+        seen: Observed::Present(NodeKind::Device(major, minor)),
     }
 }
 
@@ -35,7 +35,7 @@ fn well() -> Facts {
     Facts {
         driver: Driver {
             version_path: "/proc/driver/nvidia/version".into(),
-            banner: Seen::Found(
+            banner: Observed::Present(
                 "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Thu Oct 19".into(),
             ),
             on_bus: vec![gpu("0000:00:07.0"), gpu("0000:00:08.0")],
@@ -84,7 +84,7 @@ fn well() -> Facts {
             missing: Vec::new(),
             config: Ok(None),
             state_dir: "/run/cgpu".into(),
-            state: Seen::Found(0o700),
+            state: Observed::Present(0o700),
             log: "/var/log/cgpu.log".into(),
             log_open: Ok(()),
             records: Ok(Records::default()),
@@ -180,7 +180,7 @@ fn healthy_host_has_no_finding_worse_than_ok() {
 #[test]
 fn host_without_a_gpu_has_no_warning() {
     let none = |facts: &mut Facts| {
-        facts.driver.banner = Seen::Absent;
+        facts.driver.banner = Observed::Absent;
         facts.driver.on_bus.clear();
         facts.driver.gpus = Ok(Vec::new());
         facts.driver.library = None;
@@ -231,7 +231,7 @@ fn gpu_without_driver_error_names_what_to_load() {
     let held_by = |driver: Option<&str>| {
         let driver = driver.map(str::to_owned);
         move |facts: &mut Facts| {
-            facts.driver.banner = Seen::Absent;
+            facts.driver.banner = Observed::Absent;
             facts.driver.on_bus = vec![BusGpu { bus_id: "0000:00:07.0".into(), driver }];
         }
     };
@@ -254,7 +254,7 @@ fn gpu_without_driver_error_names_what_to_load() {
 fn driver_finding_follows_the_kernels_report() {
     let banner = |text: &str| {
         let text = format!("NVRM version: NVIDIA UNIX {text}");
-        move |facts: &mut Facts| facts.driver.banner = Seen::Found(text)
+        move |facts: &mut Facts| facts.driver.banner = Observed::Present(text)
     };
     finds(
         "version",
@@ -280,7 +280,7 @@ fn driver_finding_follows_the_kernels_report() {
         Error,
         "/proc/driver/nvidia/version can't be read: no -> run as root",
         |facts| {
-            facts.driver.banner = Seen::Unreadable("no".into());
+            facts.driver.banner = Observed::Unreadable("no".into());
         },
     );
     finds("gpus", Error, "the driver has no GPU -> see `dmesg | grep NVRM`", |facts| {
@@ -347,20 +347,20 @@ fn wrong_node_finding_names_the_creating_command() {
         Error,
         "/dev/nvidia-uvm is device 510:0, and the kernel's is 511:0 -> `rm /dev/nvidia-uvm; \
          cgpu nodes`",
-        uvm(Seen::Found(NodeKind::Device(510, 0))),
+        uvm(Observed::Present(NodeKind::Device(510, 0))),
     );
     finds(
         "nodes",
         Error,
         "/dev/nvidia-uvm is missing -> `cgpu nodes`, and for every boot `systemctl enable cgpu-nodes`",
-        uvm(Seen::Absent),
+        uvm(Observed::Absent),
     );
     finds(
         "nodes",
         Note,
         "/dev/nvidia-uvm is missing; the next container with a GPU makes it -> `cgpu nodes`, and",
         |facts| {
-            facts.driver.nodes[1].seen = Seen::Absent;
+            facts.driver.nodes[1].seen = Observed::Absent;
             facts.driver.nodes[1].is_made_on_demand = true;
         },
     );
@@ -368,19 +368,19 @@ fn wrong_node_finding_names_the_creating_command() {
         "nodes",
         Error,
         "can't be looked at: no -> run as root",
-        uvm(Seen::Unreadable("no".into())),
+        uvm(Observed::Unreadable("no".into())),
     );
     finds(
         "nodes",
         Note,
         "bound into containers: /dev/nvidia-uvm",
-        uvm(Seen::Found(NodeKind::File)),
+        uvm(Observed::Present(NodeKind::File)),
     );
     // Without a major of the kernel's the minor is all there is to compare; and nobody needs
     // the tools.
     finds("nodes", Fine, "/dev/nvidiactl, /dev/nvidia-uvm and /dev/nvidia0", |facts| {
         facts.driver.nodes[1].major = None;
-        facts.driver.nodes[2].seen = Seen::Absent;
+        facts.driver.nodes[2].seen = Observed::Absent;
     });
 }
 
@@ -735,18 +735,18 @@ fn we_are_judged_too() {
         facts.own.config = Ok(Some("/etc/cgpu/config.toml".into()));
     });
     finds("state", Fine, "/run/cgpu is made by the first create", |facts| {
-        facts.own.state = Seen::Absent;
+        facts.own.state = Observed::Absent;
     });
     finds(
         "state",
         Warning,
         "/run/cgpu has mode 0755: others may enter it -> `chmod 0700 /run",
         |facts| {
-            facts.own.state = Seen::Found(0o755);
+            facts.own.state = Observed::Present(0o755);
         },
     );
     finds("state", Error, "/run/cgpu can't be looked at: no", |facts| {
-        facts.own.state = Seen::Unreadable("no".into());
+        facts.own.state = Observed::Unreadable("no".into());
     });
     let closed = |facts: &mut Facts| facts.own.log_open = Err("Read-only file system".into());
     finds(

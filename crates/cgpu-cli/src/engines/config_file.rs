@@ -1,7 +1,7 @@
 //! Reads an engine's file to edit it.
 //!
-//! A link is not followed: what it leads to may be another program's, or shared. It is named,
-//! so that somebody can decide.
+//! A link is not followed: what it leads to may be another program's, or shared. The refusal
+//! names it, so that the administrator can decide.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,80 +16,38 @@ const BYTES_MAX: u64 = 1 << 20;
 /// A file as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Original {
-    /// Its text.
     pub text: String,
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
     links: u64,
-    is_link: bool,
+    pub(super) is_link: bool,
 }
 
 /// Why a file can't be edited.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// It can't be read.
     #[error("{} can't be read: {source}", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It is a directory, a pipe, or the like.
     #[error("{} is no regular file; remove it, or name the engine's file with --file", path.display())]
-    NotAFile {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is larger than any configuration.
+    NotAFile { path: PathBuf },
     #[error("{} is larger than {} bytes; is it the engine's configuration?", path.display(), BYTES_MAX)]
-    Large {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is not UTF-8.
+    Large { path: PathBuf },
     #[error("{} is no text in UTF-8; correct it first", path.display())]
-    NoText {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is a link.
+    NoText { path: PathBuf },
     #[error("{} is a link to {}; links aren't followed: name that file with --file, if it is to be edited", path.display(), target.display())]
-    Link {
-        /// The link.
-        path: PathBuf,
-        /// Where it leads.
-        target: PathBuf,
-    },
-    /// It has several names.
+    Link { path: PathBuf, target: PathBuf },
     #[error("{} is one of {links} names of its file; replace it with a copy of its own first", path.display())]
-    Shared {
-        /// The file.
-        path: PathBuf,
-        /// How many it has.
-        links: u64,
-    },
-    /// Its mode says that nobody writes it.
+    Shared { path: PathBuf, links: u64 },
     #[error("{} is read-only (mode {mode:04o}); `chmod u+w` it if it may be edited", path.display())]
-    ReadOnly {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-    },
+    ReadOnly { path: PathBuf, mode: u32 },
 }
 
-/// Where the backup of the file at `path` is.
-#[must_use]
-pub fn backup_of(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".cgpu-backup");
-    path.with_file_name(name)
-}
-
-/// The file at `at`, which the host calls `path`, through links; `None` where there is none.
+/// The file at `at`, which the host calls `path`, through links; `None` if there is none.
 pub(super) fn read(at: &Path, path: &Path) -> Result<Option<Original>, ReadError> {
     let path = path.to_owned();
     let link = match fs::symlink_metadata(at) {
@@ -128,13 +86,6 @@ fn linked(at: &Path, path: PathBuf) -> ReadError {
     ReadError::Link { path, target: fs::read_link(at).unwrap_or_default() }
 }
 
-/// The text of the backup beside the file at `at`, where it is a plain file of ours.
-pub(super) fn read_backup(at: &Path) -> Option<String> {
-    let backup = backup_of(at);
-    let original = read(&backup, &backup).ok().flatten()?;
-    (!original.is_link).then_some(original.text)
-}
-
 /// Whether a file may be edited.
 pub(super) fn check(at: &Path, path: &Path, before: Option<&Original>) -> Result<(), ReadError> {
     let Some(before) = before else { return Ok(()) };
@@ -142,7 +93,7 @@ pub(super) fn check(at: &Path, path: &Path, before: Option<&Original>) -> Result
     match before {
         Original { is_link: true, .. } => Err(linked(at, path)),
         Original { links, .. } if *links > 1 => Err(ReadError::Shared { path, links: *links }),
-        // Root could write it all the same; who took the permission away meant it.
+        // Root could write it all the same; the administrator removed the permission.
         Original { mode, .. } if mode & 0o200 == 0 => {
             Err(ReadError::ReadOnly { path, mode: *mode })
         }

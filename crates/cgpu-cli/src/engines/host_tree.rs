@@ -1,7 +1,7 @@
-//! Reading what lies on a host: a bounded part of it, and never waiting.
+//! A host's files: read in a bounded part, and never waiting.
 //!
-//! Owns the ways to read a file, a directory, a program's place. Must not know what they
-//! are for. What is no regular file is not opened: a named pipe would wait for ever.
+//! Owns the ways to read a file, a directory, a program's path. Must not know their use. Only
+//! regular files are opened: a named pipe would block for ever.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::Seen;
+use super::Observed;
 use cgpu::runtime::real::{self, USUAL_DIRS};
 
 /// Most bytes read of one file; a daemon's configuration has some thousands.
@@ -18,7 +18,7 @@ const READ_BYTES_MAX: u64 = 1 << 20;
 /// Most entries read of one directory.
 const ENTRIES_MAX: usize = 4096;
 
-/// The file system that is looked at.
+/// A host's file system.
 #[derive(Debug, Clone)]
 pub(crate) struct Tree {
     root: PathBuf,
@@ -31,18 +31,18 @@ impl Tree {
         Tree { root: root.to_owned(), search: search.map(OsStr::to_owned) }
     }
 
-    /// Whether it is the one that we live in.
+    /// Whether it is this process's own.
     pub(crate) fn is_own(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// `path` of the host, as we reach it.
+    /// `path` of the host, as this process reaches it.
     pub(crate) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The path of the host that we reach at `path`.
+    /// The host's name of what this process reaches at `path`.
     pub(crate) fn named(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(&self.root) {
             Ok(below) if !self.is_own() => Path::new("/").join(below),
@@ -51,11 +51,11 @@ impl Tree {
     }
 
     /// A file's text, invalid UTF-8 replaced.
-    pub(crate) fn read(&self, path: impl AsRef<Path>) -> Seen<String> {
+    pub(crate) fn read(&self, path: impl AsRef<Path>) -> Observed<String> {
         read(&self.at(path))
     }
 
-    /// A directory's entries, sorted; none where it can't be read.
+    /// A directory's entries, sorted; none if it can't be read.
     pub(crate) fn list(&self, path: impl AsRef<Path>) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let entries = entries.take(ENTRIES_MAX).filter_map(Result::ok);
@@ -70,7 +70,7 @@ impl Tree {
             .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
     }
 
-    /// Where a program is that is called by `name`, searched for as ours are.
+    /// The path of a program by its name, searched for as ours are.
     pub(crate) fn program(&self, name: &str) -> Option<PathBuf> {
         if self.is_own() {
             let found = real::find(&[name.to_owned()], self.search.as_deref());
@@ -86,7 +86,7 @@ impl Tree {
 }
 
 /// The text of the file at `path`.
-pub(crate) fn read(path: &Path) -> Seen<String> {
+pub(crate) fn read(path: &Path) -> Observed<String> {
     let text = || -> io::Result<Option<String>> {
         if !fs::metadata(path)?.is_file() {
             return Ok(None);
@@ -96,10 +96,10 @@ pub(crate) fn read(path: &Path) -> Seen<String> {
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     };
     match text() {
-        Ok(Some(text)) => Seen::Found(text),
-        Ok(None) => Seen::Unreadable("it is no regular file".to_owned()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Seen::Absent,
-        Err(error) => Seen::Unreadable(error.to_string()),
+        Ok(Some(text)) => Observed::Present(text),
+        Ok(None) => Observed::Unreadable("it is no regular file".to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
+        Err(error) => Observed::Unreadable(error.to_string()),
     }
 }
 
@@ -109,25 +109,27 @@ mod tests {
     use nix::sys::stat::Mode;
     use nix::unistd::mkfifo;
 
+    // A file is read up to a limit; what is no regular file is not opened.
     #[test]
-    fn a_file_is_read_in_part_and_what_is_no_file_not_at_all() {
+    fn only_regular_files_are_read_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let tree = Tree::new(dir.path(), None);
         fs::write(dir.path().join("plain"), b"a\xff\n").unwrap();
         fs::write(dir.path().join("large"), vec![b'x'; 3 << 20]).unwrap();
         mkfifo(&dir.path().join("pipe"), Mode::S_IRWXU).unwrap();
         std::os::unix::fs::symlink("/dev/zero", dir.path().join("endless")).unwrap();
-        assert_eq!(tree.read("/plain"), Seen::Found("a\u{fffd}\n".to_owned()));
-        assert!(matches!(tree.read("/large"), Seen::Found(text) if text.len() == 1 << 20));
+        assert_eq!(tree.read("/plain"), Observed::Present("a\u{fffd}\n".to_owned()));
+        assert!(matches!(tree.read("/large"), Observed::Present(text) if text.len() == 1 << 20));
         for odd in ["/pipe", "/endless", "/"] {
-            assert_eq!(tree.read(odd), Seen::Unreadable("it is no regular file".to_owned()));
+            assert_eq!(tree.read(odd), Observed::Unreadable("it is no regular file".to_owned()));
         }
-        assert_eq!(tree.read("/nothing"), Seen::Absent);
-        assert!(matches!(tree.read("/plain/below"), Seen::Unreadable(_)));
+        assert_eq!(tree.read("/nothing"), Observed::Absent);
+        assert!(matches!(tree.read("/plain/below"), Observed::Unreadable(_)));
     }
 
+    // Paths are the host's, wherever its file system is mounted.
     #[test]
-    fn paths_are_the_hosts_wherever_it_is_mounted() {
+    fn paths_are_those_of_the_host() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("opt/bin")).unwrap();
         let program = dir.path().join("opt/bin/runc");

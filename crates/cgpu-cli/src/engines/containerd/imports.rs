@@ -1,135 +1,23 @@
-//! Where each engine has its configuration, in the order in which it reads the files.
+//! The files of a containerd's configuration: the main one, and what each imports.
 //!
-//! Owns the paths, and what containerd's files import. Must not judge what the files say.
+//! Owns containerd's patterns and their order. Must not judge the files' contents.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 
 use glob::Pattern;
+use toml::Value;
 
-use super::containerd::Release;
-use super::files::Tree;
-use super::{Kind, Seen, dialect};
-
-/// Most files of one engine that are read.
-pub(crate) const FILES_MAX: usize = 64;
-
-/// Where engines look for hooks.
-pub(crate) const HOOKS: [&str; 3] = [
-    "/usr/share/containers/oci/hooks.d",
-    "/etc/containers/oci/hooks.d",
-    "/run/containers/oci/hooks.d",
-];
-
-/// What setup calls its own file in a directory of containerd's.
-const OWN: &str = "99-cgpu.toml";
-
-/// The directory whose files k0s merges into what its containerd reads.
-const K0S_DROP_INS: &str = "/etc/k0s/containerd.d";
-
-/// The programs by which an engine is known to be installed.
-pub(crate) fn programs(kind: Kind) -> &'static [&'static str] {
-    match kind {
-        Kind::Docker => &["dockerd", "docker"],
-        Kind::Containerd => &["containerd"],
-        Kind::K3s => &["k3s", "/usr/local/bin/k3s"],
-        Kind::Rke2 => &["rke2", "/usr/local/bin/rke2", "/opt/rke2/bin/rke2"],
-        Kind::MicroK8s => &["/snap/bin/microk8s", "/var/lib/snapd/snap/bin/microk8s"],
-        Kind::K0s => &["k0s", "/usr/local/bin/k0s"],
-        Kind::Crio => &["crio"],
-        Kind::Podman => &["podman"],
-    }
-}
-
-/// The engine's containerd, where it has one.
-pub(crate) fn containerd_program(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::Containerd => Some("containerd"),
-        Kind::K3s => Some("/var/lib/rancher/k3s/data/current/bin/containerd"),
-        Kind::Rke2 => Some("/var/lib/rancher/rke2/bin/containerd"),
-        Kind::MicroK8s => Some("/snap/microk8s/current/bin/containerd"),
-        Kind::K0s => Some("/var/lib/k0s/bin/containerd"),
-        Kind::Docker | Kind::Crio | Kind::Podman => None,
-    }
-}
-
-/// The engine's own file, which its administrator edits, or which a distribution of Kubernetes
-/// writes.
-pub(crate) fn main(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Docker => "/etc/docker/daemon.json",
-        Kind::Containerd => "/etc/containerd/config.toml",
-        Kind::K3s => "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
-        Kind::Rke2 => "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
-        Kind::MicroK8s => "/var/snap/microk8s/current/args/containerd-template.toml",
-        Kind::K0s => "/etc/k0s/containerd.toml",
-        Kind::Crio => "/etc/crio/crio.conf",
-        Kind::Podman => "/etc/containers/containers.conf",
-    }
-}
-
-/// The file of ours in a directory that the engine reads beside its own file without being told.
-pub(crate) fn drop_in(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::Crio => Some("/etc/crio/crio.conf.d/99-cgpu.conf"),
-        Kind::Podman => Some("/etc/containers/containers.conf.d/99-cgpu.conf"),
-        _ => None,
-    }
-}
-
-/// The files of an engine's configuration, whether they are there or not: where two say
-/// something else, the later one counts. `release` is that of its containerd, if known; `also` is
-/// a file that is to be made, which is listed where it would be read.
-pub(crate) fn files(
-    tree: &Tree,
-    kind: Kind,
-    release: Option<Release>,
-    also: Option<&Path>,
-) -> Vec<PathBuf> {
-    let mut files = match kind {
-        Kind::Docker => vec![main(kind).into()],
-        Kind::Crio => with_drop_ins(tree, &[main(kind)], &["/etc/crio/crio.conf.d"]),
-        Kind::Podman => with_drop_ins(
-            tree,
-            &["/usr/share/containers/containers.conf", main(kind)],
-            &["/usr/share/containers/containers.conf.d", "/etc/containers/containers.conf.d"],
-        ),
-        _ => {
-            let mut files = containerd(tree, Path::new(main(kind)), release, also);
-            if kind == Kind::K0s && is_managed_by_k0s(tree) {
-                let dropped = tree.list(K0S_DROP_INS).into_iter().chain(also.map(Path::to_owned));
-                let dropped: BTreeSet<PathBuf> = dropped.filter(|path| is_toml(path)).collect();
-                files.extend(dropped);
-            }
-            files
-        }
-    };
-    files.truncate(FILES_MAX);
-    files
-}
-
-fn is_toml(path: &Path) -> bool {
-    path.extension().is_some_and(|end| end == "toml")
-}
-
-fn is_managed_by_k0s(tree: &Tree) -> bool {
-    match tree.read(main(Kind::K0s)) {
-        Seen::Found(text) => dialect::is_managed_by_k0s(&text),
-        _ => true,
-    }
-}
-
-/// The files at `files`, and those in `directories`.
-fn with_drop_ins(tree: &Tree, files: &[&str], directories: &[&str]) -> Vec<PathBuf> {
-    let own = files.iter().map(PathBuf::from);
-    let dropped = directories.iter().flat_map(|directory| tree.list(directory));
-    own.chain(dropped.filter(|path| path.extension().is_some_and(|end| end == "conf"))).collect()
-}
+use super::release::{CRI, Release};
+use crate::engines::Observed;
+use crate::engines::host_tree::Tree;
+use crate::engines::installation::{DROP_IN, FILES_MAX};
+use crate::engines::toml_values::parse;
 
 /// containerd's file at `main` and all that is imported, in the order of reading: what a file
 /// imports is read after everything that was to be read before.
-pub(crate) fn containerd(
+pub(crate) fn files(
     tree: &Tree,
     main: &Path,
     release: Option<Release>,
@@ -144,8 +32,8 @@ pub(crate) fn containerd(
         if read.len() == FILES_MAX {
             break;
         }
-        if let Seen::Found(text) = tree.read(&path) {
-            let patterns = dialect::imports(&text);
+        if let Observed::Present(text) = tree.read(&path) {
+            let patterns = imports(&text);
             for pattern in patterns.iter().take(FILES_MAX) {
                 pending.extend(matching(tree, &imported(&path, pattern, release), also));
             }
@@ -161,35 +49,30 @@ pub(crate) fn imported_drop_in(
     text: &str,
     release: Option<Release>,
 ) -> Option<PathBuf> {
-    let patterns = dialect::imports(text);
-    // Of a relative pattern nobody knows where it leads while containerd may be an early one.
+    let patterns = imports(text);
+    // Early releases resolve a relative pattern elsewhere: it is usable if the release is later.
     let later = release.map(|release| release >= Release { major: 1, minor: 7 });
-    let relative = later.unwrap_or(dialect::said_version_of(text) >= Some(3));
+    let relative = later.unwrap_or(declared_version(text) >= Some(3));
     let usable = |pattern: &&String| relative || pattern.starts_with('/') || !pattern.contains('*');
     let mut files = patterns.iter().filter(usable).filter_map(|pattern| {
         let pattern = imported(main, pattern, release);
-        let file = pattern.parent()?.join(OWN);
+        let file = pattern.parent()?.join(DROP_IN);
         matches(&pattern, &file).then_some(file)
     });
     files.find(|file| !has_wildcard(file))
 }
 
-/// The file of ours among those that k0s merges.
-pub(crate) fn k0s_drop_in() -> PathBuf {
-    Path::new(K0S_DROP_INS).join(OWN)
-}
-
-/// The first of `files`, of containerd, that switches off the plugin of Kubernetes.
+/// The first of `files`, of containerd, that disables the plugin of Kubernetes.
 pub(crate) fn cri_disabled_by(tree: &Tree, files: &[PathBuf]) -> Option<PathBuf> {
     let disables = |path: &&PathBuf| match tree.read(path) {
-        Seen::Found(text) => dialect::disables_cri(&text),
+        Observed::Present(text) => disables_cri(&text),
         _ => false,
     };
     files.iter().find(disables).cloned()
 }
 
-/// What an import of `file` means: a relative one is relative to its directory. containerd
-/// before 1.7 looks for relative patterns in its working directory, which is `/` as a service.
+/// The path or pattern of an import of `file`: a relative one is relative to its directory. containerd
+/// before 1.7 resolves relative patterns in its working directory, which is `/` as a service.
 fn imported(file: &Path, pattern: &str, release: Option<Release>) -> PathBuf {
     let early = release.is_some_and(|release| release < Release { major: 1, minor: 7 });
     let base = match early && pattern.contains('*') {
@@ -212,8 +95,7 @@ fn clean(path: &Path) -> PathBuf {
     cleaned
 }
 
-/// Whether containerd looks for files by this path, and not for one: it asks for a star, and
-/// then other wildcards count too.
+/// Whether a path is a pattern to containerd: it needs a star, and then other wildcards count too.
 fn has_wildcard(path: &Path) -> bool {
     path.to_string_lossy().contains('*')
 }
@@ -281,6 +163,26 @@ fn wildcard(name: &OsStr) -> Option<Pattern> {
     Pattern::new(&wildcard).or_else(|_| literal()).ok()
 }
 
+/// The version that `text`, of containerd, declares.
+pub(crate) fn declared_version(text: &str) -> Option<i64> {
+    parse(text).ok()?.get("version")?.as_integer()
+}
+
+/// The files that a containerd configuration imports, as patterns.
+pub(crate) fn imports(text: &str) -> Vec<String> {
+    let table = parse(text).unwrap_or_default();
+    let imports = table.get("imports").and_then(Value::as_array);
+    imports.into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// Whether a file of containerd disables the plugin of Kubernetes.
+pub(crate) fn disables_cri(text: &str) -> bool {
+    let table = parse(text).unwrap_or_default();
+    let disabled = table.get("disabled_plugins").and_then(Value::as_array);
+    let mut disabled = disabled.into_iter().flatten().filter_map(Value::as_str);
+    disabled.any(|plugin| CRI.iter().any(|(_, cri)| *cri == plugin))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -298,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn imports_are_followed_as_containerd_follows_them() {
+    fn imports_are_followed_as_in_containerd() {
         let main = "/etc/containerd/config.toml";
         let imports = "imports = ['conf.d/[0-9]*.toml', '/opt/*/gpu.toml', '../x/y.toml', \
                        'config.toml', '/none/[ab].toml']\n";
@@ -315,7 +217,7 @@ mod tests {
             ("/opt/gpu.toml", ""),
         ]);
         let read = |release, also| -> Vec<String> {
-            let files = containerd(&tree, Path::new(main), release, also);
+            let files = files(&tree, Path::new(main), release, also);
             files.into_iter().map(|path| path.display().to_string()).collect()
         };
         let ours = Path::new("/etc/containerd/conf.d/99-cgpu.toml");
@@ -338,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn our_file_lies_where_an_import_would_find_it() {
+    fn drop_in_matches_an_import() {
         let main = Path::new("/etc/containerd/config.toml");
         let [six, seven] = [6, 7].map(|minor| Some(Release { major: 1, minor }));
         for (imports, release, file) in [
@@ -356,5 +258,20 @@ mod tests {
             let found = imported_drop_in(main, &text, release);
             assert_eq!(found, file.map(PathBuf::from), "{imports}");
         }
+    }
+
+    #[test]
+    fn cri_is_disabled_by_any_name() {
+        for (plugins, off) in [
+            ("['cri']", true),
+            ("['aufs', 'io.containerd.grpc.v1.cri']", true),
+            ("['io.containerd.cri.v1.runtime']", true),
+            ("['aufs']", false),
+            ("'cri'", false),
+            ("[", false),
+        ] {
+            assert_eq!(disables_cri(&format!("disabled_plugins = {plugins}")), off, "{plugins}");
+        }
+        assert!(!disables_cri("# disabled_plugins = ['cri']"));
     }
 }

@@ -1,33 +1,33 @@
 //! Which containerd Kubernetes uses on a host that has several.
 //!
 //! k3s, RKE2, MicroK8s and k0s bring their own; a containerd of the distribution, or docker's,
-//! may stand beside it. What is looked at: the distribution's files, its socket, and the
-//! kubelet's command line. Deciding is pure.
+//! may be installed as well. Inspected are the distribution's files, its socket, and the
+//! kubelet's command line. The decision is pure.
 
 use std::path::{Path, PathBuf};
 
-use super::files::Tree;
-use super::{Kind, Seen, places};
+use crate::engines::containerd::imports;
+use crate::engines::host_tree::Tree;
+use crate::engines::{Kind, Observed, installation};
 
-/// What is known of a host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Facts {
     /// The distributions of Kubernetes that are installed.
     installed: Vec<Kind>,
-    /// Those of them whose containerd listens.
+    /// Those of them whose containerd has a socket.
     running: Vec<Kind>,
-    /// Whether there is a containerd that none of them brings.
+    /// Whether the host has another containerd than theirs.
     own: bool,
-    /// The file that keeps Kubernetes from using that one.
+    /// The file that disables that one for Kubernetes.
     disabled_by: Option<PathBuf>,
-    /// Whether a kubelet is told of its socket.
+    /// Whether a kubelet's command line names its socket.
     kubelet: bool,
 }
 
-/// Why the host's own containerd isn't Kubernetes'.
+/// Kubernetes uses another containerd than the host's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Elsewhere {
-    /// Whose containerd Kubernetes uses.
+pub struct OtherContainerd {
+    /// The distribution whose containerd Kubernetes uses.
     pub by: Kind,
     why: Why,
 }
@@ -39,7 +39,7 @@ enum Why {
     Running,
 }
 
-impl std::fmt::Display for Elsewhere {
+impl std::fmt::Display for OtherContainerd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let by = self.by.name();
         match &self.why {
@@ -58,18 +58,18 @@ impl std::fmt::Display for Elsewhere {
         write!(
             f,
             "; use `cgpu setup {by}`, or name the file of the other one: `--file {}`",
-            places::main(Kind::Containerd)
+            Kind::Containerd.installation().main_file
         )
     }
 }
 
-/// Whose containerd Kubernetes uses, where it isn't the host's own.
+/// The containerd that Kubernetes uses, if it isn't the host's own.
 #[must_use]
-pub fn elsewhere(root: &Path) -> Option<Elsewhere> {
-    decide(&look(&Tree::new(root, None)))
+pub fn other_containerd(root: &Path) -> Option<OtherContainerd> {
+    decide(&inspect(&Tree::new(root, None)))
 }
 
-fn decide(facts: &Facts) -> Option<Elsewhere> {
+fn decide(facts: &Facts) -> Option<OtherContainerd> {
     let by = *facts.running.first().or(facts.installed.first())?;
     let why = match &facts.disabled_by {
         _ if !facts.own => Why::Only,
@@ -77,37 +77,27 @@ fn decide(facts: &Facts) -> Option<Elsewhere> {
         None if !facts.kubelet && !facts.running.is_empty() => Why::Running,
         None => return None,
     };
-    Some(Elsewhere { by, why })
+    Some(OtherContainerd { by, why })
 }
 
-fn look(tree: &Tree) -> Facts {
+fn inspect(tree: &Tree) -> Facts {
     let there = |path: &str| tree.at(path).exists();
-    let installed = |kind: &Kind| there(places::main(*kind));
-    let running = |kind: &Kind| socket(*kind).is_some_and(there);
+    let installed = |kind: &Kind| there(kind.installation().main_file);
+    let running = |kind: &Kind| kind.installation().socket.is_some_and(there);
     let distributions = Kind::DISTRIBUTIONS.iter().copied();
-    let main = places::main(Kind::Containerd);
-    let files = places::files(tree, Kind::Containerd, None, None);
+    let main = Kind::Containerd.installation().main_file;
+    let files = installation::files(tree, Kind::Containerd, None, None);
     Facts {
         installed: distributions.clone().filter(installed).collect(),
         running: distributions.filter(installed).filter(running).collect(),
         own: there(main) || tree.program("containerd").is_some(),
-        disabled_by: places::cri_disabled_by(tree, &files),
+        disabled_by: imports::cri_disabled_by(tree, &files),
         kubelet: kubelets(tree).iter().any(|line| line.contains(SOCKET)),
     }
 }
 
 /// The socket of the host's own containerd.
 const SOCKET: &str = "/run/containerd/containerd.sock";
-
-/// The socket of a distribution's containerd.
-fn socket(kind: Kind) -> Option<&'static str> {
-    match kind {
-        Kind::K3s | Kind::Rke2 => Some("/run/k3s/containerd/containerd.sock"),
-        Kind::MicroK8s => Some("/var/snap/microk8s/common/run/containerd.sock"),
-        Kind::K0s => Some("/run/k0s/containerd.sock"),
-        _ => None,
-    }
-}
 
 /// The command lines of the kubelets that run.
 fn kubelets(tree: &Tree) -> Vec<String> {
@@ -116,7 +106,7 @@ fn kubelets(tree: &Tree) -> Vec<String> {
         name.iter().all(u8::is_ascii_digit)
     });
     let lines = processes.filter_map(|process| match tree.read(process.join("cmdline")) {
-        Seen::Found(line) => Some(line),
+        Observed::Present(line) => Some(line),
         _ => None,
     });
     let is_kubelet = |line: &String| {
@@ -131,24 +121,26 @@ mod tests {
     use super::*;
     use std::fs;
 
+    // Kubernetes uses the host's own containerd unless a file, a socket or its absence shows another.
     #[test]
-    fn the_hosts_own_containerd_is_kubernetes_unless_something_says_otherwise() {
-        let said = |facts: Facts| decide(&facts).map(|elsewhere| elsewhere.to_string());
+    fn other_containerd_needs_a_reason() {
+        let reason = |facts: Facts| decide(&facts).map(|other| other.to_string());
         let k3s = || Facts { installed: vec![Kind::K3s], ..Facts::default() };
-        assert_eq!(said(Facts { own: true, ..Facts::default() }), None);
+        assert_eq!(reason(Facts { own: true, ..Facts::default() }), None);
         let use_k3s = "; use `cgpu setup k3s`, or name the file of the other one: `--file \
                        /etc/containerd/config.toml`";
         let only = format!("the containerd of this host is that of k3s{use_k3s}");
-        assert_eq!(said(k3s()), Some(only));
-        assert_eq!(said(Facts { own: true, ..k3s() }), None);
+        assert_eq!(reason(k3s()), Some(only));
+        assert_eq!(reason(Facts { own: true, ..k3s() }), None);
         let running = Facts { own: true, running: vec![Kind::K3s], ..k3s() };
         let runs = "Kubernetes uses the containerd of k3s here: it runs, and no kubelet is told of \
                     the other one";
-        assert_eq!(said(running.clone()), Some(format!("{runs}{use_k3s}")));
-        assert_eq!(said(Facts { kubelet: true, ..running.clone() }), None);
+        assert_eq!(reason(running.clone()), Some(format!("{runs}{use_k3s}")));
+        assert_eq!(reason(Facts { kubelet: true, ..running.clone() }), None);
         let dockers = Facts { disabled_by: Some("/etc/x".into()), own: true, ..k3s() };
-        let kept = "Kubernetes uses the containerd of k3s here; /etc/x keeps it from the other one";
-        assert_eq!(said(dockers), Some(format!("{kept}{use_k3s}")));
+        let disabled =
+            "Kubernetes uses the containerd of k3s here; /etc/x keeps it from the other one";
+        assert_eq!(reason(dockers), Some(format!("{disabled}{use_k3s}")));
         let both =
             Facts { installed: vec![Kind::K3s, Kind::K0s], running: vec![Kind::K0s], ..k3s() };
         assert_eq!(decide(&both).map(|elsewhere| elsewhere.by), Some(Kind::K0s));
@@ -162,23 +154,23 @@ mod tests {
             fs::create_dir_all(at.parent().unwrap()).unwrap();
             fs::write(at, text).unwrap();
         };
-        let facts = || look(&Tree::new(root.path(), Some("/nowhere".as_ref())));
+        let facts = || inspect(&Tree::new(root.path(), Some("/nowhere".as_ref())));
         assert_eq!(facts(), Facts::default());
-        file(places::main(Kind::Rke2), "version = 3\n");
-        // One socket for k3s and RKE2: whose it is the files say.
+        file(Kind::Rke2.installation().main_file, "version = 3\n");
+        // k3s and RKE2 have the same socket: the files show which one runs.
         file("/run/k3s/containerd/containerd.sock", "");
         file("/proc/self/cmdline", "kubelet\0--x=unix:///run/containerd/containerd.sock");
         file("/proc/12/cmdline", "/usr/bin/kubelet\0--config=/x\0");
         let rke2 = vec![Kind::Rke2];
         let expected = Facts { installed: rke2.clone(), running: rke2, ..Facts::default() };
         assert_eq!(facts(), expected);
-        assert_eq!(elsewhere(root.path()).unwrap().by, Kind::Rke2);
+        assert_eq!(other_containerd(root.path()).unwrap().by, Kind::Rke2);
         file(
             "/proc/13/cmdline",
             "kubelet\0--container-runtime-endpoint=unix:///run/containerd/containerd.sock\0",
         );
-        file(places::main(Kind::Containerd), "disabled_plugins = ['cri']\n");
-        let main = Some(places::main(Kind::Containerd).into());
+        file(Kind::Containerd.installation().main_file, "disabled_plugins = ['cri']\n");
+        let main = Some(Kind::Containerd.installation().main_file.into());
         assert_eq!(facts(), Facts { own: true, disabled_by: main, kubelet: true, ..expected });
     }
 }

@@ -1,12 +1,12 @@
-//! A running dockerd: what it has in force, and having it read its file while containers run.
+//! A running dockerd: the configuration that it has applied, and its reload while containers run.
 //!
-//! Owns dockerd's socket, its signal and the order of the steps. What a file says is known
-//! by [`super::edit`].
+//! Owns dockerd's socket, its signal and the order of the steps. The file's contents are
+//! [`super::daemon_json`]'s.
 //!
-//! A reload changes only what the file names. dockerd 20.10 (`daemon/reload.go`) keeps its
-//! default runtime where the file names none, and dereferences nil where that runtime is gone
-//! from the list. So it first reads a file that spells out everything, then the file gets the
-//! text that it is to keep. A signal is no answer: dockerd reports the reload as an event, and
+//! A reload changes only what the file names. dockerd 20.10 (`daemon/reload.go`) retains its
+//! default runtime if the file names none, and dereferences nil if that runtime was removed
+//! from the list. So it first reads a file that names everything, then the file gets its final
+//! text. A signal is no answer: dockerd reports the reload as an event, and
 //! only then the file is changed again.
 
 use std::fs;
@@ -21,148 +21,120 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use thiserror::Error;
 
-use super::change::{Backup, Change};
-use super::edit::{self, EditError, InForce};
-use super::original::{self, ReadError};
-use super::restart::{self, Init, RestartError};
-use super::write::{self, WriteError};
+use super::daemon_json::{self, RunningConfig};
+use crate::engines::config_file::{self, ReadError};
+use crate::engines::config_text::EditError;
+use crate::engines::file_change::{self, Backup, Change, WriteError};
+use crate::engines::service::{self, Init, RestartError, RuntimeChange};
 
-/// Where dockerd listens unless it is told.
+/// dockerd's default socket.
 const SOCKET: &str = "/var/run/docker.sock";
 
-/// Where it writes its process id unless it is told.
+/// dockerd's default file of its process id.
 const PID_FILE: &str = "/var/run/docker.pid";
 
-/// How long dockerd may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most bytes of an answer.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// Why dockerd doesn't have what its file says.
+/// Why dockerd hasn't applied its file.
 #[derive(Debug, Error)]
 pub enum DockerdError {
-    /// The file isn't to be edited.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Its text isn't understood.
     #[error("{} {source}", path.display())]
     Edit {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: EditError,
     },
-    /// It can't be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// dockerd doesn't answer.
     #[error("docker doesn't answer at {}: {source}; where it runs, restart it", socket.display())]
     NoAnswer {
-        /// Its socket.
         socket: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// It answers something else.
-    #[error("docker's answer at {} isn't understood: {said}; restart docker", socket.display())]
-    Odd {
-        /// Its socket.
-        socket: PathBuf,
-        /// What it said.
-        said: String,
-    },
-    /// systemctl doesn't reload it.
+    #[error("docker's answer at {} isn't understood: {answer}; restart docker", socket.display())]
+    UnexpectedAnswer { socket: PathBuf, answer: String },
     #[error(transparent)]
     Restart(#[from] RestartError),
-    /// Nobody knows its process.
     #[error(
         "no dockerd has the process id in {PID_FILE}, and no systemd runs here; restart docker"
     )]
     NoProcess,
-    /// It can't be signalled.
     #[error("dockerd (process {pid}) can't be told to reload: {source}; run this as root")]
     Signal {
-        /// Its process id.
         pid: i32,
-        /// Why.
         #[source]
         source: nix::Error,
     },
-    /// It reported no reload.
     #[error(
         "docker reported no reload of {} within {} s, and {state}; see what docker's log says of it",
         path.display(),
-        PATIENCE.as_secs()
+        TIMEOUT.as_secs()
     )]
     NotTaken {
-        /// The file.
         path: PathBuf,
         /// What became of the file.
         state: &'static str,
     },
-    /// It has reloaded, and has something else in force.
+    /// It has reloaded, and has another configuration.
     #[error("docker has reloaded and doesn't use {}; does it read another file?", path.display())]
-    OtherFile {
-        /// The file.
-        path: PathBuf,
-    },
+    OtherFile { path: PathBuf },
 }
 
 impl DockerdError {
-    /// Whether nobody listens.
-    fn is_of_nobody(&self) -> bool {
+    /// Whether no process listens on the socket.
+    fn is_not_listening(&self) -> bool {
         use io::ErrorKind::{ConnectionRefused, NotFound};
         matches!(self, DockerdError::NoAnswer { source, .. }
             if [ConnectionRefused, NotFound].contains(&source.kind()))
     }
 }
 
-/// What became of dockerd.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It has the file in force.
-    InForce,
-    /// It doesn't answer; the file is written.
-    Silent(DockerdError),
+    Applied,
+    /// No process listens; the file is written.
+    NotRunning(DockerdError),
 }
 
-/// Makes `change` of dockerd's file at `file`, and has dockerd take it; containers run on.
-/// Without a change dockerd takes the file as it is.
+/// Makes `change` of dockerd's file at `file` and reloads dockerd; containers run on.
+/// Without a change dockerd reloads the file as it is.
 ///
 /// # Errors
 ///
-/// Where the file can't be written, or dockerd doesn't take it. A file that would have had
-/// dockerd forget a runtime is then as it was.
+/// If the file can't be written, or dockerd doesn't reload it. A file that would have removed a
+/// runtime from dockerd is then restored.
 pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdError> {
     let edit_error = |source| DockerdError::Edit { path: file.to_owned(), source };
-    let before = original::read(file, file)?;
+    let before = config_file::read(file, file)?;
     let text = before.as_ref().map(|before| before.text.clone());
     let after = change.map_or(text.clone(), |change| change.after.clone());
     let after = after.unwrap_or_default();
-    let hosts = edit::docker_hosts(text.as_deref().unwrap_or_default()).map_err(edit_error)?;
+    let hosts = daemon_json::hosts(text.as_deref().unwrap_or_default()).map_err(edit_error)?;
     let dockerd = Dockerd { socket: socket(&hosts) };
-    let in_force = match dockerd.in_force() {
-        Ok(in_force) => in_force,
-        // One that doesn't run reads the file when it starts.
-        Err(silence) if silence.is_of_nobody() => {
-            change.map(write::write).transpose()?;
-            return Ok(Outcome::Silent(silence));
+    let running = match dockerd.running_config() {
+        Ok(running) => running,
+        // A dockerd that doesn't run reads the file when it starts.
+        Err(error) if error.is_not_listening() => {
+            change.map(file_change::write).transpose()?;
+            return Ok(Outcome::NotRunning(error));
         }
         Err(error) => return Err(error),
     };
-    if edit::has_forgotten(&after, &in_force).map_err(edit_error)? {
-        change.map(write::write).transpose()?;
-        return Ok(Outcome::InForce);
+    if daemon_json::lacks_runtime(&after, &running).map_err(edit_error)? {
+        change.map(file_change::write).transpose()?;
+        return Ok(Outcome::Applied);
     }
-    match edit::spelled_out(&after, &in_force).map_err(edit_error)? {
+    match daemon_json::reload_text(&after, &running).map_err(edit_error)? {
         None => {
-            change.map(write::write).transpose()?;
+            change.map(file_change::write).transpose()?;
             dockerd.reload(file, "it is written")?;
         }
-        Some(spelled) => {
+        Some(reload_text) => {
             let step = |before, after| Change {
                 path: file.to_owned(),
                 at: file.to_owned(),
@@ -170,56 +142,84 @@ pub fn apply(file: &Path, change: Option<&Change>) -> Result<Outcome, DockerdErr
                 after,
                 backup: Backup::Keep,
             };
-            original::check(file, file, before.as_ref())?;
-            write::write(&step(before, Some(spelled)))?;
+            config_file::check(file, file, before.as_ref())?;
+            file_change::write(&step(before, Some(reload_text)))?;
             let reloaded = dockerd.reload(file, "it is as it was");
-            let now = original::read(file, file)?;
-            // The text that dockerd was told is nobody's: what was there comes back first, so
-            // that the change is made as it was planned.
-            write::write(&step(now, text))?;
+            let now = config_file::read(file, file)?;
+            // The text for the reload is temporary: the former text is restored first, so
+            // that the change is made as planned.
+            file_change::write(&step(now, text))?;
             reloaded?;
-            change.map(write::write).transpose()?;
+            change.map(file_change::write).transpose()?;
         }
     }
-    match edit::is_in_force(&after, &dockerd.in_force()?).map_err(edit_error)? {
-        true => Ok(Outcome::InForce),
+    match daemon_json::is_applied(&after, &dockerd.running_config()?).map_err(edit_error)? {
+        true => Ok(Outcome::Applied),
         false => Err(DockerdError::OtherFile { path: file.to_owned() }),
+    }
+}
+
+/// What applies a change to docker, and what that does to containers: the rest of a sentence.
+pub(in crate::engines) fn next_step(done: RuntimeChange, init: Init) -> String {
+    match (done, init) {
+        (RuntimeChange::Added, Init::Systemd) => {
+            "`systemctl reload docker`, so that docker reads it; containers run on".to_owned()
+        }
+        (RuntimeChange::Added, Init::Other) => {
+            "`kill -HUP $(cat /var/run/docker.pid)`, so that docker reads it; containers run on"
+                .to_owned()
+        }
+        // dockerd 20.10 panics at a reload if its default runtime was removed from the file, and
+        // retains the runtimes if the file has no list of them.
+        (RuntimeChange::Removed, init) => {
+            let command = match init {
+                Init::Systemd => "`systemctl restart docker`",
+                Init::Other => "stop dockerd and start it as you started it",
+            };
+            format!(
+                "{command}, so that docker forgets it; a reload may crash docker, and containers \
+                 stop with it unless live-restore is on. `cgpu setup docker --remove --restart` \
+                 has docker forget it while containers run on"
+            )
+        }
     }
 }
 
 /// The socket of the dockerd whose file names `hosts`.
 fn socket(hosts: &[String]) -> PathBuf {
-    let told = std::env::var("DOCKER_HOST").ok();
-    let mut hosts = hosts.iter().chain(&told);
+    let environment = std::env::var("DOCKER_HOST").ok();
+    let mut hosts = hosts.iter().chain(&environment);
     let socket = hosts.find_map(|host| host.strip_prefix("unix://"));
     socket.unwrap_or(SOCKET).into()
 }
 
-/// A dockerd, by its socket.
 struct Dockerd {
     socket: PathBuf,
 }
 
 impl Dockerd {
-    /// What it has in force.
-    fn in_force(&self) -> Result<InForce, DockerdError> {
+    fn running_config(&self) -> Result<RunningConfig, DockerdError> {
         let mut answer = self.ask("/info")?;
         let mut body = String::new();
         answer.read_to_string(&mut body).map_err(|source| self.no_answer(source))?;
-        let info: Value = serde_json::from_str(&body).map_err(|why| self.odd(&why.to_string()))?;
+        let info: Value =
+            serde_json::from_str(&body).map_err(|why| self.unexpected(&why.to_string()))?;
         let default = info["DefaultRuntime"].as_str();
         let runtimes = info["Runtimes"].as_object();
         let (Some(default), Some(runtimes)) = (default, runtimes) else {
-            return Err(self.odd("it has no DefaultRuntime or no Runtimes"));
+            return Err(self.unexpected("it has no DefaultRuntime or no Runtimes"));
         };
-        Ok(InForce { default: default.to_owned(), runtimes: runtimes.keys().cloned().collect() })
+        Ok(RunningConfig {
+            default: default.to_owned(),
+            runtimes: runtimes.keys().cloned().collect(),
+        })
     }
 
-    /// Has it read its file, and waits until it reports that.
+    /// Reloads it, and waits until it reports that.
     fn reload(&self, file: &Path, state: &'static str) -> Result<(), DockerdError> {
         let not_taken = || DockerdError::NotTaken { path: file.to_owned(), state };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Events since now: the ones before dockerd has us on its list count too.
+        // Events since now: those before dockerd registers this listener count too.
         let filters = "%7B%22type%22%3A%5B%22daemon%22%5D%2C%22event%22%3A%5B%22reload%22%5D%7D";
         let events =
             format!("/events?since={}.{:09}&filters={filters}", now.as_secs(), now.subsec_nanos());
@@ -238,9 +238,9 @@ impl Dockerd {
             getsockopt(&stream, PeerCredentials).ok().map(|credentials| credentials.pid())
         });
         let Some(pid) = listener.filter(|pid| is_dockerd(*pid)) else {
-            // systemd listens for dockerd, or a file names it.
+            // systemd has dockerd's socket, or a file names the process.
             if Init::here() == Init::Systemd {
-                return Ok(restart::systemctl("reload", "docker")?);
+                return Ok(service::systemctl("reload", "docker")?);
             }
             let pid = fs::read_to_string(PID_FILE).ok().and_then(|pid| pid.trim().parse().ok());
             return hang_up(pid.filter(|pid| is_dockerd(*pid)).ok_or(DockerdError::NoProcess)?);
@@ -257,18 +257,18 @@ impl Dockerd {
         let fail = |source| self.no_answer(source);
         let mut stream = self.connect()?;
         write!(stream, "GET {path} HTTP/1.0\r\n\r\n").map_err(fail)?;
-        let until = Instant::now() + PATIENCE;
-        let mut answer = BufReader::new(Patient { stream, until }.take(ANSWER_BYTES_MAX));
+        let until = Instant::now() + TIMEOUT;
+        let mut answer = BufReader::new(DeadlineReader { stream, until }.take(ANSWER_BYTES_MAX));
         let mut status = String::new();
         answer.read_line(&mut status).map_err(fail)?;
         if status.split_whitespace().nth(1) != Some("200") {
-            return Err(self.odd(status.trim()));
+            return Err(self.unexpected(status.trim()));
         }
         let mut header = String::new();
         while header != "\r\n" {
             header.clear();
             if answer.read_line(&mut header).map_err(fail)? == 0 {
-                return Err(self.odd("it ends early"));
+                return Err(self.unexpected("it ends early"));
             }
         }
         Ok(answer)
@@ -278,18 +278,18 @@ impl Dockerd {
         DockerdError::NoAnswer { socket: self.socket.clone(), source }
     }
 
-    fn odd(&self, said: &str) -> DockerdError {
-        DockerdError::Odd { socket: self.socket.clone(), said: said.to_owned() }
+    fn unexpected(&self, answer: &str) -> DockerdError {
+        DockerdError::UnexpectedAnswer { socket: self.socket.clone(), answer: answer.to_owned() }
     }
 }
 
-/// A stream that is read until some time.
-struct Patient {
+/// A stream that is read until a deadline.
+struct DeadlineReader {
     stream: UnixStream,
     until: Instant,
 }
 
-impl Read for Patient {
+impl Read for DeadlineReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -1,12 +1,11 @@
-//! What our runtime is called.
+//! The name of our runtime in configurations, and of its program.
 
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// What an engine calls it.
+/// The runtime's name in an engine's configuration.
 pub const NAME: &str = "cgpu";
 
-/// Its program.
 pub(crate) const RUNTIME: &str = "cgpu-runtime";
 
 /// Whether a program is our runtime: by its name.

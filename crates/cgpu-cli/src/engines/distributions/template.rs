@@ -1,7 +1,16 @@
 //! The templates from which k3s and RKE2 make the file of their containerd: no TOML, so that
-//! ours is a block between two lines of comment.
+//! our runtime is a block between two lines of comment.
 
-use super::{EditError, NAME};
+use crate::engines::config_text::EditError;
+use crate::engines::runtime_name::NAME;
+
+/// The templates next to a distribution's file: for version 2, and for version 3.
+pub(crate) const NAMES: [&str; 2] = ["config.toml.tmpl", "config-v3.toml.tmpl"];
+
+/// The template of a file of this version.
+pub(crate) fn name(version: i64) -> &'static str {
+    NAMES[usize::from(version >= 3)]
+}
 
 /// The line before our block.
 const BEGIN: &str = "# cgpu: begin. Made by `cgpu setup`; `cgpu setup … --remove` takes it away.";
@@ -12,12 +21,12 @@ const END: &str = "# cgpu: end";
 /// What a template begins with that adds to what the distribution writes by itself.
 const BASE: &str = "{{ template \"base\" . }}";
 
-/// A template with `block` at its end, in place of our block where it has one. Without a text
+/// A template with `block` at its end, in place of our block if it has one. Without a text
 /// it adds to what the distribution writes.
 ///
 /// # Errors
 ///
-/// Where the rest has a runtime `cgpu`.
+/// If the rest has a runtime `cgpu`.
 pub fn add(text: Option<&str>, block: &str) -> Result<String, EditError> {
     let rest = text.map_or_else(|| format!("{BASE}\n"), without);
     let names = |line: &str| {
@@ -41,7 +50,7 @@ pub fn is_in(text: &str) -> bool {
     text.lines().any(|line| line == BEGIN)
 }
 
-/// A template without our block; `None` where nothing is left but what setup began it with.
+/// A template without our block; `None` if only the line is left with which setup began it.
 #[must_use]
 pub fn remove(text: &str) -> Option<String> {
     let rest = without(text);
@@ -64,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_comes_and_goes_and_nothing_else_changes() {
+    fn only_our_block_changes() {
         let made = add(None, "[x]\na = 1\n").unwrap();
         assert_eq!(made, format!("{BASE}\n\n{BEGIN}\n[x]\na = 1\n{END}\n"));
         assert_eq!(remove(&made), None);

@@ -1,10 +1,10 @@
-//! The runtime below ours, where it isn't the one that ours would choose: an engine whose
-//! containers were crun's keeps crun.
+//! The runtime below ours, if it isn't the one that ours would choose: an engine whose
+//! containers were crun's retains crun.
 //!
-//! containerd, CRI-O and podman call a runtime by its path and can't be told to give it
-//! arguments. So setup makes a directory for each such runtime, `libexec/cgpu/over-crun` beside
-//! our `bin`, with two links: `cgpu-runtime` to ours, which is the path that the engine is told,
-//! and `runtime` to the one below. Ours reads from the path by which it was called which it is.
+//! containerd, CRI-O and podman call a runtime by its path and can't be configured to pass it
+//! arguments. So setup makes a directory for each such runtime, `libexec/cgpu/over-crun` next to
+//! our `bin`, with two links: `cgpu-runtime` to ours, which is the path in the engine's
+//! configuration, and `runtime` to the one below. Ours finds it by the path of its call.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,69 +14,63 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::files::Tree;
-use super::names::RUNTIME;
+use super::host_tree::Tree;
+use super::runtime_name::RUNTIME;
 use cgpu::runtime::real::{LOWER, OVER};
 
-/// The runtimes that ours may stand over, by the names of their programs.
+/// The runtimes that ours can run, by the names of their programs.
 const KNOWN: [&str; 2] = ["runc", "crun"];
 
 /// Why there are no links.
 #[derive(Debug, Error)]
 #[error("{} can't be made: {source}; give cgpu's runtime by --runtime, in a directory that can be written", path.display())]
 pub struct LinkError {
-    /// The directory, or the link.
     path: PathBuf,
-    /// Why.
     #[source]
     source: io::Error,
 }
 
-/// Our runtime over another one.
+/// The links by which our runtime runs another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Over {
+pub struct RuntimeLinks {
     /// The directory of the links, as the host names it.
     directory: PathBuf,
-    /// Our runtime.
     program: PathBuf,
-    /// The one below.
     lower: PathBuf,
 }
 
-impl Over {
-    /// Our runtime at `program` over the one that the engine's containers have, `lower`; `None`
-    /// where ours would choose that one by itself, which is `chosen`, or where it is none that
-    /// ours can stand over.
+impl RuntimeLinks {
+    /// The links by which our runtime at `program` runs `lower`, the runtime of the engine's
+    /// containers; `None` if ours would choose that one by itself, as `chosen`, or can't run it.
     pub(crate) fn new(program: &Path, lower: Option<&Path>, chosen: Option<&Path>) -> Option<Self> {
         let lower = lower.filter(|lower| lower.is_absolute() && Some(*lower) != chosen)?;
         let name = lower.file_name()?.to_str().filter(|name| KNOWN.contains(name))?;
-        // Two of one name are told apart by their directories' names.
+        // Two of one name differ by their directories' names.
         let usual = Path::new("/usr/bin").join(name);
         let name = match lower == usual || lower.parent() == Some(Path::new("/usr/sbin")) {
             true => name.to_owned(),
             false => lower.display().to_string().trim_matches('/').replace('/', "-"),
         };
         let directory = directory_of(program)?.join(format!("{OVER}{name}"));
-        Some(Over { directory, program: program.to_owned(), lower: lower.to_owned() })
+        Some(RuntimeLinks { directory, program: program.to_owned(), lower: lower.to_owned() })
     }
 
-    /// What the engine is told to run.
+    /// The path for the engine's configuration.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.directory.join(RUNTIME)
     }
 
-    /// The runtime below.
     #[must_use]
     pub fn lower(&self) -> &Path {
         &self.lower
     }
 
-    /// Makes the links below `root`, where they aren't as they should be.
+    /// Makes the links below `root`, if they are missing or differ.
     ///
     /// # Errors
     ///
-    /// Where they can't be made.
+    /// If they can't be made.
     pub fn make(&self, root: &Path) -> Result<(), LinkError> {
         let at = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
         let failed = |path: &Path| {
@@ -99,37 +93,40 @@ impl Over {
     }
 }
 
-/// Where setup puts its links for our runtime at `program`.
+/// The directory of setup's links for our runtime at `program`.
 fn directory_of(program: &Path) -> Option<PathBuf> {
-    let beside = program.parent()?;
-    match beside.file_name() == Some(OsStr::new("bin")) {
-        true => Some(beside.parent()?.join("libexec/cgpu")),
-        false => Some(beside.to_owned()),
+    let parent = program.parent()?;
+    match parent.file_name() == Some(OsStr::new("bin")) {
+        true => Some(parent.parent()?.join("libexec/cgpu")),
+        false => Some(parent.to_owned()),
     }
 }
 
 /// Whether an engine's path of our runtime is one of the links for our runtime at `program`.
-pub(crate) fn is_link(told: &Path, program: &Path) -> bool {
-    let directory = told.parent().filter(|directory| is_over(directory));
+pub(crate) fn is_link(registered: &Path, program: &Path) -> bool {
+    let directory = registered.parent().filter(|directory| is_link_directory(directory));
     directory.is_some_and(|directory| directory.parent() == directory_of(program).as_deref())
 }
 
-fn is_over(directory: &Path) -> bool {
+fn is_link_directory(directory: &Path) -> bool {
     directory.file_name().is_some_and(|name| name.to_string_lossy().starts_with(OVER))
 }
 
-/// The runtime below ours, where an engine calls ours by one of the links.
-pub(crate) fn below(tree: &Tree, told: &Path) -> Option<PathBuf> {
-    let directory = told.parent().filter(|directory| is_over(directory))?;
+/// The runtime below ours, if an engine calls ours by one of the links.
+pub(crate) fn below(tree: &Tree, registered: &Path) -> Option<PathBuf> {
+    let directory = registered.parent().filter(|directory| is_link_directory(directory))?;
     fs::read_link(tree.at(directory.join(LOWER))).ok()
 }
 
-/// Takes the links away that an engine was told of at `told` and no file of the host names any
-/// more. What can't be taken stays: it does no harm.
-pub fn forget(root: &Path, told: &Path, is_named: impl Fn(&str) -> bool) {
+/// Removes the links of the path `registered` if no file of the host names it any more. What can't
+/// be removed stays: it does no harm.
+pub fn remove_unused(root: &Path, registered: &Path, is_named: impl Fn(&str) -> bool) {
     let tree = Tree::new(root, None);
-    let Some(directory) = told.parent().filter(|directory| is_over(directory)) else { return };
-    if is_named(&told.display().to_string()) || below(&tree, told).is_none() {
+    let Some(directory) = registered.parent().filter(|directory| is_link_directory(directory))
+    else {
+        return;
+    };
+    if is_named(&registered.display().to_string()) || below(&tree, registered).is_none() {
         return;
     }
     let directory = tree.at(directory);
@@ -144,11 +141,16 @@ pub fn forget(root: &Path, told: &Path, is_named: impl Fn(&str) -> bool) {
 mod tests {
     use super::*;
 
+    // Links are made for a runtime that ours would not choose by itself.
     #[test]
-    fn ours_stands_over_what_it_would_not_choose_itself() {
+    fn links_are_for_runtimes_not_chosen_anyway() {
         let over = |program: &str, lower: Option<&str>, chosen: &str| {
-            let over = Over::new(Path::new(program), lower.map(Path::new), Some(Path::new(chosen)));
-            over.map(|over| over.path().display().to_string())
+            let links = RuntimeLinks::new(
+                Path::new(program),
+                lower.map(Path::new),
+                Some(Path::new(chosen)),
+            );
+            links.map(|links| links.path().display().to_string())
         };
         let ours = "/usr/bin/cgpu-runtime";
         for (lower, path) in [
@@ -175,21 +177,21 @@ mod tests {
     }
 
     #[test]
-    fn links_are_made_once_and_go_with_the_last_that_names_them() {
+    fn links_are_removed_with_their_last_use() {
         let root = tempfile::tempdir().unwrap();
         let tree = Tree::new(root.path(), None);
         let ours = Path::new("/usr/bin/cgpu-runtime");
-        let over = Over::new(ours, Some(Path::new("/usr/bin/crun")), None).unwrap();
+        let links = RuntimeLinks::new(ours, Some(Path::new("/usr/bin/crun")), None).unwrap();
         for _ in 0..2 {
-            over.make(root.path()).unwrap();
-            assert_eq!(below(&tree, &over.path()), Some("/usr/bin/crun".into()));
+            links.make(root.path()).unwrap();
+            assert_eq!(below(&tree, &links.path()), Some("/usr/bin/crun".into()));
         }
-        assert!(is_link(&over.path(), ours) && !is_link(ours, ours));
+        assert!(is_link(&links.path(), ours) && !is_link(ours, ours));
         assert_eq!(below(&tree, ours), None);
-        forget(root.path(), &over.path(), |_| true);
-        assert!(below(&tree, &over.path()).is_some());
-        forget(root.path(), ours, |_| false);
-        forget(root.path(), &over.path(), |_| false);
+        remove_unused(root.path(), &links.path(), |_| true);
+        assert!(below(&tree, &links.path()).is_some());
+        remove_unused(root.path(), ours, |_| false);
+        remove_unused(root.path(), &links.path(), |_| false);
         assert!(!tree.at("/usr/libexec/cgpu").exists());
     }
 }
