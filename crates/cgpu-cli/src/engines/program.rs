@@ -1,31 +1,20 @@
 //! What a program of the host prints, within bounds: a runtime's version, containerd's dump.
 //!
-//! Owns the child's life; must not know what versions mean. It leads a process group, so
-//! that what it started ends with it, and gets none of our environment but `PATH`. A program
-//! that prints nothing is told of by the end of its standard error and how it ended.
+//! Owns the sentences about a program that prints nothing: by the end of its standard error, and how
+//! it ended. [`cgpu_host::child`] owns its life. Must not know what versions mean.
 
-use std::io::{self, Read};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use cgpu_host::child::{Bounds, RunError, Stdout, run};
 
 /// How long it may take; runc takes some milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// Most bytes read of what it prints.
 const SAID_BYTES_MAX: u64 = 4096;
-
-/// Most bytes read of its standard error.
-const COMPLAINT_BYTES_MAX: u64 = 16384;
-
-/// How long the end of its standard error may take after its own end.
-const SOON: Duration = Duration::from_secs(1);
 
 /// What `program --version` prints, which begins with a line that isn't empty; why there is none.
 pub(crate) fn version_of(program: &Path) -> Result<String, String> {
@@ -47,45 +36,20 @@ pub(super) fn said(
 ) -> Result<Vec<u8>, String> {
     let mut command = Command::new(program);
     // Where services are.
-    command.args(arguments).env_clear().current_dir("/");
-    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let mut child = command.spawn().map_err(|error| error.to_string())?;
-    let said = hear(child.stdout.take(), bytes_max);
-    let complained = hear(child.stderr.take(), COMPLAINT_BYTES_MAX);
-    let heard = said.recv_timeout(limit);
-    // Not reaped yet, so the number is still the child's. It may have ended by itself.
-    if let Ok(leader) = i32::try_from(child.id()) {
-        let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
+    command.args(arguments).current_dir("/");
+    let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+    let bounds = Bounds {
+        variables: &["PATH"],
+        stdin: Stdio::null(),
+        stdout: Stdout::First(bytes_max),
+        limit,
+    };
+    match run(command, bounds) {
+        Ok(ended) if ended.stdout.is_empty() => Err(silence(ended.status, &ended.stderr)),
+        Ok(ended) => Ok(ended.stdout),
+        Err(RunError::TooSlow { .. }) => Err(format!("it takes longer than {} s", limit.as_secs())),
+        Err(error) => Err(error.to_string()),
     }
-    let ended = child.wait();
-    match heard {
-        Ok(Ok(bytes)) if bytes.is_empty() => {
-            let complaint = complained.recv_timeout(SOON).ok().and_then(Result::ok);
-            Err(silence(ended.ok(), &complaint.unwrap_or_default()))
-        }
-        Ok(heard) => heard.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("it takes longer than {} s", limit.as_secs())),
-    }
-}
-
-/// The first `bytes_max` bytes of `pipe`; what follows is read too, and dropped. In a thread of its
-/// own: what holds the pipe open beyond the group's end holds that thread, and not us.
-fn hear(
-    pipe: Option<impl Read + Send + 'static>,
-    bytes_max: u64,
-) -> mpsc::Receiver<io::Result<Vec<u8>>> {
-    let (said, heard) = mpsc::channel();
-    if let Some(mut pipe) = pipe {
-        thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let read = pipe.by_ref().take(bytes_max).read_to_end(&mut bytes);
-            // Nobody listens any more where it took too long.
-            let _ = said.send(read.map(|_| bytes));
-            let _ = io::copy(&mut pipe, &mut io::sink());
-        });
-    }
-    heard
 }
 
 /// Why a program that ended as `ended` printed nothing, by the last line of its `complaint`.
