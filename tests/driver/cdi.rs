@@ -237,7 +237,7 @@ fn with_a_library(host: &Host) -> String {
     let nodes = Nodes { devices: NODES.map(device).to_vec(), ..Nodes::default() };
     let root = host.scratch.path().join("driver");
     let made = generate(&inventory, &nodes, &root.join("dev"), &driver, Capability::ALL).unwrap();
-    yaml::document(&serde_json::to_value(&made.spec).unwrap())
+    yaml::document(&made.spec).unwrap()
 }
 
 /// What [`LOOK`] printed, but for how times of access are kept: a mount has that of the file system

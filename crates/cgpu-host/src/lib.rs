@@ -5,6 +5,8 @@
 
 pub mod config;
 
+pub mod child;
+
 pub mod inventory;
 
 pub mod process;

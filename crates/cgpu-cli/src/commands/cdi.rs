@@ -84,7 +84,7 @@ fn write(host: &Host, how: &Generate, out: &mut dyn Write) -> Result<()> {
     let capabilities = capabilities(&how.capabilities)?;
     let Generated { spec, left_out } = described(host, &capabilities)?;
     let text = match format {
-        SpecificationFormat::Yaml => yaml::document(&serde_json::to_value(&spec)?),
+        SpecificationFormat::Yaml => yaml::document(&spec)?,
         SpecificationFormat::Json => format!("{}\n", serde_json::to_string_pretty(&spec)?),
     };
     match &how.output {

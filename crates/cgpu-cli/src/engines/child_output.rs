@@ -1,31 +1,20 @@
 //! What a program of the host prints, within bounds: a runtime's version, containerd's dump.
 //!
-//! Owns the child's life; must not know what versions mean. It leads a process group, so
-//! that its own children end with it, and gets none of our environment but `PATH`. A program
-//! that prints nothing is described by the end of its standard error and its exit status.
+//! Owns the sentences about a program that prints nothing: by the end of its standard error, and how
+//! it ended. [`cgpu_host::child`] owns its life. Must not know what versions mean.
 
-use std::io::{self, Read};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use cgpu_host::child::{Bounds, RunError, Stdout, run};
 
 /// How long it may take; runc takes some milliseconds.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// Most bytes read of what it prints.
 const OUTPUT_BYTES_MAX: u64 = 4096;
-
-/// Most bytes read of its standard error.
-const STDERR_BYTES_MAX: u64 = 16384;
-
-/// How long the end of its standard error may take after its own end.
-const STDERR_LIMIT: Duration = Duration::from_secs(1);
 
 /// What `program --version` prints, which begins with a line that isn't empty; why there is none.
 pub(crate) fn version_of(program: &Path) -> Result<String, String> {
@@ -46,46 +35,21 @@ pub(super) fn output_of(
     limit: Duration,
 ) -> Result<Vec<u8>, String> {
     let mut command = Command::new(program);
-    // The directory of services.
-    command.args(arguments).env_clear().current_dir("/");
-    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let mut child = command.spawn().map_err(|error| error.to_string())?;
-    let output = read_in_thread(child.stdout.take(), bytes_max);
-    let errors = read_in_thread(child.stderr.take(), STDERR_BYTES_MAX);
-    let first = output.recv_timeout(limit);
-    // Not reaped yet, so the id is still the child's. It may have exited.
-    if let Ok(leader) = i32::try_from(child.id()) {
-        let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
+    // Where services are.
+    command.args(arguments).current_dir("/");
+    let bytes_max = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+    let bounds = Bounds {
+        variables: &["PATH"],
+        stdin: Stdio::null(),
+        stdout: Stdout::First(bytes_max),
+        limit,
+    };
+    match run(command, bounds) {
+        Ok(ended) if ended.stdout.is_empty() => Err(no_output(ended.status, &ended.stderr)),
+        Ok(ended) => Ok(ended.stdout),
+        Err(RunError::TooSlow { .. }) => Err(format!("it takes longer than {} s", limit.as_secs())),
+        Err(error) => Err(error.to_string()),
     }
-    let ended = child.wait();
-    match first {
-        Ok(Ok(bytes)) if bytes.is_empty() => {
-            let stderr = errors.recv_timeout(STDERR_LIMIT).ok().and_then(Result::ok);
-            Err(no_output(ended.ok(), &stderr.unwrap_or_default()))
-        }
-        Ok(read) => read.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("it takes longer than {} s", limit.as_secs())),
-    }
-}
-
-/// The first `bytes_max` bytes of `pipe`; the rest is read too, and dropped. In a thread of its own:
-/// a process that holds the pipe open beyond the group's end blocks that thread alone.
-fn read_in_thread(
-    pipe: Option<impl Read + Send + 'static>,
-    bytes_max: u64,
-) -> mpsc::Receiver<io::Result<Vec<u8>>> {
-    let (sender, receiver) = mpsc::channel();
-    if let Some(mut pipe) = pipe {
-        thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let read = pipe.by_ref().take(bytes_max).read_to_end(&mut bytes);
-            // The receiver may have timed out.
-            let _ = sender.send(read.map(|_| bytes));
-            let _ = io::copy(&mut pipe, &mut io::sink());
-        });
-    }
-    receiver
 }
 
 /// Why a program that ended as `ended` printed nothing, by the last line of its `stderr`.

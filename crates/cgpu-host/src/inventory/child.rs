@@ -1,42 +1,22 @@
 //! `cgpu gpus --refresh` as a child, or `cgpu gpus` for a user who can write no cache: how the runtime
 //! learns of GPUs without loading NVML.
 //!
-//! Owns the child's life: what it inherits, how long it may take, its end. Must not know
-//! what it does. The child leads a process group of its own, so that whatever it has
-//! started ends with it, and can neither fill a pipe nor hold one open against us.
+//! Owns the child's words, its list and the sentences about its end; [`crate::child`] owns its life.
+//! Must not know how the child finds GPUs.
 
 use std::ffi::OsString;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
 use rustix::fs::{MemfdFlags, memfd_create};
 use thiserror::Error;
 
 use super::{FileError, LoadError, Settings, cached, file};
+use crate::child::{self, Bounds, Ended, RunError, Stdout};
 use cgpu_core::gpu::Inventory;
-
-/// Most bytes kept of what the child prints on standard error: the last ones.
-const SAID_BYTES_MAX: usize = 4 << 10;
-
-/// How long a killed child may take to end. One that is stuck inside the driver never
-/// does, and must not take us with it.
-const REAP_LIMIT: Duration = Duration::from_millis(500);
-
-/// Longest pause between two looks at the child.
-const PAUSE_MAX: Duration = Duration::from_millis(5);
-
-/// What the child gets of our environment. The engine's, and a caller's, may hold
-/// `LD_PRELOAD`, `LD_LIBRARY_PATH`, `LD_AUDIT` and more of that kind.
-const RETAINED_VARIABLES: [&str; 2] = ["PATH", "CGPU_CONFIG"];
 
 /// Why there is no inventory after all.
 #[derive(Debug, Error)]
@@ -171,7 +151,7 @@ pub fn listed(
     }
     let program = cgpu.to_owned();
     let start = |source| ChildError::Start { program: program.clone(), source };
-    // A pipe would have to be emptied meanwhile.
+    // The list is read like a file of an administrator's, when the child has exited.
     let printed = memfd_create("gpus", MemfdFlags::CLOEXEC).map_err(|error| start(error.into()))?;
     let stdout = printed.try_clone().map_err(start)?;
     let said = run(cgpu, config_args, &["gpus", "--format", "json"], stdout.into(), limit)?;
@@ -180,7 +160,7 @@ pub fn listed(
     file::load(Path::new(&path)).map_err(not_listed)
 }
 
-/// Runs the child to its end, or to the end of `limit`; what it said.
+/// Runs the child until it exits or `limit` is reached; what it printed on standard error.
 fn run(
     cgpu: &Path,
     config_args: &[OsString],
@@ -191,120 +171,32 @@ fn run(
     let program = cgpu.to_owned();
     let mut command = Command::new(cgpu);
     command.args(config_args).args(words);
-    command.env_clear();
-    command
-        .envs(RETAINED_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
-    command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped());
-    command.process_group(0);
-    let begun = Instant::now();
-    let mut child = match command.spawn() {
-        Ok(child) => child,
-        Err(source) => return Err(ChildError::Start { program, source }),
+    let bounds = Bounds {
+        variables: &["PATH", "CGPU_CONFIG"],
+        stdin: Stdio::null(),
+        stdout: Stdout::To(stdout),
+        limit,
     };
-    let mut said = Said::of(child.stderr.take());
-    let mut pause = Duration::from_millis(1);
-    loop {
-        said.listen();
-        match child.try_wait() {
-            Ok(Some(status)) => {
-                said.listen();
-                let said = said.text();
-                return if status.success() {
-                    Ok(said)
-                } else {
-                    Err(ChildError::Failed { program, status, said })
-                };
-            }
-            // Our caller ignores SIGCHLD, so the kernel has reaped the child and its
-            // status is gone; the cache will show whether it succeeded.
-            Err(error) if error.raw_os_error() == Some(Errno::ECHILD as i32) => {
-                said.listen();
-                return Ok(said.text());
-            }
-            Err(source) => {
-                end(&mut child);
-                return Err(ChildError::Watch { program, source });
-            }
-            Ok(None) => {}
+    match child::run(command, bounds) {
+        Ok(Ended { status: Some(status), stderr, .. }) if !status.success() => {
+            Err(ChildError::Failed { program, status, said: one_line(&stderr) })
         }
-        let Some(left) = limit.checked_sub(begun.elapsed()).filter(|left| !left.is_zero()) else {
-            let reaped = end(&mut child);
-            said.listen();
-            return Err(ChildError::TooSlow { program, limit, reaped, said: said.text() });
-        };
-        sleep(pause.min(left));
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
-}
-
-/// Kills the child with all it started; whether it is gone.
-fn end(child: &mut Child) -> bool {
-    // Not reaped when last looked at, so the number is still the child's, and its
-    // group's as long as any of them lives.
-    let leader = i32::try_from(child.id()).map(Pid::from_raw);
-    if leader.is_err() || leader.is_ok_and(|leader| killpg(leader, Signal::SIGKILL).is_err()) {
-        // All that is left is to look whether it ends.
-        let _ = child.kill();
-    }
-    let killed = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(_)) => return true,
-            Err(error) => return error.raw_os_error() == Some(Errno::ECHILD as i32),
-            Ok(None) if killed.elapsed() >= REAP_LIMIT => return false,
-            Ok(None) => sleep(Duration::from_millis(1)),
+        // If the status is lost, the cache or the list shows whether it succeeded.
+        Ok(ended) => Ok(one_line(&ended.stderr)),
+        Err(RunError::Start(source)) => Err(ChildError::Start { program, source }),
+        Err(RunError::Wait(source)) => Err(ChildError::Watch { program, source }),
+        Err(RunError::TooSlow { reaped, stderr }) => {
+            Err(ChildError::TooSlow { program, limit, reaped, said: one_line(&stderr) })
         }
     }
 }
 
-/// What the child prints on standard error, as far as it is kept.
-#[derive(Debug)]
-struct Said {
-    pipe: Option<ChildStderr>,
-    bytes: Vec<u8>,
-}
-
-impl Said {
-    /// Listens without waiting; where that can't be had, it doesn't listen.
-    fn of(pipe: Option<ChildStderr>) -> Self {
-        let pipe = pipe.filter(|pipe| {
-            let flags = fcntl(pipe, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
-            flags.is_ok_and(|flags| {
-                fcntl(pipe, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).is_ok()
-            })
-        });
-        Said { pipe, bytes: Vec::new() }
-    }
-
-    /// Takes what is there, at most as much as a pipe holds: a child that never stops
-    /// printing must not keep us from looking at the clock.
-    fn listen(&mut self) {
-        let Some(pipe) = &mut self.pipe else { return };
-        let mut buffer = [0; SAID_BYTES_MAX];
-        for _ in 0..16 {
-            match pipe.read(&mut buffer) {
-                Ok(0) => {
-                    self.pipe = None;
-                    return;
-                }
-                Ok(length) => {
-                    self.bytes.extend_from_slice(&buffer[..length]);
-                    let surplus = self.bytes.len().saturating_sub(SAID_BYTES_MAX);
-                    self.bytes.drain(..surplus);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return,
-            }
-        }
-    }
-
-    /// It as one line, without control characters.
-    fn text(&self) -> String {
-        let text = String::from_utf8_lossy(&self.bytes);
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        let line = lines.collect::<Vec<_>>().join("; ");
-        line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-    }
+/// What a child printed, as one line without control characters.
+fn one_line(printed: &[u8]) -> String {
+    let text = String::from_utf8_lossy(printed);
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let line = lines.collect::<Vec<_>>().join("; ");
+    line.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 /// `said` as the part of a sentence, or nothing where nothing was said.
@@ -315,8 +207,13 @@ fn quoted(said: &str) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::time::Instant;
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
 
     use super::*;
+    use crate::child::STDERR_BYTES_MAX;
     use crate::inventory::fixture::{Proc, sentence};
     use crate::inventory::{Fingerprint, Source, cache};
 
@@ -496,7 +393,7 @@ mod tests {
     fn last_words_of_a_verbose_child_are_retained() {
         let script = "head -c 300000 /dev/zero | tr '\\0' x >&2; echo last words >&2; exit 1";
         let error = Host::new().refreshed(script, PLENTY).unwrap_err().to_string();
-        assert!(error.contains("xlast words\"; run") && error.len() < SAID_BYTES_MAX + 1000);
+        assert!(error.contains("xlast words\"; run") && error.len() < STDERR_BYTES_MAX + 1000);
     }
 
     #[test]
@@ -513,7 +410,7 @@ mod tests {
         let script = format!("{}; sleep 600 & echo $! > {}", host.refreshing(), pid.display());
         assert!(host.refreshed(&script, PLENTY).is_ok());
         let left = fs::read_to_string(pid).unwrap().trim().parse().unwrap();
-        nix::sys::signal::kill(Pid::from_raw(left), Signal::SIGKILL).unwrap();
+        kill(Pid::from_raw(left), Signal::SIGKILL).unwrap();
     }
 
     #[test]

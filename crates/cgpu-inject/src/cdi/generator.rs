@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn a_host_is_described_in_a_stable_order() {
         let made = generated("/", &[Capability::Compute]);
-        let text = yaml::document(&serde_json::to_value(&made.spec).unwrap());
+        let text = yaml::document(&made.spec).unwrap();
         let expected = "---
 cdiVersion: \"0.5.0\"
 kind: nvidia.com/gpu

@@ -10,14 +10,16 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use nix::errno::Errno;
 use thiserror::Error;
 
 use super::client::{AskError, ask};
 use super::fd_passing::{self, Wait};
 use super::launch::MonitorDir;
 use super::wire::{Answer, PROGRAM_SENT, Question, Status};
+use cgpu_host::child::{Bounds, RunError, Stdout, run};
 
 /// How long a monitor may take to stop, and the new program to begin: calls may have to be finished first.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -176,29 +178,54 @@ fn check(program: &File, snapshot: OwnedFd) -> Result<(), UpgradeError> {
     let unfit = |reason: String| UpgradeError::Unfit { reason };
     // The child's own directory of descriptors: the number is the same there, and is closed at its exec.
     let path = format!("/proc/self/fd/{}", program.as_raw_fd());
-    let child = Command::new(path)
-        .arg("check")
-        .env_clear()
-        .stdin(snapshot)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = child.map_err(|error| unfit(error.to_string()))?;
-    let until = Instant::now() + CHECK_TIMEOUT;
-    while matches!(child.try_wait(), Ok(None)) {
-        if Instant::now() >= until {
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(unfit("it takes too long to read what the monitor knows".to_owned()));
+    let mut command = Command::new(path);
+    command.arg("check");
+    let bounds = Bounds {
+        variables: &[],
+        stdin: snapshot.into(),
+        stdout: Stdout::To(Stdio::null()),
+        limit: CHECK_TIMEOUT,
+    };
+    let ended = run(command, bounds).map_err(|error| match error {
+        RunError::TooSlow { .. } => {
+            unfit("it takes too long to read what the monitor knows".to_owned())
         }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let output = child.wait_with_output().map_err(|error| unfit(error.to_string()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
+        error => unfit(error.to_string()),
+    })?;
+    let Some(status) = ended.status else {
+        return Err(unfit(io::Error::from(Errno::ECHILD).to_string()));
+    };
+    let said = String::from_utf8_lossy(&ended.stderr);
     let said = said.trim().trim_start_matches("cgpu-monitor: ");
-    match output.status.success() {
+    match status.success() {
         true => Ok(()),
-        false if said.is_empty() => Err(unfit(output.status.to_string())),
+        false if said.is_empty() => Err(unfit(status.to_string())),
         false => Err(unfit(said.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The reason is the end of the program's standard error, or else its status.
+    #[test]
+    fn unfit_program_gives_its_reason() {
+        let check = |program: &str| {
+            let snapshot = File::open("/dev/null").unwrap().into();
+            check(&File::open(program).unwrap(), snapshot).map_err(|error| error.to_string())
+        };
+        assert_eq!(check("/bin/true"), Ok(()));
+        let unfit = "the installed monitor can't go on with this container: ";
+        let silent = check("/bin/false").unwrap_err();
+        assert!(
+            silent.starts_with(&format!("{unfit}exit status: 1; the one of before")),
+            "{silent}"
+        );
+        // It has no file of this name to print.
+        let loud = check("/bin/cat").unwrap_err();
+        assert!(loud.contains("check: No such file or directory; the one of before"), "{loud}");
+        let missing = check("/dev/null").unwrap_err();
+        assert!(missing.contains("Permission denied (os error 13); the one"), "{missing}");
     }
 }
