@@ -19,7 +19,7 @@ use cgpu_host::config::{Backend, Config};
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::{Holder, Key};
 use cgpu_sim::{Program, SimOptions};
-use listener::{Look, least, was_the_caller};
+use listener::{Check, least, was_the_caller};
 use measure::{header, in_turn, median, ms, row, timed};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -400,12 +400,12 @@ impl Bench {
     /// Calls of the driver, and the least that any listener costs.
     fn calls(&self, programs: &Path, title: &str) {
         call_header(title);
-        for (what, look, waiting) in [
-            ("any listener: received and refused", Look::Nothing, 1),
-            ("the same, the struct read", Look::Struct, 1),
-            ("the same, four threads wait for the call", Look::Struct, 4),
+        for (what, check, waiting) in [
+            ("any listener: received and refused", Check::Nothing, 1),
+            ("the same, the struct read", Check::Struct, 1),
+            ("the same, four threads wait for the call", Check::Struct, 4),
         ] {
-            let (bare, with) = least(&self.work, look, waiting);
+            let (bare, with) = least(&self.work, check, waiting);
             call_row(what, bare, with, "");
         }
         let driver = self.driver(programs);

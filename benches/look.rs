@@ -26,7 +26,7 @@ const REST: Duration = Duration::from_secs(60);
 const GPUS: usize = 8;
 const EACH: usize = 25;
 /// Pairs of runs of a program that looks.
-const LOOKS: usize = 40;
+const CHECKS: usize = 40;
 /// Pairs of runs of an application, and its calls in each.
 const CALL_RUNS: usize = 9;
 const CALLS: &str = "20000";
@@ -34,7 +34,7 @@ const CALLS: &str = "20000";
 const CALLER: usize = 0;
 const LOOKER: usize = 1;
 /// How often that is.
-const LOOK_PAUSE: Duration = Duration::from_millis(100);
+const POLL_PAUSE: Duration = Duration::from_millis(100);
 
 struct Crowd {
     programs: PathBuf,
@@ -59,7 +59,7 @@ fn main() {
     crowd.create(&["hold", "100MiB"]);
     at_rest("hold memory", "none yet");
     header("peer", "measured");
-    crowd.looks();
+    crowd.checks();
     crowd.calls(driver.pid());
     crowd.delete();
 }
@@ -181,7 +181,7 @@ impl Crowd {
         command
     }
 
-    fn look(&self, program: &str, words: &[&str]) -> Command {
+    fn check(&self, program: &str, words: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join(program));
         command.arg("--config").arg(self.work.join("config.toml")).args(words);
         command
@@ -258,7 +258,7 @@ impl Crowd {
 
     /// How long it takes to update all monitors, one after the other.
     fn update(&self) {
-        let took = timed(&mut self.look("cgpu", &["upgrade-monitors"]));
+        let took = timed(&mut self.check("cgpu", &["upgrade-monitors"]));
         println!("cgpu upgrade-monitors, {} containers: {took:.1?} (≤ 5 s)", GPUS * EACH);
     }
 
@@ -293,24 +293,24 @@ impl Crowd {
         timed(command.stderr(Stdio::null()));
     }
 
-    fn looks(&self) {
-        let version = || timed(self.look("cgpu", &["--version"]).stdin(Stdio::null()));
-        let ps = || timed(&mut self.look("cgpu", &["ps"]));
+    fn checks(&self) {
+        let version = || timed(self.check("cgpu", &["--version"]).stdin(Stdio::null()));
+        let ps = || timed(&mut self.check("cgpu", &["ps"]));
         let smi =
-            |words: &[&str]| timed(&mut self.look("cgpu-smi", &[&["--no-nvml"], words].concat()));
+            |words: &[&str]| timed(&mut self.check("cgpu-smi", &[&["--no-nvml"], words].concat()));
         let all = format!("{} containers", GPUS * EACH);
-        let (peer, measured) = in_turn(LOOKS, |_| version(), |_| ps());
+        let (peer, measured) = in_turn(CHECKS, |_| version(), |_| ps());
         row(&format!("cgpu ps, {all} (cgpu --version)"), peer, measured, "≤ 20 ms");
-        let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| smi(&[]));
+        let (peer, measured) = in_turn(CHECKS, |_| ps(), |_| smi(&[]));
         row(&format!("cgpu-smi, {all} (cgpu ps)"), peer, measured, "≤ 20 ms, ≤ 2×");
-        let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| smi(&["--format=json"]));
+        let (peer, measured) = in_turn(CHECKS, |_| ps(), |_| smi(&["--format=json"]));
         row(&format!("cgpu-smi --format=json, {all} (cgpu ps)"), peer, measured, "≤ 20 ms, ≤ 2×");
-        let once = || timed(&mut self.look("cgpu-metrics", &["--no-nvml", "--once"]));
-        let (peer, measured) = in_turn(LOOKS, |_| ps(), |_| once());
+        let once = || timed(&mut self.check("cgpu-metrics", &["--no-nvml", "--once"]));
+        let (peer, measured) = in_turn(CHECKS, |_| ps(), |_| once());
         row(&format!("cgpu-metrics --once, {all} (cgpu ps)"), peer, measured, "≤ 30 ms");
         let dir = self.work.join("km");
         let dir = dir.to_str().expect("a plain path");
-        timed(&mut self.look("cgpu-tree", &["--detach", dir]));
+        timed(&mut self.check("cgpu-tree", &["--detach", dir]));
         // `id` is known without a question to anybody: what it costs are FUSE's own steps.
         let read = |name: &str| {
             let start = Instant::now();
@@ -318,9 +318,9 @@ impl Crowd {
             assert_eq!(read, GPUS * EACH, "files");
             start.elapsed()
         };
-        let (peer, measured) = in_turn(LOOKS, |_| read("id"), |_| read("meminfo"));
+        let (peer, measured) = in_turn(CHECKS, |_| read("id"), |_| read("meminfo"));
         row(&format!("meminfo of {all} in the tree (id of them)"), peer, measured, "≤ 50 ms");
-        timed(&mut self.look("cgpu-tree", &["--unmount", dir]));
+        timed(&mut self.check("cgpu-tree", &["--unmount", dir]));
     }
 
     /// Calls of one container, in turn while somebody looks ten times a second and while somebody runs ps as
@@ -350,10 +350,10 @@ impl Crowd {
                 serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
             Duration::from_nanos(said[key].as_u64().expect("a time"))
         };
-        let look = || timed(&mut self.look("cgpu-smi", &["--no-nvml"]));
+        let check = || timed(&mut self.check("cgpu-smi", &["--no-nvml"]));
         // Any program that asks the kernel as much costs who calls something, also on another processor:
         // both may be halves of one.
-        let takes = median((0..LOOKS).map(|_| look()).collect());
+        let takes = median((0..CHECKS).map(|_| check()).collect());
         let list_processes = || {
             let start = Instant::now();
             while start.elapsed() < takes {
@@ -368,7 +368,7 @@ impl Crowd {
                     scope.spawn(|| {
                         sched_setaffinity(Pid::from_raw(0), &looker).expect("there is one");
                         while !done.load(Ordering::Relaxed) {
-                            thread::sleep(LOOK_PAUSE.saturating_sub(somebody()));
+                            thread::sleep(POLL_PAUSE.saturating_sub(somebody()));
                         }
                     });
                     let time = run(key);
@@ -376,16 +376,17 @@ impl Crowd {
                     time
                 })
             };
-            let (peer, looked) = in_turn(CALL_RUNS, |_| beside(&list_processes), |_| beside(&look));
-            let (peer, looked) = (median(peer), median(looked));
+            let (peer, checked) =
+                in_turn(CALL_RUNS, |_| beside(&list_processes), |_| beside(&check));
+            let (peer, checked) = (median(peer), median(checked));
             let us = |time: Duration| format!("{:.2} µs", time.as_secs_f64() * 1e6);
-            let ratio = looked.as_secs_f64() / peer.as_secs_f64();
+            let ratio = checked.as_secs_f64() / peer.as_secs_f64();
             let what = format!("a call's {what} beside who looks (runs ps)");
-            let more = us(looked.saturating_sub(peer));
+            let more = us(checked.saturating_sub(peer));
             println!(
                 "{what:<44} {:>9} {:>9} {more:>9} {ratio:>6.2}×  ≤ 1.05×",
                 us(peer),
-                us(looked)
+                us(checked)
             );
         }
     }

@@ -30,7 +30,9 @@ use cgpu_core::request::Decision;
 use cgpu_host::events::{Cause, Event, EventSink, Kind as EventKind, plain};
 use cgpu_host::failpoint::failpoint;
 use cgpu_host::process::ProcessId;
-use cgpu_host::registry::{Holder, Key, Locked, Look, Record, Registry, RegistryError, short_id};
+use cgpu_host::registry::{
+    Holder, Key, Locked, Record, Registry, RegistryError, StaleCheck, short_id,
+};
 use cgpu_host::report;
 use cgpu_inject::Mode;
 use cgpu_inject::bundle::Bundle;
@@ -101,7 +103,7 @@ impl Admission<'_> {
     ///
     /// Where it can't be read, or who could have written it isn't root.
     pub fn registered(&self, key: &Key) -> Result<Option<Record>, AdmissionError> {
-        Ok(self.host.look_at_registry()?.find(key)?)
+        Ok(self.host.check_registry()?.find(key)?)
     }
 
     /// The plan that `proposal` would come to now for the bundle in `dir`; changes nothing.
@@ -110,7 +112,7 @@ impl Admission<'_> {
     ///
     /// Where it would not be admitted.
     pub fn would_admit(&self, proposal: &Proposal, dir: &Path) -> Result<Plan, AdmissionError> {
-        let registry = self.host.look_at_registry()?;
+        let registry = self.host.check_registry()?;
         let living = registry.living()?;
         let others = living.iter().filter(|record| record.bundle != dir || record.is_leaked());
         let holdings: Vec<_> = others.map(Record::holding).collect();
@@ -137,7 +139,7 @@ impl Admission<'_> {
     ) -> Result<Record, AdmissionError> {
         let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
-        self.collect_locked(&mut locked, Look::Quick)?;
+        self.collect_locked(&mut locked, StaleCheck::Quick)?;
         if let Some(old) = locked.find(&key)? {
             self.give_up(&registry, &mut locked, &old, bundle, &holder)?;
         }
@@ -147,7 +149,7 @@ impl Admission<'_> {
             Ok(plan) => plan,
             Err(_) => {
                 // Before a refusal, the closer look: a pid may have been used again.
-                self.collect_locked(&mut locked, Look::Close)?;
+                self.collect_locked(&mut locked, StaleCheck::Close)?;
                 let placed = proposal.place(locked.holdings(), &limits, placement);
                 placed.map_err(|refusal| named(refusal, &registry))?
             }
@@ -500,7 +502,7 @@ impl Admission<'_> {
     ) -> Result<Plan, AdmissionError> {
         let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
-        self.collect_locked(&mut locked, Look::Close)?;
+        self.collect_locked(&mut locked, StaleCheck::Close)?;
         let before = choose(&registry)?;
         let change = change(&before.plan)?;
         let limits = self.limits(&registry)?;
@@ -601,7 +603,7 @@ impl Admission<'_> {
     pub fn collect(&self) -> Result<Collected, AdmissionError> {
         let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
-        let records = self.collect_locked(&mut locked, Look::Close)?;
+        let records = self.collect_locked(&mut locked, StaleCheck::Close)?;
         let closed = self.closed(&locked, |_| true)?;
         let mut orphans =
             orphans::orphans(&self.host.config.state_dir, |name| locked.has_short_id(name))?;
@@ -629,22 +631,22 @@ impl Admission<'_> {
     fn collect_locked(
         &self,
         locked: &mut Locked<'_>,
-        look: Look,
+        check: StaleCheck,
     ) -> Result<Vec<Record>, AdmissionError> {
         // Where there is no room to write it down, it is looked up again next time.
         if let Err(error) = locked.settle() {
             let error: &dyn Error = &error;
             warn!(error, "a record can't be brought up to date: the next create tries again");
         }
-        if look == Look::Close {
+        if check == StaleCheck::Close {
             locked.forget_missing()?;
         }
         let mut collected = Vec::new();
         let asked = Instant::now();
-        for record in locked.stale(look)? {
-            let timeout = match look {
-                Look::Quick => Duration::ZERO,
-                Look::Close => COLLECT_TIMEOUT.saturating_sub(asked.elapsed()),
+        for record in locked.stale(check)? {
+            let timeout = match check {
+                StaleCheck::Quick => Duration::ZERO,
+                StaleCheck::Close => COLLECT_TIMEOUT.saturating_sub(asked.elapsed()),
             };
             let leftover =
                 self.host.isolation(record.plan.backend).leftover(&record.short_id, timeout);
@@ -654,7 +656,7 @@ impl Admission<'_> {
                     retained => retained,
                 },
                 // Its monitor lives, and a create doesn't wait for it: it will be collected, or ends by itself.
-                Leftover::Unknown if look == Look::Quick => continue,
+                Leftover::Unknown if check == StaleCheck::Quick => continue,
                 Leftover::Nothing | Leftover::Unknown => {
                     self.end(locked, &record, Some("collected: its container is gone"))
                 }

@@ -130,9 +130,9 @@ impl Host {
     /// # Errors
     ///
     /// Where the state directory can't be read or trusted.
-    pub fn look_at_registry(&self) -> Result<Registry, RegistryError> {
+    pub fn check_registry(&self) -> Result<Registry, RegistryError> {
         let boot_id = process::boot_id(Path::new("/proc"));
-        Registry::look(&self.config.state_dir, boot_id)
+        Registry::open_read_only(&self.config.state_dir, boot_id)
     }
 
     /// The rules by which this host decides on requests.
@@ -162,7 +162,7 @@ impl Host {
         if Registry::is_host_unset(&self.config.state_dir) {
             return Ok(None);
         }
-        match self.look_at_registry() {
+        match self.check_registry() {
             Ok(registry) => Ok(registry.host_settings()?.default_memory_mib),
             Err(_) => Ok(None),
         }

@@ -29,7 +29,7 @@ nix::ioctl_readwrite!(control, b'F', 0x2a, [u64; 4]);
 
 /// What is done before a call is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Check {
     Nothing,
     Struct,
 }
@@ -55,9 +55,9 @@ pub(crate) fn was_the_caller() -> bool {
     true
 }
 
-/// A refused call without a filter, and with a listener that does as little as `look` says.
+/// A refused call without a filter, and with a listener that does as little as `check` says.
 /// So many threads wait for the call.
-pub(crate) fn least(work: &Path, look: Look, waiting: usize) -> (Duration, Duration) {
+pub(crate) fn least(work: &Path, check: Check, waiting: usize) -> (Duration, Duration) {
     let caller = |socket: &Path| {
         let mut command = Command::new(std::env::current_exe().expect("/proc is mounted"));
         command.env(CALLER, socket).stdin(Stdio::null()).stdout(Stdio::piped());
@@ -93,7 +93,7 @@ pub(crate) fn least(work: &Path, look: Look, waiting: usize) -> (Duration, Durat
     let notifications = Arc::new(unsafe { OwnedFd::from_raw_fd(given) });
     for _ in 0..waiting {
         let notifications = Arc::clone(&notifications);
-        std::thread::spawn(move || refuse_all(&notifications, look));
+        std::thread::spawn(move || refuse_all(&notifications, check));
     }
     stream.write_all(LISTENER_TAKEN).expect("the caller waits for that");
     let with = said(child);
@@ -101,7 +101,7 @@ pub(crate) fn least(work: &Path, look: Look, waiting: usize) -> (Duration, Durat
     (bare, with)
 }
 
-fn refuse_all(listener: &OwnedFd, look: Look) {
+fn refuse_all(listener: &OwnedFd, check: Check) {
     let listener = listener.as_raw_fd();
     // SAFETY: takes numbers only. Kernels before 6.6 refuse it, and are slower.
     unsafe { libc::ioctl(listener, SET_FLAGS, SYNC_WAKE_UP) };
@@ -115,7 +115,7 @@ fn refuse_all(listener: &OwnedFd, look: Look) {
             // The caller has ended. Before Linux 6.11 nobody says so, and the thread waits on.
             return;
         }
-        if look == Look::Struct {
+        if check == Check::Struct {
             let mut call = [0; 32];
             let base = usize::try_from(notice.data.args[2]).expect("it is an address");
             let from = [RemoteIoVec { base, len: call.len() }];

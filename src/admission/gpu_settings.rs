@@ -11,7 +11,7 @@ use cgpu_core::sched::Tenant;
 use cgpu_host::events::{Event, Kind as EventKind};
 use cgpu_host::inventory;
 use cgpu_host::registry::{
-    GpuSettings, HostSettings, Locked, Look, Registry, RegistryError, share,
+    GpuSettings, HostSettings, Locked, Registry, RegistryError, StaleCheck, share,
 };
 
 impl Admission<'_> {
@@ -120,7 +120,7 @@ impl Admission<'_> {
         if !plan.asks_for_shares() {
             return None;
         }
-        let registry = self.host.look_at_registry().ok();
+        let registry = self.host.check_registry().ok();
         let settings = registry.and_then(|registry| registry.gpu_settings().ok());
         let policy = |gpu: &PlannedGpu| {
             let held = share::read(&self.host.config.state_dir, &gpu.uuid).ok().flatten();
@@ -148,7 +148,7 @@ impl Admission<'_> {
         let gpu = self.gpu_named(word)?;
         let registry = self.host.registry()?;
         let mut locked = registry.lock()?;
-        self.collect_locked(&mut locked, Look::Close)?;
+        self.collect_locked(&mut locked, StaleCheck::Close)?;
         let there = Occupancy::of(&gpu.uuid, locked.holdings());
         let rules = self.gpu_rules(&registry, gpu.index, &gpu.uuid)?;
         change.check(gpu.index, rules, there, self.host.backend)?;

@@ -122,8 +122,8 @@ impl Admission<'_> {
                 let (id, root) = (record.container_id(), &record.key.root);
                 self.sink().report(event.of(id, name.as_deref(), root));
             };
-            let look = || self.host.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
-            if let Err(error) = place.handle_closed(report, look) {
+            let check = || self.host.isolation(Kind::Gate).end_if_taken(tenant(&record), first);
+            if let Err(error) = place.handle_closed(report, check) {
                 let (id, error): (_, &dyn std::error::Error) = (&record.key.id, &error);
                 tracing::warn!(id, error, "{UNSEEN}");
             }
@@ -139,7 +139,7 @@ impl Admission<'_> {
         let state_dir = &self.host.config.state_dir;
         // A record is there before its monitor's directory is, and after it.
         let before = orphans(state_dir, |_| false)?;
-        let records = self.host.look_at_registry()?.records()?;
+        let records = self.host.check_registry()?.records()?;
         let is_registered = |name: &str| records.iter().any(|record| record.short_id == name);
         let mut now = orphans(state_dir, is_registered)?;
         now.retain(|orphan| before.iter().any(|other| other.short_id == orphan.short_id));

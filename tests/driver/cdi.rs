@@ -212,7 +212,7 @@ fn with_specifications(podman: &Podman, file: &Path, run: &[&str]) -> Outcome {
 }
 
 /// Prints what a container has of a GPU, sorted: nodes, a library by its name, mounts, a variable.
-const LOOK: &str = "{ stat -c '%n %t:%T' /dev/nvidia*; cat /usr/lib64/libcuda.so.1; echo; \
+const INSPECT: &str = "{ stat -c '%n %t:%T' /dev/nvidia*; cat /usr/lib64/libcuda.so.1; echo; \
                     grep -o ' /usr/lib[^ ]*/libcuda[^ ]* [a-z,]*' /proc/self/mountinfo; \
                     env | grep NVIDIA; } | sort";
 
@@ -240,14 +240,14 @@ fn with_a_library(host: &Host) -> String {
     yaml::document(&made.spec).unwrap()
 }
 
-/// What [`LOOK`] printed, but for how times of access are kept: a mount has that of the file system
+/// What [`INSPECT`] printed, but for how times of access are kept: a mount has that of the file system
 /// it is from, and systemd mounts `/tmp` by `strictatime`.
 #[track_caller]
 fn shown(container: Outcome) -> String {
     container.ok().stdout.replace(",relatime", "").replace(",noatime", "")
 }
 
-/// What [`LOOK`] prints with these nodes and these variables.
+/// What [`INSPECT`] prints with these nodes and these variables.
 fn seen(nodes: &[&str], variables: &[&str]) -> String {
     let mount = |path| format!(" /usr/{path} ro,nosuid,nodev");
     let mounts = [
@@ -271,7 +271,7 @@ fn podman_takes_what_we_write() {
     let file = host.scratch.file("made.yaml", with_a_library(&host));
     let podman = Podman::builder().start();
     let run = |device: &str| {
-        with_specifications(&podman, &file, &["--device", device, IMAGE, "sh", "-c", LOOK])
+        with_specifications(&podman, &file, &["--device", device, IMAGE, "sh", "-c", INSPECT])
     };
     for (device, nodes) in [
         ("nvidia.com/gpu=0".to_owned(), &["/dev/nvidia1 c3:1"][..]),
@@ -300,7 +300,7 @@ fn our_cdi_edits_match_the_podman_result() {
         let found = specifications.edits_for(&wanted, &facts).unwrap().unwrap();
         assert_eq!(found.devices, [format!("nvidia.com/gpu={GPU_0}")]);
         let bundle =
-            host.bundle(at, |config| config["process"]["args"] = json!(["sh", "-c", LOOK]));
+            host.bundle(at, |config| config["process"]["args"] = json!(["sh", "-c", INSPECT]));
         let mut edited =
             cgpu_inject::bundle::Bundle::load(&bundle.directory, Path::new("config.json")).unwrap();
         assert!(edited.apply(&found.edits).unwrap());

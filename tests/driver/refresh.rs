@@ -17,7 +17,7 @@ use serde_json::json;
 const V100: &str = "gpu GPU-v100 0 00000000:00:07.0 16914055168 ok - Tesla V100-SXM2-16GB\n";
 
 /// Prints nodes of NVIDIA's with their numbers in hexadecimal.
-const LOOK: &str = "stat -c '%n %t:%T' /dev/nvidia*";
+const INSPECT: &str = "stat -c '%n %t:%T' /dev/nvidia*";
 
 const LOADED: &str = "195 nvidia\n511 nvidia-uvm";
 
@@ -97,7 +97,7 @@ impl Driven {
     fn looking(&self, id: &str) -> Bundle {
         self.host.bundle(id, |config| {
             crate::host::ask(config, 1000);
-            config["process"]["args"] = json!(["sh", "-c", LOOK]);
+            config["process"]["args"] = json!(["sh", "-c", INSPECT]);
         })
     }
 
@@ -263,7 +263,7 @@ fn docker_starts_a_container_again_after_a_boot() {
     let config = format!("--cgpu-config={}", driven.host.config().display());
     let docker =
         Docker::builder().runtime(env!("CARGO_BIN_EXE_cgpu-runtime")).runtime_arg(config).start();
-    let program = format!("{LOOK}; exec sleep 1000");
+    let program = format!("{INSPECT}; exec sleep 1000");
     let words = ["-d", "--name", "one", "--restart", "always", "--runtime=cgpu"];
     let asks = ["-e", "CGPU_MEMORY=1GiB", "-e", "CGPU_GPUS=1", IMAGE, "sh", "-c", &program];
     docker.run(&[&words[..], &asks].concat()).ok();

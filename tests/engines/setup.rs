@@ -32,11 +32,11 @@ const QUOTA: [&str; 3] = [
     "NVIDIA_VISIBLE_DEVICES=0",
 ];
 
-/// What [`LOOK`] prints in a container with the GPU.
+/// What [`INSPECT`] prints in a container with the GPU.
 const NODES: &str = "nvidia-uvm nvidia0 nvidiactl";
 
 /// What a container sees of GPUs.
-const LOOK: &str = "ls /dev | grep nvidia | tr '\\n' ' '";
+const INSPECT: &str = "ls /dev | grep nvidia | tr '\\n' ' '";
 
 /// `cgpu setup WORDS`.
 fn setup(words: &[&str]) -> Outcome {
@@ -128,13 +128,13 @@ fn docker_setup_serves_by_default_and_is_reversible() {
     let reported = || doctor(docker.scratch(), "docker", "docker/daemon.json", &file);
     let runs = format!("runtime cgpu is {RUNTIME} (/etc/docker/daemon.json)");
     assert_eq!(reported(), [("ok".to_owned(), runs)], "as docker itself says");
-    let plain = docker.run(&["--rm", IMAGE, "sh", "-c", LOOK]).ok();
+    let plain = docker.run(&["--rm", IMAGE, "sh", "-c", INSPECT]).ok();
     assert_eq!(plain.text(), "");
     let variables: Vec<&str> = QUOTA.iter().flat_map(|variable| ["-e", variable]).collect();
     let sleep = [IMAGE, "sleep", "1000"];
     let id = docker.run(&[&["-d", "--name", "one"], &variables[..], &sleep].concat()).ok();
     assert_eq!(host.limits_mib(id.text()), [6000]);
-    assert_eq!(docker.exec("one", &["sh", "-c", LOOK]).ok().text(), NODES);
+    assert_eq!(docker.exec("one", &["sh", "-c", INSPECT]).ok().text(), NODES);
     docker.remove("one").ok();
     host.soon_releases_all();
 
@@ -214,7 +214,7 @@ fn docker_setup_removal_needs_no_restart() {
         assert!(!file.with_file_name("daemon.json.cgpu-backup").exists());
         assert!(!docker.log().contains("panic"), "{}", docker.log());
         assert_eq!(docker.inspect("one", "{{.State.Pid}}"), pid, "its containers run on");
-        assert_eq!(docker.exec("one", &["sh", "-c", LOOK]).ok().text(), NODES);
+        assert_eq!(docker.exec("one", &["sh", "-c", INSPECT]).ok().text(), NODES);
         docker.run(&["--rm", IMAGE, "true"]).ok();
         docker.remove("one").ok();
         host.soon_releases_all();
@@ -315,12 +315,12 @@ fn containerd_setup_runs_every_pod_and_is_reversible() {
     cri.start(&id).ok();
     // The quota is the container's, the GPU the pod's: annotations reach the runtime.
     assert_eq!(host.limits_mib(&id), [6000]);
-    assert_eq!(cri.exec_sync(&id, &["sh", "-c", LOOK]).stdout.trim(), NODES);
+    assert_eq!(cri.exec_sync(&id, &["sh", "-c", INSPECT]).stdout.trim(), NODES);
     let plain_pod = cri.pod_config("plain");
     let plain_pod_id = cri.run_pod("", &plain_pod);
     let plain = cri.create(&plain_pod_id, &cri.container_config("plain"), &plain_pod);
     cri.start(&plain).ok();
-    assert_eq!(cri.exec_sync(&plain, &["sh", "-c", LOOK]).stdout.trim(), "");
+    assert_eq!(cri.exec_sync(&plain, &["sh", "-c", INSPECT]).stdout.trim(), "");
     for container in [&id, &plain] {
         cri.stop(container).ok();
         cri.remove(container).ok();
@@ -481,8 +481,8 @@ fn podman_knows_us_by_name_and_by_default() {
         command_line.args(variables.iter().flat_map(|variable| ["-e", variable]));
         run_with_timeout(command_line.arg(IMAGE).args(command), timeout())
     };
-    let look = ["sh", "-c", LOOK];
-    assert_eq!(run(&["--runtime", "cgpu"], &QUOTA, &look).ok().text(), NODES);
+    let check = ["sh", "-c", INSPECT];
+    assert_eq!(run(&["--runtime", "cgpu"], &QUOTA, &check).ok().text(), NODES);
     let reported = || doctor(podman.scratch(), "podman", "containers/containers.conf", &file);
     // podman's own choice is crun, which stays below ours.
     let over = podman.scratch().path().join("libexec/cgpu/over-crun/cgpu-runtime");
@@ -500,11 +500,11 @@ fn podman_knows_us_by_name_and_by_default() {
         assert!(refused.stderr.contains(": cgpu: CGPU_MEMORY=x: "), "{refused}");
         assert_eq!(refused.stderr.matches("cgpu: ").count(), 1, "{refused}");
     };
-    is_named_once(&run(&["--runtime", "cgpu"], &["CGPU_MEMORY=x"], &look).fails());
+    is_named_once(&run(&["--runtime", "cgpu"], &["CGPU_MEMORY=x"], &check).fails());
     setup_file("podman", &file, &[&options[..], &["--default"]].concat()).ok();
-    assert_eq!(run(&[], &QUOTA, &look).ok().text(), NODES);
-    is_named_once(&run(&[], &["CGPU_MEMORY=x"], &look).fails());
-    assert_eq!(run(&[], &[], &look).ok().text(), "");
+    assert_eq!(run(&[], &QUOTA, &check).ok().text(), NODES);
+    is_named_once(&run(&[], &["CGPU_MEMORY=x"], &check).fails());
+    assert_eq!(run(&[], &[], &check).ok().text(), "");
     host.soon_releases_all();
     let again = setup_file("podman", &file, &[&options[..], &["--restart"]].concat()).ok();
     assert_eq!(
@@ -516,7 +516,7 @@ fn podman_knows_us_by_name_and_by_default() {
     assert_eq!(fs::read_to_string(&file).unwrap(), text, "it is what it was, to the byte");
     let unknown = "installed, and knows no runtime cgpu-runtime".to_owned();
     assert_eq!(reported(), [("note".to_owned(), unknown)]);
-    run(&["--runtime", "cgpu"], &QUOTA, &look).fails();
+    run(&["--runtime", "cgpu"], &QUOTA, &check).fails();
 }
 
 /// In a mount namespace of its own, so that the paths are the real ones; what packages have is

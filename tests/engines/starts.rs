@@ -33,7 +33,7 @@ fn config(host: &Host) -> String {
 
 /// Prints what a container sees of GPUs: its first process's variable (an exec has those
 /// that the engine gives it), and the device nodes.
-const LOOK: &str = "cat /proc/1/environ | grep -a -o 'NVIDIA_VISIBLE_DEVICES=[-0-9a-zA-Z,]*' | \
+const INSPECT: &str = "cat /proc/1/environ | grep -a -o 'NVIDIA_VISIBLE_DEVICES=[-0-9a-zA-Z,]*' | \
                     head -n 1; ls /dev | grep nvidia";
 
 /// The variables for 6/15 of GPU 0.
@@ -51,8 +51,9 @@ fn docker_without_nvidia_hook_refuses_gpus_flag() {
         .default_runtime()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .start();
-    let run =
-        |options: &[&str]| docker.run(&[&["--rm"], options, &[IMAGE, "sh", "-c", LOOK]].concat());
+    let run = |options: &[&str]| {
+        docker.run(&[&["--rm"], options, &[IMAGE, "sh", "-c", INSPECT]].concat())
+    };
     if Path::new("/usr/bin/nvidia-container-runtime-hook").exists() {
         eprintln!("not looked at: NVIDIA's hook is installed, and docker takes it");
     } else {
@@ -90,8 +91,8 @@ fn swarm_service_gets_its_chosen_gpu_and_quota() {
     docker.call(&["swarm", "init", "--advertise-addr", &address, "--listen-addr", &address]).ok();
     let service = ["service", "create", "--detach", "--name", "web", "--no-resolve-image"];
     let options = ["--network", "host", "--generic-resource", "NVIDIA-GPU=1"];
-    let look = format!("{LOOK}; exec sleep 1000");
-    let task = ["-e", "CGPU_MEMORY=1GiB", IMAGE, "sh", "-c", &look];
+    let check = format!("{INSPECT}; exec sleep 1000");
+    let task = ["-e", "CGPU_MEMORY=1GiB", IMAGE, "sh", "-c", &check];
     docker.call(&[&service[..], &options, &task].concat()).ok();
     let running = || docker.call(&["ps", "--quiet", "--no-trunc"]).ok().text().to_owned();
     eventually(|| !running().is_empty());
@@ -103,7 +104,7 @@ fn swarm_service_gets_its_chosen_gpu_and_quota() {
     docker.call(&["swarm", "leave", "--force"]).ok();
 }
 
-/// What [`LOOK`] prints with GPU 0.
+/// What [`INSPECT`] prints with GPU 0.
 fn gpu_0_only() -> String {
     format!("NVIDIA_VISIBLE_DEVICES={GPU_0}\nnvidia0\nnvidiactl")
 }
@@ -131,7 +132,7 @@ fn docker_containers_share_a_gpu_within_its_memory() {
     let first = run(&["-d", "--name", "first"], &SIX_OF_FIFTEEN, sleep).ok();
     run(&["-d", "--name", "second"], &SIX_OF_FIFTEEN, sleep).ok();
     for name in ["first", "second"] {
-        assert_eq!(docker.exec(name, &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
+        assert_eq!(docker.exec(name, &["sh", "-c", INSPECT]).ok().text(), gpu_0_only());
         assert!(docker.exec(name, &["env"]).ok().has_line("ALIYUN_COM_GPU_MEM_CONTAINER=6"));
     }
     let id = first.text();
@@ -167,7 +168,7 @@ fn docker_containers_share_a_gpu_within_its_memory() {
     run(&["--rm"], &SIX_OF_FIFTEEN, &["/no/such/program"]).fails();
     let whole = ["ALIYUN_COM_GPU_MEM_CONTAINER=9", "ALIYUN_COM_GPU_MEM_DEV=15"];
     let both: Vec<&str> = [&whole[..], &["NVIDIA_VISIBLE_DEVICES=1,0"]].concat();
-    let seen = run(&["--rm"], &both, &["sh", "-c", LOOK]).ok();
+    let seen = run(&["--rm"], &both, &["sh", "-c", INSPECT]).ok();
     let expected = format!("NVIDIA_VISIBLE_DEVICES={GPU_1},{GPU_0}\nnvidia0\nnvidia1\nnvidiactl");
     assert_eq!(seen.text(), expected);
 
@@ -181,7 +182,7 @@ fn docker_containers_share_a_gpu_within_its_memory() {
 
     // The same container again: docker keeps its id.
     docker.call(&["restart", "-t", "0", "second"]).ok();
-    assert_eq!(docker.exec("second", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
+    assert_eq!(docker.exec("second", &["sh", "-c", INSPECT]).ok().text(), gpu_0_only());
     assert_eq!(host.ps().len(), 1);
     docker.remove("second").ok();
     host.soon_releases_all();
@@ -223,7 +224,7 @@ fn docker_keeps_quotas_over_its_own_restart() {
     let id = docker.run(&args.concat()).ok();
     docker.restart(Restart::Killed);
     assert_eq!(host.limits_mib(id.text()), [6452]);
-    assert_eq!(docker.exec("one", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
+    assert_eq!(docker.exec("one", &["sh", "-c", INSPECT]).ok().text(), gpu_0_only());
     docker.remove("one").ok();
     host.soon_releases_all();
 }
@@ -236,12 +237,12 @@ fn containerd_runs_short_ids_under_its_own_root() {
     let options: Vec<&str> =
         SIX_OF_FIFTEEN.iter().flat_map(|variable| ["--env", variable]).collect();
     let once = [&["--rm"], &options[..]].concat();
-    let seen = containerd.run_and_read(&once, "once", &["sh", "-c", LOOK]);
+    let seen = containerd.run_and_read(&once, "once", &["sh", "-c", INSPECT]);
     assert_eq!(seen.ok().text(), gpu_0_only());
     let detached = [&["-d"], &options[..]].concat();
     containerd.run(&detached, "demo", &["sleep", "1000"]).ok();
     assert_eq!(host.limits_mib("demo"), [6452]);
-    assert_eq!(containerd.exec("demo", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
+    assert_eq!(containerd.exec("demo", &["sh", "-c", INSPECT]).ok().text(), gpu_0_only());
     containerd.run(&detached, "other", &["sleep", "1000"]).ok();
     let refused = containerd.run(&detached, "third", &["sleep", "1000"]).fails();
     assert!(refused.stderr.contains("has 3226 MiB of 16130 MiB left"), "{}", refused.stderr);
@@ -274,7 +275,7 @@ fn pods_get_quotas_by_variables_and_annotations() {
         .collect();
     let id = cri.create(&pod_id, &main, &pod);
     cri.start(&id).ok();
-    let seen = cri.exec_sync(&id, &["sh", "-c", LOOK]);
+    let seen = cri.exec_sync(&id, &["sh", "-c", INSPECT]);
     assert_eq!(seen.stdout.trim(), gpu_0_only());
     assert_eq!(host.limits_mib(&id), [6452]);
 
@@ -292,7 +293,7 @@ fn pods_get_quotas_by_variables_and_annotations() {
     let other = cri.create(&annotated_id, &plain, &annotated);
     cri.start(&other).ok();
     assert_eq!(host.limits_mib(&other), [4301]);
-    let seen = cri.exec_sync(&other, &["sh", "-c", LOOK]);
+    let seen = cri.exec_sync(&other, &["sh", "-c", INSPECT]);
     assert_eq!(seen.stdout.trim(), gpu_0_only());
 
     // A third has no room, and kubelet would see why: the shim makes it as it starts.
@@ -372,11 +373,11 @@ fn shares_under_podman(host: &Host, podman: &Podman) {
     let run = |options: &[&str], command: &[&str]| {
         podman.run(&[options, &with_env(&SIX_OF_FIFTEEN), &[IMAGE], command].concat())
     };
-    assert_eq!(run(&["--rm"], &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
+    assert_eq!(run(&["--rm"], &["sh", "-c", INSPECT]).ok().text(), gpu_0_only());
     host.soon_releases_all();
     let first = run(&["-d", "--name", "first"], &["sleep", "1000"]).ok();
     assert_eq!(host.limits_mib(first.text()), [6452]);
-    assert_eq!(podman.exec("first", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
+    assert_eq!(podman.exec("first", &["sh", "-c", INSPECT]).ok().text(), gpu_0_only());
     run(&["-d", "--name", "second"], &["sleep", "1000"]).ok();
     let refused = run(&["--name", "third"], &["sleep", "1000"]).fails();
     // podman shows what a runtime says, and not what a precreate hook says: our log has it.
@@ -385,7 +386,7 @@ fn shares_under_podman(host: &Host, podman: &Podman) {
     podman.remove("first").ok();
     // The same container again, and what it had is free in between.
     podman.call(&["restart", "-t", "0", "second"]).ok();
-    assert_eq!(podman.exec("second", &["sh", "-c", LOOK]).ok().text(), gpu_0_only());
+    assert_eq!(podman.exec("second", &["sh", "-c", INSPECT]).ok().text(), gpu_0_only());
     assert_eq!(host.ps().len(), 1);
     podman.remove("second").ok();
     host.soon_releases_all();

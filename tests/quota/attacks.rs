@@ -304,7 +304,7 @@ fn play_part_unenforced(part: usize) {
             let is_so = match unheld {
                 Unheld::Exceeds => most > quota,
                 Unheld::Claims => got > quota,
-                Unheld::Looks => most <= quota,
+                Unheld::Checks => most <= quota,
             };
             // A race that was lost is run again.
             let may_be_so = is_so || begun.elapsed() < timeout();

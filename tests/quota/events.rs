@@ -239,26 +239,26 @@ fn a_monitor_that_is_updated_is_an_event() {
 /// Whoever looks first tells of it, and nobody does again.
 #[test]
 fn a_monitor_that_is_killed_is_one_event() {
-    let looks: [fn(&Gated); 2] = [
+    let checks: [fn(&Gated); 2] = [
         |gated| drop(gated.host.gc()),
         |gated| {
             let next = gated.sleeping("next", 500);
             gated.host.runtime().delete(&next).ok();
         },
     ];
-    for look in looks {
+    for check in checks {
         let gated = Gated::new();
         let bundle = gated.sleeping("app", 1000);
         gated.fills(&bundle, 1000);
         end_monitor(&gated);
-        look(&gated);
+        check(&gated);
         let event = soon(&gated, "app", "monitor_lost");
         let reason = event["reason"].as_str().unwrap();
         for part in ["driver calls fail from now on", "it was killed", "create the container again"]
         {
             assert!(reason.contains(part), "{event}");
         }
-        (0..3).for_each(|_| look(&gated));
+        (0..3).for_each(|_| check(&gated));
         assert_eq!(gated.host.gc(), "");
         let all = events(&gated, Some("app"));
         let lost = all.iter().filter(|event| event["kind"] == "monitor_lost").count();

@@ -12,7 +12,7 @@ use crate::support::eventually;
 
 /// More bytes than wakes read that find nothing new, and fewer than mounts have in `mountinfo`, with the container's
 /// state in its runtime's file.
-const LOOK_BYTES: u64 = 4096;
+const CHECK_BYTES: u64 = 4096;
 
 /// How often the process woke, and how many bytes it read.
 fn done(monitor: Pid) -> (u64, u64) {
@@ -41,7 +41,7 @@ fn monitor_of_never_calling_container_stays_idle() {
         let (wakes, bytes) = done(monitor);
         std::thread::sleep(QUIET);
         let now = done(monitor);
-        now.1 < bytes + LOOK_BYTES && now.0 <= wakes + 4
+        now.1 < bytes + CHECK_BYTES && now.0 <= wakes + 4
     };
     assert!(eventually(is_quiet), "it reads the same again and again");
     // Its calls count as ever.

@@ -180,9 +180,9 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
 }
 
 /// A container whose runtime is started in a cgroup below a pod's, as that of CRI-O and podman is, and
-/// `look`s at its monitor.
+/// `check`s at its monitor.
 #[track_caller]
-fn in_a_pods_cgroup(look: impl Fn(Pid)) {
+fn in_a_pods_cgroup(check: impl Fn(Pid)) {
     let gated = Gated::new();
     let pod = format!("{}/kubepods/pod1", gated.host.scratch.cgroup());
     let bundle = gated.bundle_with("app", |config| {
@@ -214,7 +214,7 @@ fn in_a_pods_cgroup(look: impl Fn(Pid)) {
     command.args(["create", "--bundle"]).arg(&bundle.directory).arg("app");
     run_with_timeout(&mut command, timeout()).ok();
     runtime.start(&bundle).ok();
-    look(gated.monitor("app_________"));
+    check(gated.monitor("app_________"));
     gated.fills(&bundle, 1000);
     runtime.delete(&bundle).ok();
     gated.soon_is_empty();

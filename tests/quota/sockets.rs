@@ -124,8 +124,8 @@ fn containers_cannot_reach_the_monitor_sockets() {
         assert_eq!(sockets(inside), [].into(), "{}", bundle.id);
         // As the container sees it: a socket's name in the host's table leads nowhere.
         let control = gated.host.state_dir().join("gate");
-        let looked = runtime.exec(bundle, &["ls", &control.display().to_string()]);
-        assert!(looked.stderr.contains("No such file or directory"), "{looked}");
+        let checked = runtime.exec(bundle, &["ls", &control.display().to_string()]);
+        assert!(checked.stderr.contains("No such file or directory"), "{checked}");
         let found = runtime.exec(bundle, &["/bin/busybox", "find", "/", "-type", "s"]);
         assert_eq!(found.stdout, "", "{found}");
     }

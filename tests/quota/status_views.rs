@@ -36,10 +36,10 @@ fn snapshot(gated: &Gated) -> Value {
 
 /// One in which all monitors have answered but those that are meant to be silent: on a busy machine
 /// they may not in time.
-fn answered(silent: &[&str], look: impl Fn() -> Value) -> Value {
+fn answered(silent: &[&str], check: impl Fn() -> Value) -> Value {
     let mut shown = Value::Null;
     eventually(|| {
-        shown = look();
+        shown = check();
         let all = shown["containers"].as_array().unwrap();
         all.iter().all(|one| {
             one["state"] != "silent" || silent.contains(&one["id"].as_str().unwrap_or_default())
@@ -315,13 +315,13 @@ fn group_member_reads_status_through_the_socket() {
     let bundle = gated.sleeping("seen", 1000);
     let program = gated.programs(&["cgpu-smi"]).join("cgpu-smi");
     // As nobody, in the group of that number.
-    let look = |gated: &Gated, group: &str| {
+    let check = |gated: &Gated, group: &str| {
         let mut command = gated.host.scratch.command("setpriv");
         command.args(["--reuid", "65534", "--regid", group, "--clear-groups"]);
         command.arg(&program).arg("--config").arg(gated.host.config());
         run_with_timeout(command.args(["--no-nvml", "--format=json"]), timeout())
     };
-    let refused = look(&gated, "65534").exits(1);
+    let refused = check(&gated, "65534").exits(1);
     assert!(refused.stderr.contains("looking needs root (sudo), or membership"), "{refused}");
     let serve =
         |gated: &Gated| smi_command(gated, &["--serve"]).stderr(Stdio::piped()).spawn().unwrap();
@@ -338,22 +338,22 @@ fn group_member_reads_status_through_the_socket() {
     fs::remove_file(&socket).unwrap();
     let daemon = nix::unistd::Group::from_name("daemon").unwrap().unwrap().gid.to_string();
     let mut server = serve(&gated);
-    assert!(eventually(|| look(&gated, &daemon).status.success()));
+    assert!(eventually(|| check(&gated, &daemon).status.success()));
     unserved(&gated, "is served already");
-    let shown = answered(&[], || look(&gated, &daemon).ok().json());
+    let shown = answered(&[], || check(&gated, &daemon).ok().json());
     assert_eq!(
         (&shown["containers"][0]["id"], &shown["containers"][0]["enforced"]),
         (&json!("seen"), &json!(true))
     );
-    let refused = look(&gated, "65534").exits(1);
+    let refused = check(&gated, "65534").exits(1);
     assert!(refused.stderr.contains("Permission denied"), "{refused}");
     // One that was killed leaves its socket, and the next takes its place.
     server.kill().unwrap();
     server.wait().unwrap();
-    let refused = look(&gated, &daemon).exits(1);
+    let refused = check(&gated, &daemon).exits(1);
     assert!(refused.stderr.contains("Connection refused"), "{refused}");
     let mut server = serve(&gated);
-    assert!(eventually(|| look(&gated, &daemon).status.success()));
+    assert!(eventually(|| check(&gated, &daemon).status.success()));
     server.kill().unwrap();
     server.wait().unwrap();
     gated.host.runtime().delete(&bundle).ok();

@@ -25,7 +25,7 @@ pub(crate) enum Unheld {
     /// Nothing else: it's not about more memory. What it is about it looks at itself, and fails
     /// where that isn't so: that nonsense is refused and the next call works, that there is no
     /// handler or nobody unwraps twice, that what was given up can be had again.
-    Looks,
+    Checks,
 }
 
 /// Its arguments, what is promised, how often it gets as far as what it is about at least, and
@@ -54,19 +54,19 @@ pub(crate) const ATTACKS: &[Row] = &[
     (&["clients", "10000"], Promise::Never, 10000, Unheld::Exceeds),
     (&["handle-reuse"], Promise::Never, 200, Unheld::Exceeds),
     (&["hostile-sizes", "500MiB"], Promise::Never, 4, Unheld::Exceeds),
-    (&["bad-pointers"], Promise::Never, 14, Unheld::Looks),
-    (&["control-params"], Promise::Never, 19, Unheld::Looks),
+    (&["bad-pointers"], Promise::Never, 14, Unheld::Checks),
+    (&["control-params"], Promise::Never, 19, Unheld::Checks),
     (&["interrupt"], Promise::Never, 50, Unheld::Exceeds),
     (&["signal-storm"], Promise::Never, 100, Unheld::Exceeds),
     (&["sigstop-self"], Promise::Never, 50, Unheld::Exceeds),
     (&["kill-during-alloc"], Promise::Never, 50, Unheld::Exceeds),
     (&["ptrace-sibling"], Promise::Never, 100, Unheld::Exceeds),
     (&["xfer"], Promise::Never, 1, Unheld::Exceeds),
-    (&["xfer-nested"], Promise::Never, 1, Unheld::Looks),
+    (&["xfer-nested"], Promise::Never, 1, Unheld::Checks),
     (&["type-byte"], Promise::Never, 16, Unheld::Exceeds),
     (&["int80"], Promise::Never, 1, Unheld::Exceeds),
     (&["upper-garbage"], Promise::Never, 1, Unheld::Exceeds),
-    (&["io-uring"], Promise::Never, 1, Unheld::Looks),
+    (&["io-uring"], Promise::Never, 1, Unheld::Checks),
     (&["dup-free"], Promise::Never, 7, Unheld::Exceeds),
     (&["map-free"], Promise::Never, 7, Unheld::Exceeds),
     (&["map-hide", "file"], Promise::Never, 1, Unheld::Exceeds),
@@ -75,7 +75,7 @@ pub(crate) const ATTACKS: &[Row] = &[
     (&["map-hide", "fork"], Promise::Never, 6, Unheld::Exceeds),
     (&["map-hide", "socket"], Promise::Never, 6, Unheld::Exceeds),
     (&["export-free"], Promise::Never, 7, Unheld::Exceeds),
-    (&["export-free", "close"], Promise::Never, 32, Unheld::Looks),
+    (&["export-free", "close"], Promise::Never, 32, Unheld::Checks),
     (&["export-free", "socket"], Promise::Never, 32, Unheld::Exceeds),
     (&["hide-dup"], Promise::Briefly, 1, Unheld::Exceeds),
     (&["hide-map"], Promise::Briefly, 1, Unheld::Exceeds),

@@ -13,7 +13,7 @@ use crate::{GPUS_MIB, Soak};
 const SAMPLE: Duration = Duration::from_millis(20);
 
 /// How long between two looks at the records.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The container that a cgroup is of.
 fn id_of(cgroup: &str) -> &str {
@@ -125,6 +125,6 @@ pub(crate) fn records(soak: &Soak) {
             }
         }
         soak.tally.count("samples", "of the records");
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::host_nodes::HostNodes;
-use super::nodes::{Found, NodeError, Nodes, look};
+use super::nodes::{Found, NodeError, Nodes, lookup};
 use crate::bundle::{Bind, Bundle, BundleError, DeviceNode};
 use cgpu_core::plan::{Plan, PlannedGpu};
 use cgpu_core::request::MigInstance;
@@ -242,7 +242,7 @@ pub fn nodes(
         };
         let name = format!("nvidia-caps/nvidia-cap{number}");
         let (source, path) = (host.dev.join(&name), format!("/dev/{name}"));
-        match look(&source)? {
+        match lookup(&source)? {
             Found::Device(major, minor) if minor == i64::from(number) => {
                 nodes.devices.push(DeviceNode::new(path, major, minor));
             }

@@ -110,7 +110,7 @@ pub(super) enum Found {
     Nothing,
 }
 
-pub(super) fn look(path: &Path) -> Result<Found, NodeError> {
+pub(super) fn lookup(path: &Path) -> Result<Found, NodeError> {
     match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_char_device() => {
             // Device numbers have at most 32 bits each.
@@ -154,7 +154,7 @@ pub fn nodes(
         let name = format!("nvidia{}", gpu.minor);
         let source = host.dev.join(&name);
         // One that can't be looked at can't be opened either; its number is the usual.
-        let (major, minor) = match look(&source) {
+        let (major, minor) = match lookup(&source) {
             Ok(Found::Device(major, minor)) => (major, minor),
             _ => (NVIDIA_MAJOR, i64::from(gpu.minor)),
         };
@@ -194,7 +194,7 @@ pub fn graphics(sys: &Path) -> Vec<Withheld> {
 #[must_use]
 pub fn modeset(dev: &Path) -> Withheld {
     let source = dev.join("nvidia-modeset");
-    let (major, minor) = match look(&source) {
+    let (major, minor) = match lookup(&source) {
         Ok(Found::Device(major, minor)) => (major, minor),
         _ => (NVIDIA_MAJOR, MODESET_MINOR),
     };
@@ -211,7 +211,7 @@ pub fn modeset(dev: &Path) -> Withheld {
 pub fn link_by_number(nodes: &Nodes, dev: &Path) {
     for device in &nodes.devices {
         let Ok(name) = Path::new(&device.path).strip_prefix("/dev") else { continue };
-        let there = look(&dev.join(name));
+        let there = lookup(&dev.join(name));
         if !matches!(there, Ok(Found::Device(major, minor)) if (major, minor) == (device.major, device.minor))
         {
             continue;
@@ -262,7 +262,7 @@ impl Nodes {
         for device in self.devices {
             let name = device.path.trim_start_matches("/dev/");
             let source = host.dev.join(name);
-            if !matches!(look(&source)?, Found::Device(..)) {
+            if !matches!(lookup(&source)?, Found::Device(..)) {
                 return Err(NodeError::Roots { path: source });
             }
             let source = source.to_string_lossy().into_owned();
@@ -301,7 +301,7 @@ impl Nodes {
     ) -> Result<(), NodeError> {
         let source = host.dev.join(control.name);
         let path = format!("/dev/{}", control.name);
-        let (major, minor) = match look(&source)? {
+        let (major, minor) = match lookup(&source)? {
             Found::Device(major, minor) => (major, minor),
             Found::File => {
                 let source = source.to_string_lossy().into_owned();

@@ -66,7 +66,7 @@ const RESTLESS: &[&str] = &["etc", "run", "var/run"];
 /// Longer than any kernel's tick.
 const TICK: Duration = Duration::from_millis(20);
 
-const LOOK: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// A file in a root.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Root {
     ///
     /// Where there is no directory.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let dir = rustix::fs::open(path, LOOK | OFlags::DIRECTORY, Mode::empty())?;
+        let dir = rustix::fs::open(path, PATH_ONLY | OFlags::DIRECTORY, Mode::empty())?;
         let (given, real) = (path.to_owned(), OnceCell::new());
         Ok(Root { dir, given, real, watched: RefCell::default() })
     }
@@ -108,10 +108,10 @@ impl Root {
         self.real.get_or_init(|| real_path(&self.dir).unwrap_or_else(|_| self.given.clone()))
     }
 
-    /// As [`look`](Self::look), and remembered.
+    /// As [`lookup`](Self::lookup), and remembered.
     pub fn watch(&self, path: impl AsRef<Path>) -> Option<Found> {
         let path = path.as_ref();
-        let found = self.look(path);
+        let found = self.lookup(path);
         // What is there is told by itself, wherever links lead: a directory by what it holds.
         let watched = match &found {
             Some(_) => path,
@@ -133,7 +133,7 @@ impl Root {
         let mut missing = path;
         while let Some(parent) = missing.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             if self.watched.borrow().get(parent).is_some_and(Option::is_some)
-                || self.look(parent).is_some()
+                || self.lookup(parent).is_some()
             {
                 break;
             }
@@ -162,7 +162,7 @@ impl Root {
 
     /// The stamp of what is at `path` now; `None` where nothing is.
     fn stamp(&self, path: &Path) -> Option<Stamp> {
-        let file = self.find(path, LOOK, ResolveFlags::IN_ROOT);
+        let file = self.find(path, PATH_ONLY, ResolveFlags::IN_ROOT);
         let stat = statx(&file.ok()?, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
         stat.ok().as_ref().map(Stamp::of)
     }
@@ -185,7 +185,7 @@ impl Root {
 
     /// Whether that is the way to `path`, as far as it is there.
     fn is_reached(&self, path: &Path, how: ResolveFlags) -> bool {
-        match self.find(path, LOOK, how) {
+        match self.find(path, PATH_ONLY, how) {
             Err(error) if error == rustix::io::Errno::NOENT => path
                 .parent()
                 .is_none_or(|parent| parent == Path::new("") || self.is_reached(parent, how)),
@@ -195,9 +195,9 @@ impl Root {
 
     /// What is at `path`, through links; `None` where nothing is that can be looked at.
     #[must_use]
-    pub fn look(&self, path: impl AsRef<Path>) -> Option<Found> {
+    pub fn lookup(&self, path: impl AsRef<Path>) -> Option<Found> {
         let path = path.as_ref();
-        let file = self.find(path, LOOK, ResolveFlags::IN_ROOT).ok()?;
+        let file = self.find(path, PATH_ONLY, ResolveFlags::IN_ROOT).ok()?;
         let stat = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
         Some(Found {
             kind: FileType::from_raw_mode(stat.stx_mode.into()),
@@ -213,7 +213,7 @@ impl Root {
     pub fn entry(&self, path: &Path) -> Option<(FileType, Option<PathBuf>)> {
         use std::os::unix::ffi::OsStringExt;
         let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let file = self.find(path, LOOK | OFlags::NOFOLLOW, how).ok()?;
+        let file = self.find(path, PATH_ONLY | OFlags::NOFOLLOW, how).ok()?;
         let stat = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
         let kind = FileType::from_raw_mode(stat.stx_mode.into());
         let target = match kind {
@@ -235,7 +235,7 @@ impl Root {
     /// is larger.
     #[must_use]
     pub fn read(&self, path: impl AsRef<Path>, most_bytes: u64) -> Option<Vec<u8>> {
-        let found = self.look(path)?;
+        let found = self.lookup(path)?;
         let mut bytes = Vec::with_capacity(usize::try_from(found.size.min(most_bytes) + 1).ok()?);
         found.open()?.take(most_bytes + 1).read_to_end(&mut bytes).ok()?;
         (bytes.len() as u64 <= most_bytes).then_some(bytes)
@@ -305,7 +305,7 @@ impl Root {
 
     /// Whether a link is at `path`, wherever it leads.
     fn is_link(&self, path: &Path) -> bool {
-        let flags = LOOK | OFlags::NOFOLLOW;
+        let flags = PATH_ONLY | OFlags::NOFOLLOW;
         let file = self.find(path, flags, ResolveFlags::IN_ROOT);
         file.and_then(|file| statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS))
             .is_ok_and(|stat| FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink)
@@ -397,7 +397,7 @@ mod tests {
                     fs::rename(&other, &one).unwrap();
                 }
             });
-            let found = (0..20_000).filter(|_| root.look("usr/link/a").is_some()).count();
+            let found = (0..20_000).filter(|_| root.lookup("usr/link/a").is_some()).count();
             done.store(true, std::sync::atomic::Ordering::Relaxed);
             assert_eq!(found, 20_000);
         });
@@ -413,12 +413,12 @@ mod tests {
         symlink("/proc/self/root/etc/passwd", at("magic")).unwrap();
         let root = Root::open(dir.path()).unwrap();
         for name in ["absolute", "usr/lib/up", "/usr/lib/../lib/a"] {
-            let found = root.look(name).unwrap();
+            let found = root.lookup(name).unwrap();
             assert_eq!(root.place_of(&found).unwrap(), Path::new("/usr/lib/a"), "{name}");
             assert_eq!(root.read(name, 100).unwrap(), b"inside");
         }
         for name in ["passwd", "magic", "../etc/passwd", "/etc/passwd"] {
-            assert!(root.look(name).is_none(), "{name}");
+            assert!(root.lookup(name).is_none(), "{name}");
         }
     }
 

@@ -141,7 +141,7 @@ pub fn driver(root: &Root, kernel: Option<&str>) -> Result<Driver, FindError> {
             if !belongs(name, &version) {
                 continue;
             }
-            let Some(file) = shelf.look(root, name) else { continue };
+            let Some(file) = shelf.lookup(root, name) else { continue };
             let Some(library) = library(root, name, &file) else { continue };
             // Where a link leads may be no directory that was looked into.
             if let Some(parent) = Path::new(&library.path).parent() {
@@ -193,7 +193,8 @@ pub fn installed(root: &Root, kernel: Option<&str>) -> Option<(String, PathBuf)>
 pub fn sockets(root: &Root) -> Vec<DriverFile> {
     let mut sockets = Vec::new();
     for (name, capabilities) in catalogue::SOCKETS {
-        let found = ["run", "var/run"].iter().find_map(|dir| root.look(Path::new(dir).join(name)));
+        let found =
+            ["run", "var/run"].iter().find_map(|dir| root.lookup(Path::new(dir).join(name)));
         if let Some(file) = found.filter(|file| file.kind == FileType::Socket) {
             let path = format!("/run/{name}");
             sockets.extend(described(root, &file, Some(path), Use::Socket, capabilities));
@@ -210,8 +211,8 @@ struct Shelf {
 }
 
 impl Shelf {
-    fn look(&self, root: &Root, name: &str) -> Option<Found> {
-        root.look(self.path.join(name))
+    fn lookup(&self, root: &Root, name: &str) -> Option<Found> {
+        root.lookup(self.path.join(name))
     }
 }
 
@@ -301,7 +302,7 @@ fn version(root: &Root, shelves: &[Shelf], kernel: Option<&str>) -> Result<Strin
     }
     let linked =
         landmarks().filter(|(_, name)| name.ends_with(".so.1")).find_map(|(shelf, name)| {
-            let target = root.place_of(&shelf.look(root, name)?)?;
+            let target = root.place_of(&shelf.lookup(root, name)?)?;
             version_in(target.file_name()?.to_str()?).map(str::to_owned)
         });
     let newest = || {
@@ -375,7 +376,7 @@ fn name_links(root: &Root, shelves: &[Shelf], files: &mut BTreeMap<(u32, u32, u6
             if !stems.contains(stem) && !catalogue::OTHER_NAMES.contains(&stem) {
                 continue;
             }
-            let Some(found) = shelf.look(root, name) else { continue };
+            let Some(found) = shelf.lookup(root, name) else { continue };
             if let Some(file) = files.get_mut(&found.identity) {
                 if let Use::Library { names, .. } = &mut file.used_as {
                     names.push(name.clone());

@@ -138,16 +138,16 @@ fn says(data: &[u8], glibc: &Glibc) -> Option<(&'static str, bool)> {
     Some((glibc.directories.get(directory?)?, knows_hwcaps))
 }
 
-/// What `look` finds in the constants of a program, its strings among them: a tenth of it; all of
+/// What `lookup` finds in the constants of a program, its strings among them: a tenth of it; all of
 /// it where it doesn't say where they are. `None` where there is no program.
-fn constants<T>(image: &Root, path: &str, look: impl Fn(&[u8]) -> T) -> Option<T> {
-    let found = image.look(path).filter(|found| found.size <= LINKER_BYTES)?;
+fn constants<T>(image: &Root, path: &str, lookup: impl Fn(&[u8]) -> T) -> Option<T> {
+    let found = image.lookup(path).filter(|found| found.size <= LINKER_BYTES)?;
     let section = || {
         let mut program = ElfStream::<AnyEndian, _>::open_stream(found.open()?).ok()?;
         let header = *program.section_header_by_name(".rodata").ok()??;
-        program.section_data(&header).ok().map(|(data, _)| look(data))
+        program.section_data(&header).ok().map(|(data, _)| lookup(data))
     };
-    section().or_else(|| image.read(path, LINKER_BYTES).map(|data| look(&data)))
+    section().or_else(|| image.read(path, LINKER_BYTES).map(|data| lookup(&data)))
 }
 
 /// Where a linker of glibc with that system directory finds libraries.
@@ -168,7 +168,7 @@ fn shelf(image: &Root, glibc: &Glibc, directory: &'static str, knows_hwcaps: boo
 
 /// Whether nothing is at `path`, or an empty directory.
 fn is_vacant(image: &Root, path: &str) -> bool {
-    match image.look(Path::new(path)) {
+    match image.lookup(Path::new(path)) {
         None => true,
         Some(there) => there.kind == FileType::Directory && there.names().is_empty(),
     }

@@ -34,7 +34,7 @@ const RESTART: Duration = Duration::from_secs(120);
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// How often it is asked then.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long after it was had a lease is looked at once more.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -73,7 +73,7 @@ impl EngineArgs {
         let begun = Instant::now();
         loop {
             match self.lack(root).await {
-                Err(_) if begun.elapsed() < ANSWER => sleep(LOOK).await,
+                Err(_) if begun.elapsed() < ANSWER => sleep(POLL_INTERVAL).await,
                 answer => return answer,
             }
         }
@@ -186,7 +186,7 @@ async fn restart(
             Err(error) => format!("{error:#}"),
         };
         ensure!(begun.elapsed() < RESTART, "{engine} was to be restarted, and {lack}");
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -24,10 +24,10 @@ use crate::pods::{PodContainer, holdings, named, of_pod};
 use crate::units::{SharedGpu, Unit};
 
 /// How often it is seen which pods are gone.
-const LOOK: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// In how many looks, one after another, a pod has to be gone before the API server is asked what is so now.
-const LOOKS: u32 = 2;
+const CHECKS: u32 = 2;
 
 /// The memory of each GPU that `parts` are, in bytes: what the variables of [`environment`] come to.
 #[must_use]
@@ -199,7 +199,7 @@ pub(crate) async fn keep_grants(cluster: Cluster, plugin: Plugin, grants: Grants
             Ok(_) => {}
             Err(error) => complaint.report(format!("grants of pods that are gone stay: {error:#}")),
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -219,8 +219,8 @@ async fn end_gone(
     let over = grants.all()?.into_iter().filter(|grant| is_over(grant, &here));
     let now =
         over.map(|grant| (gone.get(&grant.token).copied().unwrap_or_default() + 1, grant.token));
-    *gone = now.map(|(looks, token)| (token, looks)).collect();
-    if gone.values().all(|looks| *looks < LOOKS) {
+    *gone = now.map(|(checks, token)| (token, checks)).collect();
+    if gone.values().all(|checks| *checks < CHECKS) {
         return Ok(0);
     }
     // What it has at hand may be old: before a record ends it is asked what is so now.

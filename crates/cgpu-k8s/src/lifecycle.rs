@@ -50,7 +50,7 @@ const WHOLE_SOCKET: &str = "cgpu-gpu-whole.sock";
 const KUBELET: &str = "kubelet.sock";
 
 /// How often it is seen what GPUs there are, and at the latest whether the kubelet began anew.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often the engine is asked that has said yes.
 const SELDOM: Duration = Duration::from_secs(10);
@@ -157,11 +157,11 @@ fn require_unit(grants: &[Grant], unit: Unit) -> Result<()> {
 async fn keep_looking(plugin: Plugin) {
     let mut complaint = Complaint::default();
     loop {
-        if let Err(error) = plugin.look().await {
+        if let Err(error) = plugin.check().await {
             complaint
                 .report(format!("{error:#}; until then no GPU can be a container's as a whole"));
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -186,7 +186,7 @@ async fn ask_engine(engine: &Engine, plugin: &Plugin, complaint: &mut Complaint)
 async fn keep_asking(engine: Engine, plugin: Plugin, mut complaint: Complaint) {
     let mut does = false;
     loop {
-        sleep(if does { SELDOM } else { LOOK }).await;
+        sleep(if does { SELDOM } else { POLL_INTERVAL }).await;
         does = ask_engine(&engine, &plugin, &mut complaint).await;
     }
 }
@@ -249,7 +249,7 @@ async fn serve(
     let known = loop {
         match identity(&kubelet) {
             Some(known) => break known,
-            None => arrivals.changed(LOOK).await,
+            None => arrivals.changed(POLL_INTERVAL).await,
         }
     };
     let directory = &args.plugin_dir;
@@ -262,13 +262,13 @@ async fn serve(
         endpoints.push(Endpoint::open(directory, WHOLE_SOCKET, whole, options, plugin)?);
     }
     let (mut is_registered, mut pause) = (false, SOON);
-    let mut looked: Option<Instant> = None;
+    let mut checked: Option<Instant> = None;
     while identity(&kubelet) == Some(known) && endpoints.iter().all(Endpoint::is_ours) {
         if !is_registered {
             match register(&kubelet, &endpoints).await {
                 Ok(()) => is_registered = true,
                 Err(error) => {
-                    pause = LOOK.min(2 * pause);
+                    pause = POLL_INTERVAL.min(2 * pause);
                     complaint.report(format!("the kubelet does not take us: {error:#}"));
                 }
             }
@@ -278,12 +278,12 @@ async fn serve(
                 is_registered = false;
                 health.forgive();
             }
-            () = arrivals.changed(if is_registered { LOOK } else { pause }) => {}
+            () = arrivals.changed(if is_registered { POLL_INTERVAL } else { pause }) => {}
         }
-        if looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+        if checked.is_some_and(|checked| checked.elapsed() < POLL_INTERVAL) {
             continue;
         }
-        looked = Some(Instant::now());
+        checked = Some(Instant::now());
         health.listen();
         match learn(settings, args.memory_unit).await {
             Ok(gpus) => plugin.set(health.judged(gpus)),

@@ -24,10 +24,10 @@ use crate::pods::{given, holdings, named};
 use crate::units::SharedGpu;
 
 /// How often it is compared with what the kubelet told.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After how many looks all is compared, though nothing changed: what somebody else wrote over.
-const LOOKS_PER_AUDIT: u32 = 10;
+const POLLS_PER_AUDIT: u32 = 10;
 
 /// What pods have, by namespace and name.
 type GivenByName = BTreeMap<(String, String), Given>;
@@ -50,14 +50,14 @@ pub(crate) async fn keep_record(
 ) {
     let mut complaint = Complaint::default();
     let mut written = None;
-    for look in 0_u32.. {
-        if look > 0 {
-            sleep(LOOK).await;
+    for check in 0_u32.. {
+        if check > 0 {
+            sleep(POLL_INTERVAL).await;
         }
         let held = plugin.held().map(|held| holdings(&held, &plugin.rules().asks.memory));
         let given = held.map(|held| given(&held, &plugin.gpus()));
         let now = Written { gpus: plugin.open_gpus(), lost: plugin.lost(), given };
-        if !look.is_multiple_of(LOOKS_PER_AUDIT) && written.as_ref() == Some(&now) {
+        if !check.is_multiple_of(POLLS_PER_AUDIT) && written.as_ref() == Some(&now) {
             continue;
         }
         let driver = driver_version(&proc_root);

@@ -164,7 +164,7 @@ impl Plugin {
     /// # Errors
     ///
     /// Where it can't be asked.
-    pub async fn look(&self) -> anyhow::Result<()> {
+    pub async fn check(&self) -> anyhow::Result<()> {
         let asked = self.began.elapsed();
         let held = self.kubelet.held().await?;
         let AskRules { memory, whole, .. } = &self.rules.asks;
@@ -211,7 +211,7 @@ impl Plugin {
     /// as it was last.
     pub(crate) async fn begin_giving(&self) -> MutexGuard<'_, ()> {
         let giving = self.giving.lock().await;
-        if let Err(error) = self.look().await {
+        if let Err(error) = self.check().await {
             warn!("who has what may have changed: {error:#}");
         }
         giving

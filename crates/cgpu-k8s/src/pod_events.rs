@@ -33,10 +33,10 @@ const WARNED: &str = "CgpuWarning";
 const LOST: &str = "CgpuGpuGone";
 
 /// How often it is looked what there is to tell.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After how many looks the pods are looked through.
-const LOOKS: u32 = 5;
+const CHECKS: u32 = 5;
 
 /// How often, one after another, a pod's GPU has to be gone then: a driver that is loaded anew has none for a moment.
 const TIMES_GONE: u32 = 3;
@@ -123,9 +123,9 @@ pub(crate) async fn keep_reporting(cluster: Cluster, plugin: Plugin, store: Stor
     let mut waiting: Vec<Happened> = Vec::new();
     let mut reported = BTreeSet::new();
     let mut gone: BTreeMap<String, u32> = BTreeMap::new();
-    for look in 0_u32.. {
-        if look > 0 {
-            sleep(LOOK).await;
+    for check in 0_u32.. {
+        if check > 0 {
+            sleep(POLL_INTERVAL).await;
         }
         match heard(&mut follower, &store) {
             Ok(events) => waiting.extend(events),
@@ -133,7 +133,7 @@ pub(crate) async fn keep_reporting(cluster: Cluster, plugin: Plugin, store: Stor
                 complaint.report(format!("pods aren't told what is in {store:?}: {error}"))
             }
         }
-        if waiting.is_empty() && !look.is_multiple_of(LOOKS) {
+        if waiting.is_empty() && !check.is_multiple_of(CHECKS) {
             continue;
         }
         let pods = match cluster.pods().await {
@@ -145,7 +145,7 @@ pub(crate) async fn keep_reporting(cluster: Cluster, plugin: Plugin, store: Stor
         };
         let mut events = of_runtime(&waiting, &pods, &by);
         waiting.clear();
-        if look.is_multiple_of(LOOKS) {
+        if check.is_multiple_of(CHECKS) {
             events.extend(of_asks(&pods, &plugin.rules().asks, &by));
             events.extend(of_lost(&plugin, &pods, &mut gone, &by));
         }

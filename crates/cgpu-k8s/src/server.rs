@@ -194,9 +194,9 @@ mod tests {
 
     #[test]
     fn certificates_are_looked_for_with_tls_alone() {
-        let is_looked_for =
+        let is_searched_for =
             |address: &str| extender(address.parse().unwrap(), None).unwrap().root_cert.is_none();
-        assert!(!is_looked_for("http://10.0.0.1:12345"));
-        assert!(is_looked_for("https://10.0.0.1:12345"));
+        assert!(!is_searched_for("http://10.0.0.1:12345"));
+        assert!(is_searched_for("https://10.0.0.1:12345"));
     }
 }

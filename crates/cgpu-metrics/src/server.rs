@@ -59,7 +59,7 @@ struct Eyes {
 
 impl Eyes {
     /// What there is to tell. Waits: call it beside the runtime's own thread.
-    fn look(&mut self) -> Result<Arc<str>> {
+    fn poll(&mut self) -> Result<Arc<str>> {
         if let Some((found, text)) = &self.reported
             && found.elapsed() < FRESH
         {
@@ -103,11 +103,11 @@ pub fn run(args: &Args) -> Result<()> {
     let pod_resources = args.pod_resources.clone();
     let eyes = Mutex::new(Eyes { host, driver, creates, node, pod_resources, reported: None });
     // Where looking panicked, its parts are whole all the same: each replaces what it has by what it found at once.
-    let look = move || eyes.lock().unwrap_or_else(PoisonError::into_inner).look();
-    let asked = Asked::new(look);
+    let poll = move || eyes.lock().unwrap_or_else(PoisonError::into_inner).poll();
+    let asked = Asked::new(poll);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // What is wrong from the beginning is said before anybody asks.
-    let first = runtime.block_on(asked.look(None))?;
+    let first = runtime.block_on(asked.poll(None))?;
     if args.once {
         return Ok(io::stdout().write_all(first.as_bytes())?);
     }
@@ -117,22 +117,22 @@ pub fn run(args: &Args) -> Result<()> {
 /// What is asked for metrics.
 #[derive(Clone)]
 pub(crate) struct Asked {
-    look: Arc<dyn Fn() -> Result<Arc<str>> + Send + Sync>,
+    poll: Arc<dyn Fn() -> Result<Arc<str>> + Send + Sync>,
     scrapes: Arc<Semaphore>,
 }
 
 impl Asked {
-    pub(crate) fn new(look: impl Fn() -> Result<Arc<str>> + Send + Sync + 'static) -> Self {
-        Asked { look: Arc::new(look), scrapes: Arc::new(Semaphore::new(MOST_SCRAPES)) }
+    pub(crate) fn new(poll: impl Fn() -> Result<Arc<str>> + Send + Sync + 'static) -> Self {
+        Asked { poll: Arc::new(poll), scrapes: Arc::new(Semaphore::new(MOST_SCRAPES)) }
     }
 
     /// What is found, by a thread that may wait. It has its `place` until it is done, however it ends: who asks may
     /// have gone long before, and would ask for one thread after the other.
-    async fn look(&self, place: Option<OwnedSemaphorePermit>) -> Result<Arc<str>> {
-        let look = Arc::clone(&self.look);
+    async fn poll(&self, place: Option<OwnedSemaphorePermit>) -> Result<Arc<str>> {
+        let poll = Arc::clone(&self.poll);
         let found = spawn_blocking(move || {
             let _place = place;
-            look()
+            poll()
         });
         found.await.context("what reads this host panicked; the next scrape begins anew")?
     }
@@ -194,7 +194,7 @@ async fn metrics(State(asked): State<Asked>) -> Response {
         let words = "too many ask at once; ask again soon\n";
         return (StatusCode::SERVICE_UNAVAILABLE, words).into_response();
     };
-    match asked.look(Some(place)).await {
+    match asked.poll(Some(place)).await {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text.to_string()).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error:#}\n")).into_response(),
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// How often a thread looks whether a pause is over, and a pause whether all threads have stopped.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Bytes of a thread's stack.
 const STACK_BYTES: usize = 128 << 10;
@@ -138,7 +138,7 @@ impl Work {
                 return at_work;
             }
             drop(at_work);
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -153,7 +153,7 @@ impl Work {
                 self.resume();
                 return false;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         true
     }

@@ -15,7 +15,7 @@ use crate::environment::{now, signs};
 use crate::history::History;
 use crate::printer::{Colours, print};
 use crate::query::{self, Style, container_fields, gpu_fields};
-use crate::sheet::{Look, sheet};
+use crate::sheet::{PageStyle, sheet};
 use crate::socket;
 use crate::watch;
 
@@ -111,7 +111,7 @@ fn page(snapshot: &Snapshot, args: &Args, out: &mut dyn Write) -> Result<()> {
     let is_terminal = io::stdout().is_terminal();
     let size = if is_terminal { terminal::size().ok() } else { None };
     let reported = || env::var("COLUMNS").ok()?.parse().ok();
-    let look = Look {
+    let page_style = PageStyle {
         width: size.map(|(columns, _)| usize::from(columns)).or_else(reported).unwrap_or(WIDTH),
         signs: signs(),
         time: &now(),
@@ -120,5 +120,5 @@ fn page(snapshot: &Snapshot, args: &Args, out: &mut dyn Write) -> Result<()> {
         history: &History::default(),
     };
     let colours = Colours::wanted(is_terminal, env::var_os("NO_COLOR").as_deref());
-    Ok(print(&sheet(snapshot, &look).lines, colours, out)?)
+    Ok(print(&sheet(snapshot, &page_style).lines, colours, out)?)
 }

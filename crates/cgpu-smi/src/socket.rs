@@ -111,18 +111,18 @@ pub(crate) fn ask(path: &Path) -> Result<Snapshot, SocketError> {
         .map_err(|source| SocketError::Strange { path: path.to_owned(), source })
 }
 
-/// Answers whoever may connect with what `look` finds, until this process ends.
+/// Answers whoever may connect with what `poll` finds, until this process ends.
 ///
 /// # Errors
 ///
 /// Where the socket can't be made.
 pub(crate) fn serve(
     view: &View,
-    look: impl FnMut() -> anyhow::Result<Snapshot> + Send + 'static,
+    poll: impl FnMut() -> anyhow::Result<Snapshot> + Send + 'static,
 ) -> anyhow::Result<()> {
     require_root()?;
     let listener = listen(view)?;
-    let server = Arc::new(Server { look: Mutex::new(Last { look, reported: None }) });
+    let server = Arc::new(Server { poll: Mutex::new(Last { poll, reported: None }) });
     let served = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
@@ -188,23 +188,23 @@ fn listen(view: &View) -> Result<UnixListener, SocketError> {
 
 /// What is told, and when that was found.
 struct Last<L> {
-    look: L,
+    poll: L,
     reported: Option<(Instant, Arc<Vec<u8>>)>,
 }
 
 struct Server<L> {
-    look: Mutex<Last<L>>,
+    poll: Mutex<Last<L>>,
 }
 
 impl<L: FnMut() -> anyhow::Result<Snapshot>> Server<L> {
     /// One who looks gets a snapshot; nothing where there is none: what is wrong is root's to know.
     fn report(&self, mut stream: UnixStream) {
         let text = {
-            let mut last = self.look.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = self.poll.lock().unwrap_or_else(PoisonError::into_inner);
             match &last.reported {
                 Some((found, text)) if found.elapsed() < FRESH => Arc::clone(text),
                 _ => {
-                    let found = (last.look)().and_then(|found| Ok(serde_json::to_vec(&found)?));
+                    let found = (last.poll)().and_then(|found| Ok(serde_json::to_vec(&found)?));
                     let Ok(text) = found.map(Arc::new) else { return };
                     last.reported = Some((Instant::now(), Arc::clone(&text)));
                     text
@@ -226,11 +226,11 @@ mod tests {
     #[test]
     fn panicking_poll_blocks_no_later_poll() {
         let mut is_broken = true;
-        let look = move || {
+        let poll = move || {
             assert!(!std::mem::take(&mut is_broken), "a figure that cannot be");
             anyhow::bail!("there is nothing")
         };
-        let server = Arc::new(Server { look: Mutex::new(Last { look, reported: None }) });
+        let server = Arc::new(Server { poll: Mutex::new(Last { poll, reported: None }) });
         let served = Arc::new(AtomicUsize::new(0));
         for panics in [true, false] {
             let (place, server) = (Place::take(&served).unwrap(), Arc::clone(&server));

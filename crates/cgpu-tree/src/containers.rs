@@ -40,12 +40,12 @@ impl Registered {
         {
             return Ok(Arc::clone(records));
         }
-        let registry = host.look_at_registry()?;
+        let registry = host.check_registry()?;
         // Both before the records are read: what changes after has another stamp, and is read the
         // next time.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let stamp = registry.stamp().ok();
-        let records: Records = registry.look_at_each()?.0.into();
+        let records: Records = registry.check_each()?.0.into();
         let now_ns = i128::try_from(now.as_nanos()).unwrap_or(i128::MAX);
         let settled = stamp.filter(|stamp| stamp.is_settled(now_ns));
         *last = settled.map(|stamp| Last { registry, stamp, records: Arc::clone(&records) });

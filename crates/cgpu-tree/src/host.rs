@@ -117,7 +117,7 @@ impl Shown {
     fn rules(&self, index: u32) -> Result<GpuRules, Errno> {
         let gpus = self.known_gpus();
         let gpu = gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
-        let registry = self.host.look_at_registry().map_err(|_| Errno::EIO)?;
+        let registry = self.host.check_registry().map_err(|_| Errno::EIO)?;
         Admission::of(&self.host.chosen_again())
             .gpu_rules(&registry, index, &gpu.uuid)
             .map_err(|_| Errno::EIO)

@@ -29,7 +29,7 @@ const THREADS: usize = 4;
 const MOUNTED_ON: &str = "mounted on ";
 
 /// How often it is seen whether somebody has unmounted the tree, in ms.
-const LOOK_MS: u16 = 500;
+const POLL_INTERVAL_MS: u16 = 500;
 
 /// Shows GPUs and the containers that share them as a tree of files, until ended.
 #[derive(Debug, Parser)]
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     loop {
         let mut fds = [PollFd::new(reported.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(LOOK_MS)) {
+        match poll(&mut fds, PollTimeout::from(POLL_INTERVAL_MS)) {
             Ok(0) | Err(Errno::EINTR) if session.guard.is_finished() => return Ok(()),
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => break,

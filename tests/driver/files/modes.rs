@@ -414,8 +414,8 @@ fn real_nvidia_runtime_containers_find_the_driver() {
     let settings = cdi.host.host.scratch.file("nvidia.toml", settings);
     for userland in [Userland::Debian11, Userland::Debian12, Userland::Debian13, Userland::Linked] {
         let image = cdi.host.image(userland, Search::Usual);
-        let look = "{ /probe libcuda.so.1 cuInit; nvidia-smi; echo $?; } > /seen 2>&1";
-        let bundle = cdi.host.bundle(&image, &["sh", "-c", look]);
+        let check = "{ /probe libcuda.so.1 cuInit; nvidia-smi; echo $?; } > /seen 2>&1";
+        let bundle = cdi.host.bundle(&image, &["sh", "-c", check]);
         let config = settings.display().to_string();
         let runtime = cdi.host.host.runtime().env("NVIDIA_CTK_CONFIG_FILE_PATH", config);
         runtime.create(&bundle).ok();

@@ -129,8 +129,8 @@ fn no_other_namespace_gets_the_driver_s_mounts() {
     let host = DriverHost::new();
     let image = host.image(Userland::Distroless, Search::Usual);
     let bundle = host.bundle(&image, &["/probe", "libcuda.so.1"]);
-    let look = "\"$@\" >/dev/null && cat /proc/self/mountinfo";
-    let shared = ["unshare", "--mount", "--propagation", "shared", "sh", "-c", look, "sh"];
+    let check = "\"$@\" >/dev/null && cat /proc/self/mountinfo";
+    let shared = ["unshare", "--mount", "--propagation", "shared", "sh", "-c", check, "sh"];
     let outcome = host.run_by(&shared, &bundle).ok();
     let home = host.host.state_dir().join("driver").display().to_string();
     let ours: Vec<_> = outcome.stdout.lines().filter(|line| line.contains(&home)).collect();

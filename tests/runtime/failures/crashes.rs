@@ -44,7 +44,7 @@ const OF_RELEASE: &[&str] =
     &["registry-locked", "hook-deactivated", "index-dropped", "record-removed", "index-written"];
 
 /// Places that whoever looks for what is gone passes.
-const OF_LOOK: &[&str] = &["state-read", "holder-asked"];
+const OF_CHECK: &[&str] = &["state-read", "holder-asked"];
 
 #[track_caller]
 fn was_killed(outcome: &Outcome, place: &str) {
@@ -77,7 +77,7 @@ fn check_bundle(bundle: &Bundle, old: &[u8], place: &str) {
 
 #[test]
 fn every_place_is_tried_here() {
-    let tried = [OF_CREATE, OF_ACTIVATION, OF_RELEASE, OF_LOOK].concat();
+    let tried = [OF_CREATE, OF_ACTIVATION, OF_RELEASE, OF_CHECK].concat();
     for place in failpoint::ALL {
         assert!(tried.contains(place), "no crash at {place}");
     }
@@ -238,7 +238,7 @@ fn check_killed_anywhere_changes_nothing() {
     let bundle = host.asking("looked-for", TOTAL_MIB);
     host.runtime().create(&bundle).ok();
     let (records, containers) = (host.records(), host.ps());
-    for place in OF_LOOK {
+    for place in OF_CHECK {
         for verb in ["ps", "gc"] {
             let mut command = host
                 .scratch

@@ -3,7 +3,7 @@
 //!
 //! `crashes` kills our programs at every place; `bundles`, `places` and `runtimes` break
 //! what they are given; `stale` takes the containers away behind their back; `crowd` lets
-//! a hundred in at once; `looks` has a container come into being while somebody looks for it. Needs root, runc, crun and FUSE.
+//! a hundred in at once; `checks` has a container come into being while somebody looks for it. Needs root, runc, crun and FUSE.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
 

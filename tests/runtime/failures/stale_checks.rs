@@ -84,22 +84,22 @@ fn cgpu(host: &Host, verb: &str) -> Command {
     command
 }
 
-/// Has `look` stop at each place while a container is made; it goes on when the container is there
+/// Has `check` stop at each place while a container is made; it goes on when the container is there
 /// and its maker has ended. `judge` says whether it has seen right.
-fn while_it_looks(
+fn while_it_checks(
     host: &Host,
     name: &str,
-    look: impl Fn(&Bundle) -> Command,
+    check: impl Fn(&Bundle) -> Command,
     judge: impl Fn(&Ended),
 ) {
     for place in ["state-read", "holder-asked"] {
         let bundle = host.asking(&format!("{name}-{place}"), TOTAL_MIB);
         let runtime = host.runtime();
         let creator = Stopped::at("before-exec", &mut runtime.create_command(&bundle));
-        let looks = Stopped::at(place, &mut look(&bundle));
+        let checks = Stopped::at(place, &mut check(&bundle));
         let made = creator.goes_on();
         assert!(made.status.success(), "{name} {place}: {}", made.said);
-        let seen = looks.goes_on();
+        let seen = checks.goes_on();
         judge(&seen);
         assert_eq!(host.registered(), [bundle.id.clone()].into(), "{name} {place}: {}", seen.said);
         assert_eq!(host.records().len(), 1, "{name} {place}");
@@ -122,7 +122,7 @@ fn with_each_runtime(test: impl Fn(&Host)) {
 #[test]
 fn collection_takes_nothing_from_new_container() {
     with_each_runtime(|host| {
-        while_it_looks(
+        while_it_checks(
             host,
             "gc",
             |_| cgpu(host, "gc"),
@@ -136,7 +136,7 @@ fn collection_takes_nothing_from_new_container() {
 #[test]
 fn a_list_shows_what_has_just_been_made() {
     with_each_runtime(|host| {
-        while_it_looks(
+        while_it_checks(
             host,
             "ps",
             |_| cgpu(host, "ps"),
@@ -155,7 +155,7 @@ fn a_list_shows_what_has_just_been_made() {
 fn creation_cannot_get_what_another_just_reserved() {
     with_each_runtime(|host| {
         let other = host.asking("other", 1);
-        while_it_looks(
+        while_it_checks(
             host,
             "full",
             |_| host.runtime().create_command(&other),
@@ -171,7 +171,7 @@ fn creation_cannot_get_what_another_just_reserved() {
 #[test]
 fn late_hook_takes_nothing_from_new_container() {
     with_each_runtime(|host| {
-        let look = |bundle: &Bundle| {
+        let check = |bundle: &Bundle| {
             let mut command = host.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
             command.arg("poststop").args(host.key_words(&bundle.id));
             command.arg("--config").arg(host.config());
@@ -182,7 +182,9 @@ fn late_hook_takes_nothing_from_new_container() {
             shell.args(command.get_args()).env("STATE", reported);
             shell
         };
-        while_it_looks(host, "hook", look, |seen| assert!(seen.status.success(), "{}", seen.said));
+        while_it_checks(host, "hook", check, |seen| {
+            assert!(seen.status.success(), "{}", seen.said)
+        });
     });
 }
 

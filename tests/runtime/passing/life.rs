@@ -119,8 +119,8 @@ fn debug_container_cannot_open_its_targets_gpus() {
     let engines = if cgroups_are_unified() { &ENGINES[..] } else { &[Engine::Runc] };
     for engine in engines {
         let host = Host::new(*engine);
-        let looked_into = host.bundle("held", &borrowed(&asking("3", "1")), "exec sleep 1000");
-        let dir = looked_into.directory.to_string_lossy().into_owned();
+        let inspected = host.bundle("held", &borrowed(&asking("3", "1")), "exec sleep 1000");
+        let dir = inspected.directory.to_string_lossy().into_owned();
         let (pid_file, log) = (format!("{dir}/init.pid"), format!("{dir}/log"));
         host.wrapped(&["--log", &log, "create", "-b", &dir, "--pid-file", &pid_file, "held"]).ok();
         host.wrapped(&["start", "held"]).ok();

@@ -116,16 +116,16 @@ fn container_without_request_is_not_touched() {
         ] {
             let bundle = host.bundle(id, env, "env; ls /dev; echo err >&2; exit 3");
             let file = bundle.directory.join("config.json");
-            let look = || {
+            let check = || {
                 let meta = fs::metadata(&file).expect("a bundle has a config.json");
                 (meta.ino(), meta.mtime(), meta.mtime_nsec(), config_bytes(&bundle))
             };
-            let before = look();
+            let before = check();
             let args = ["run", "--bundle", id, id];
             let (bare, wrapped) = (host.bare(&args).exits(3), host.wrapped(&args));
             assert_same(&bare, &wrapped);
             assert!(wrapped.has_line(env[0]));
-            assert_eq!(look(), before);
+            assert_eq!(check(), before);
         }
         assert!(!host.has_state());
     }

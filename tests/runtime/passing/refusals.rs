@@ -50,11 +50,11 @@ const REFUSED: &[(&[&str], &[&str])] = &[
 #[track_caller]
 fn refusal(host: &Host, bundle: &Path, id: &str, log: &Path) -> String {
     let file = bundle.join("config.json");
-    let look = || {
+    let check = || {
         let meta = fs::metadata(&file).expect("a bundle has a config.json");
         (meta.ino(), meta.mtime_nsec(), fs::read(&file).expect("it can be read"))
     };
-    let before = look();
+    let before = check();
     let outcome = host.wrapped(&[
         "--log",
         &log.to_string_lossy(),
@@ -77,7 +77,7 @@ fn refusal(host: &Host, bundle: &Path, id: &str, log: &Path) -> String {
     let age = SystemTime::now().duration_since(time).unwrap_or_default();
     assert!(age.as_secs() < 60, "{last}");
     assert_eq!(logged.lines().count(), 1, "{logged}");
-    assert_eq!(look(), before, "the bundle was touched");
+    assert_eq!(check(), before, "the bundle was touched");
     assert!(!bundle.join("pid").exists());
     line
 }

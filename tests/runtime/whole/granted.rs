@@ -5,7 +5,7 @@ use cgpu_core::request::grant::{FORMAT, GrantedGpu, PodContainer};
 use cgpu_host::grants::Grants;
 use serde_json::json;
 
-use super::{LOOK, RUNTIME, host};
+use super::{INSPECT, RUNTIME, host};
 use crate::host::Host;
 use crate::support::{Bundle, Docker, IMAGE, Outcome};
 
@@ -74,7 +74,7 @@ fn bundle(host: &Host, id: &str, pod: &str, env: &[&str]) -> Bundle {
         if pod == "web" {
             config["annotations"]["cgpu/memory"] = json!("15000MiB");
         }
-        config["process"]["args"] = json!(["sh", "-c", LOOK]);
+        config["process"]["args"] = json!(["sh", "-c", INSPECT]);
     })
 }
 

@@ -52,13 +52,13 @@ fn capability_node(host: &Host, name: u64, minor: u64) {
 const CAPS_MAJOR: u64 = 507;
 
 /// What a container sees of MIG: nodes with their minor numbers, and the variable.
-const LOOK_AT_MIG: &str = "cd /dev; echo nvidia[0-9]*; stat -c '%n %T' nvidia-caps/* 2>/dev/null; \
+const INSPECT_MIG: &str = "cd /dev; echo nvidia[0-9]*; stat -c '%n %T' nvidia-caps/* 2>/dev/null; \
                            echo \"[$NVIDIA_VISIBLE_DEVICES]\"";
 
 fn mig_bundle(host: &Host, id: &str, env: &[&str], annotations: &[(&str, &str)]) -> Bundle {
     let bundle = bundle(host, id, env, annotations);
     let mut config = bundle.config();
-    config["process"]["args"] = json!(["sh", "-c", LOOK_AT_MIG]);
+    config["process"]["args"] = json!(["sh", "-c", INSPECT_MIG]);
     bundle.write_config(&config);
     bundle
 }
@@ -244,7 +244,7 @@ fn cdi_mig_device_brings_files_without_duplicate_nodes() {
     host.scratch.file("cdi/nvidia.json", specification.to_string());
     let asks = mig_bundle(&host, "asks", &["NVIDIA_VISIBLE_DEVICES=MIG-one"], &[]);
     let mut config = asks.config();
-    config["process"]["args"] = json!(["sh", "-c", format!("{LOOK_AT_MIG}; cat /driver/file")]);
+    config["process"]["args"] = json!(["sh", "-c", format!("{INSPECT_MIG}; cat /driver/file")]);
     asks.write_config(&config);
     let seen = host.runtime().run(&asks).ok().stdout;
     let nodes = "nvidia-caps/nvidia-cap30 1e\nnvidia-caps/nvidia-cap31 1f\n";

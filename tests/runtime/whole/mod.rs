@@ -17,7 +17,7 @@ use crate::host::Host;
 use crate::support::{Bundle, Containerd, Docker, IMAGE, Image};
 
 /// What a container sees: its nodes of NVIDIA's, and the variable.
-const LOOK: &str = "cd /dev; echo nvidia*; echo \"[$NVIDIA_VISIBLE_DEVICES]\"";
+const INSPECT: &str = "cd /dev; echo nvidia*; echo \"[$NVIDIA_VISIBLE_DEVICES]\"";
 
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 
@@ -42,7 +42,7 @@ fn bundle(host: &Host, id: &str, env: &[&str], annotations: &[(&str, &str)]) -> 
         for (name, value) in annotations {
             config["annotations"][name] = json!(value);
         }
-        config["process"]["args"] = json!(["sh", "-c", LOOK]);
+        config["process"]["args"] = json!(["sh", "-c", INSPECT]);
     })
 }
 
@@ -349,7 +349,7 @@ fn cdi_specification_gives_driver_files_without_a_gpu() {
         let mut config = bundle.config();
         // Where mounts were is an empty file in the image afterwards.
         let files = "cd /driver; for file in *; do test ! -s $file || echo $file; done";
-        config["process"]["args"] = json!(["sh", "-c", format!("{LOOK}; {files}")]);
+        config["process"]["args"] = json!(["sh", "-c", format!("{INSPECT}; {files}")]);
         bundle.write_config(&config);
         host.runtime().run(&bundle)
     };
@@ -445,7 +445,7 @@ fn docker_default_runtime_serves_every_container_kind() {
     docker.load(&Image::new("localhost/cuda:1").env("NVIDIA_VISIBLE_DEVICES", "all"));
     let nodes = |env: &[&str], image: &str| {
         let env: Vec<&str> = env.iter().flat_map(|variable| ["-e", variable]).collect();
-        let all = [&["--rm"], &env[..], &[image, "sh", "-c", LOOK]].concat();
+        let all = [&["--rm"], &env[..], &[image, "sh", "-c", INSPECT]].concat();
         docker.run(&all).ok().stdout
     };
     docker
@@ -511,7 +511,7 @@ fn containerd_default_handler_serves_every_container_kind() {
         container["image"]["image"] = json!(image);
         let pairs = env.iter().map(|variable| variable.split_once('=').unwrap());
         container["envs"] = pairs.map(|(key, value)| json!({"key": key, "value": value})).collect();
-        container["command"] = json!(["sh", "-c", format!("{LOOK}; exec sleep 1000")]);
+        container["command"] = json!(["sh", "-c", format!("{INSPECT}; exec sleep 1000")]);
         let id = cri.create(in_pod, &container, of);
         cri.start(&id).ok();
         // A line of a log is time, stream, tag and what the container wrote.

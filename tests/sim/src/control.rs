@@ -276,13 +276,13 @@ fn samples(call: &Call<'_>, gpu: usize, params: &mut [u8]) {
     let mut driver = call.sim.driver();
     let busy = driver.lies.busy.iter().copied().cycle();
     let busy = (0..).zip(busy);
-    let mut looks: Vec<(u64, Option<u32>, bool)> =
+    let mut checks: Vec<(u64, Option<u32>, bool)> =
         busy.map(|(number, pid)| (1 + SAMPLE_NS * number, Some(pid), true)).take(SAMPLES).collect();
-    if looks.is_empty() {
-        looks = driver.looks(gpu);
+    if checks.is_empty() {
+        checks = driver.checks(gpu);
     }
     let starts = (16..params.len()).step_by(sample);
-    for (at, (when_ns, pid, is_busy)) in starts.zip(looks) {
+    for (at, (when_ns, pid, is_busy)) in starts.zip(checks) {
         params.set_u64(at, when_ns);
         params.set_u32(at + 8 + engine, if is_busy { 10_000 } else { 0 });
         params.set_u32(at + 8 + engine + 8, pid.unwrap_or(NV2080_GPUMON_PID_INVALID));

@@ -38,7 +38,7 @@ struct Batch {
 
 /// What the driver saw when it looked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct Sample {
     /// When, in nanoseconds.
     pub(crate) when_ns: u64,
     /// Who was there last.
@@ -103,7 +103,7 @@ pub struct Runlist {
     way_ns: u64,
     /// How much of its slice is over.
     used_ns: u64,
-    samples: VecDeque<Look>,
+    samples: VecDeque<Sample>,
 }
 
 impl Runlist {
@@ -159,17 +159,17 @@ impl Runlist {
     }
 
     /// What the driver saw each time that it looked, the latest last.
-    pub(crate) fn samples(&self) -> impl Iterator<Item = Look> {
+    pub(crate) fn samples(&self) -> impl Iterator<Item = Sample> {
         self.samples.iter().copied()
     }
 
     /// Goes on to that time; the driver looks on the way, also where nobody is there.
     fn go_on(&mut self, to_ns: u64, is_busy: bool) {
-        let looks = self.now_ns / SAMPLE_NS + 1..=to_ns / SAMPLE_NS;
+        let checks = self.now_ns / SAMPLE_NS + 1..=to_ns / SAMPLE_NS;
         let retained = (to_ns / SAMPLE_NS).saturating_sub(SAMPLES as u64 - 1);
-        for number in looks.skip_while(|number| *number < retained) {
+        for number in checks.skip_while(|number| *number < retained) {
             let of = self.current;
-            self.samples.push_back(Look { when_ns: number * SAMPLE_NS, of, is_busy });
+            self.samples.push_back(Sample { when_ns: number * SAMPLE_NS, of, is_busy });
         }
         while self.samples.len() > SAMPLES {
             self.samples.pop_front();
@@ -391,16 +391,17 @@ mod tests {
         assert_eq!(runlist.busy_ns(other), before);
         // Nobody else: it goes on without a visit.
         assert!(runlist.busy_ns(one) > of_one + 799 * MS);
-        let of: Vec<_> = runlist.samples().map(|look| (look.of, look.is_busy)).collect();
+        let of: Vec<_> = runlist.samples().map(|check| (check.of, check.is_busy)).collect();
         assert_eq!(of[1..], [(Some(one), true); 4]);
         runlist.change(|name| off(name).filter(|_| name != one));
         assert_eq!(runlist.busy_ns(one), 0);
         runlist.run_until(30_000 * MS);
         assert_eq!(runlist.busy_ns(other), before);
         // Nobody was there, and the driver looked all the same.
-        let looks: Vec<_> = runlist.samples().map(|look| (look.when_ns, look.is_busy)).collect();
-        assert_eq!((looks.len(), looks[0]), (SAMPLES, (15_800 * MS, false)));
-        assert_eq!(looks.last(), Some(&(30_000 * MS, false)));
+        let checks: Vec<_> =
+            runlist.samples().map(|check| (check.when_ns, check.is_busy)).collect();
+        assert_eq!((checks.len(), checks[0]), (SAMPLES, (15_800 * MS, false)));
+        assert_eq!(checks.last(), Some(&(30_000 * MS, false)));
         runlist.change(|_| Some(rules(4096)));
         runlist.run_until(30_010 * MS);
         assert!(runlist.busy_ns(other) > before + 9 * MS);

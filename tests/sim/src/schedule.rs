@@ -18,7 +18,7 @@ use crate::abi::{
 use crate::bytes::Fields;
 use crate::driver::Driver;
 use crate::object::{Client, File, Status};
-use crate::runlist::{Look, Name, Rules, Runlist};
+use crate::runlist::{Name, Rules, Runlist, Sample};
 
 /// What a new group has: `kfifoChannelGroupGetDefaultTimeslice_GV100` (kernel_fifo_gv100.c).
 const DEFAULT_TIMESLICE_US: u64 = 1024;
@@ -281,15 +281,15 @@ impl Driver {
 
     /// What the driver saw of a GPU each time that it looked: when, in nanoseconds since 1970; the process that
     /// was there last, if there is one; whether it was at work.
-    pub(crate) fn looks(&mut self, gpu: usize) -> Vec<(u64, Option<u32>, bool)> {
-        let looks: Vec<_> = self.runlist(gpu).samples().collect();
+    pub(crate) fn checks(&mut self, gpu: usize) -> Vec<(u64, Option<u32>, bool)> {
+        let checks: Vec<_> = self.runlist(gpu).samples().collect();
         let born = SystemTime::now().checked_sub(self.started.elapsed());
         let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
         let born_ns = u64::try_from(born.as_nanos()).unwrap_or(u64::MAX);
-        let of = |look: Look| {
-            let client = look.of.and_then(|(client, _)| self.clients.get(&client));
-            (born_ns + look.when_ns, client.map(|client| client.process), look.is_busy)
+        let of = |check: Sample| {
+            let client = check.of.and_then(|(client, _)| self.clients.get(&client));
+            (born_ns + check.when_ns, client.map(|client| client.process), check.is_busy)
         };
-        looks.into_iter().map(of).collect()
+        checks.into_iter().map(of).collect()
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::table::printable;
 use super::{Exit, Output};
-use crate::doctor::{Finding, Roots, Section, Severity, judge, look, worst};
+use crate::doctor::{Finding, Roots, Section, Severity, inspect, judge, worst};
 
 /// Columns of the screen.
 const WIDTH: usize = 80;
@@ -55,7 +55,7 @@ pub fn run(
         config_variable: std::env::var_os(cgpu_host::config::PATH_VARIABLE),
         search: std::env::var_os("PATH"),
     };
-    let findings = judge(&look(&roots));
+    let findings = judge(&inspect(&roots));
     let worst = worst(&findings);
     match doctor.output.format {
         super::Format::Text => {

@@ -14,7 +14,7 @@ use cgpu::names;
 use cgpu_host::events::{Event, Filter, Follower, Names, Store};
 
 /// How often it looks for events that came, in milliseconds.
-const LOOK_MS: u16 = 100;
+const POLL_INTERVAL_MS: u16 = 100;
 
 /// Most characters of a name, and of an id, in a line.
 const LONGEST_NAME: usize = 60;
@@ -97,7 +97,7 @@ pub(super) fn unknown(word: &str) -> String {
 ///
 /// Where the registry can't be read: who isn't root is told so.
 pub(super) fn registered(host: &Host, word: Option<&str>) -> Result<Option<String>> {
-    let registry = host.look_at_registry()?;
+    let registry = host.check_registry()?;
     let Some(word) = word else { return Ok(None) };
     // More than one is no error here: the events of all are shown.
     let chosen = names::chosen(word, registry.living()?).ok();
@@ -121,12 +121,12 @@ fn is_read() -> bool {
     let stdout = io::stdout();
     // What is asked for nothing is told of its end all the same.
     let mut asked = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
-    match poll(&mut asked, PollTimeout::from(LOOK_MS)) {
+    match poll(&mut asked, PollTimeout::from(POLL_INTERVAL_MS)) {
         Ok(0) => true,
         Ok(_) => false,
         // A signal.
         Err(_) => {
-            std::thread::sleep(Duration::from_millis(LOOK_MS.into()));
+            std::thread::sleep(Duration::from_millis(POLL_INTERVAL_MS.into()));
             true
         }
     }

@@ -55,7 +55,7 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
             Some(vec![("default_memory".to_owned(), Some(format!("{mib}MiB")))])
         }
         Thing::Container => {
-            let (records, _) = host.look_at_registry()?.look_at_each()?;
+            let (records, _) = host.check_registry()?.check_each()?;
             let record = names::chosen(word()?, records)?;
             let snapshot = collect_records(host, vec![record], &[], Processes::Numbered, None)?;
             snapshot.containers.first().map(of_container)

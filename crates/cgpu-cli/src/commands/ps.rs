@@ -48,7 +48,7 @@ struct UsedGpu<'a> {
 ///
 /// Where the registry can't be read, or no container is meant, or more than one.
 pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write) -> Result<()> {
-    let (mut records, unreadable) = host.look_at_registry()?.look_at_each()?;
+    let (mut records, unreadable) = host.check_registry()?.check_each()?;
     if let Some(word) = word {
         records = vec![names::chosen(word, records)?];
     }

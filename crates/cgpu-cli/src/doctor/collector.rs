@@ -29,18 +29,18 @@ pub struct Roots {
 /// The facts of the host at `roots`. A configuration that can't be used is one of them; then
 /// the rest is as the defaults have it.
 #[must_use]
-pub fn look(roots: &Roots) -> Facts {
+pub fn inspect(roots: &Roots) -> Facts {
     let tree = Tree::new(&roots.root, roots.search.as_deref());
     let (config, reported) = configuration(roots, &tree);
     let reached = Host::new(reached(&tree, &config), None);
     Facts {
-        driver: driver::look(&tree, &config),
-        isolation: host::look(&tree, &reached),
+        driver: driver::inspect(&tree, &config),
+        isolation: host::inspect(&tree, &reached),
         runtimes: host::runtimes(&tree, &config.runtime.candidates),
-        engines: engines::look(&tree),
+        engines: engines::inspect(&tree),
         hooks: engines::hooks(&tree),
         toolkit: engines::toolkit(&tree),
-        own: own::look(&reached, reported, config.state_dir.clone(), &tree.at(&config.log)),
+        own: own::inspect(&reached, reported, config.state_dir.clone(), &tree.at(&config.log)),
     }
 }
 

@@ -37,7 +37,7 @@ const DISPLAY_CLASS: &str = "0x03";
 const NVIDIA_MAJOR: u64 = 195;
 
 /// The driver of the host in `tree`, configured as `config` says.
-pub(super) fn look(tree: &Tree, config: &Config) -> Driver {
+pub(super) fn inspect(tree: &Tree, config: &Config) -> Driver {
     let proc = tree.at(&config.driver.proc_root);
     let root = tree.at(&config.driver.root);
     let version_path = config.driver.proc_root.join("driver/nvidia/version");

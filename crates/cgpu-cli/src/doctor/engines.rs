@@ -24,7 +24,7 @@ const TOOLKIT: [&str; 4] =
 const CDI: [&str; 3] = ["/etc/cdi", "/run/cdi", "/var/run/cdi"];
 
 /// The engines, those that aren't there too.
-pub(super) fn look(tree: &Tree) -> Vec<Engine> {
+pub(super) fn inspect(tree: &Tree) -> Vec<Engine> {
     EngineKind::ALL.map(|kind| engine(tree, kind)).into()
 }
 

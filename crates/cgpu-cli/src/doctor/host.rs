@@ -16,7 +16,7 @@ use cgpu_monitor::gate::entry;
 const KNOWN: [&str; 2] = ["runc", "crun"];
 
 /// Kernel and backend of `host`, whose paths are as we reach them.
-pub(super) fn look(tree: &Tree, host: &Host) -> Isolation {
+pub(super) fn inspect(tree: &Tree, host: &Host) -> Isolation {
     // The kernel's own, wherever [driver] proc_root says that a driver is told of.
     let kernel = &tree.at("/proc/sys/kernel");
     let text = |path: &str| match crate::engines::host_tree::read(&kernel.join(path)) {
@@ -57,7 +57,7 @@ fn cgroups(mount: &Path) -> Cgroups {
 /// The configured candidates, then those of [`KNOWN`] that are there beside them. On
 /// another host's files none is run.
 pub(super) fn runtimes(tree: &Tree, candidates: &[String]) -> Vec<Runtime> {
-    let look = |name: &str| {
+    let inspect = |name: &str| {
         let path = tree.program(name);
         let version = match &path {
             Some(path) if tree.is_own() => child_output::version_of(path),
@@ -67,9 +67,9 @@ pub(super) fn runtimes(tree: &Tree, candidates: &[String]) -> Vec<Runtime> {
         Runtime { name: name.to_owned(), path, version }
     };
     let mut found: Vec<Runtime> =
-        candidates.iter().filter(|name| !name.is_empty()).map(|name| look(name)).collect();
+        candidates.iter().filter(|name| !name.is_empty()).map(|name| inspect(name)).collect();
     for name in KNOWN.iter().filter(|name| !candidates.iter().any(|given| given == *name)) {
-        let known = look(name);
+        let known = inspect(name);
         if known.path.is_some() && !found.iter().any(|other| other.path == known.path) {
             found.push(known);
         }

@@ -1,6 +1,6 @@
 //! `cgpu doctor`: what of this host keeps containers from their GPUs, and what to do.
 //!
-//! Facts are gathered first ([`look()`], the edge: it reads files, asks two runtimes for
+//! Facts are gathered first ([`inspect()`], the edge: it reads files, asks two runtimes for
 //! their versions and the kernel for its flags, and changes nothing), then judged
 //! ([`judge()`], pure). Must not know how findings are shown. Everything is looked for
 //! under roots that are given, so that tests, and a container with the host's files
@@ -20,7 +20,7 @@ mod own;
 
 mod judge;
 
-pub use collector::{Roots, look};
+pub use collector::{Roots, inspect};
 pub use judge::judge;
 
 use serde::Serialize;

@@ -27,7 +27,7 @@ const MOST_WARNING: usize = 300;
 
 /// `host`'s own matters, whose paths are as we reach them; `config` is what became of its
 /// configuration, `state_dir` how the host calls that directory, `log` how we reach its log.
-pub(super) fn look(
+pub(super) fn inspect(
     host: &Host,
     config: Result<Option<PathBuf>, String>,
     state_dir: PathBuf,
@@ -92,7 +92,7 @@ fn log_open(log: &str, reached: &Path) -> Result<(), String> {
 }
 
 fn records(host: &Host) -> Result<Records, String> {
-    let registry = host.look_at_registry().map_err(|error| sentence(&error))?;
+    let registry = host.check_registry().map_err(|error| sentence(&error))?;
     let records = registry.records().map_err(|error| sentence(&error))?;
     let living = registry.living().map_err(|error| sentence(&error))?;
     let stale = records.len().saturating_sub(living.len());

@@ -46,7 +46,7 @@ pub fn collect(
     processes: Processes,
     driver: Option<&mut Driver>,
 ) -> Result<Snapshot, RegistryError> {
-    let (records, unreadable) = host.look_at_registry()?.look_at_each()?;
+    let (records, unreadable) = host.check_registry()?.check_each()?;
     collect_records(host, records, &unreadable, processes, driver)
 }
 
@@ -163,7 +163,7 @@ fn rules(
     let planned = containers.iter().flat_map(|container| &container.record.plan.gpus);
     let planned = planned.map(|gpu| (gpu.index, &gpu.uuid));
     let mut rules = HashMap::new();
-    let Ok(registry) = host.look_at_registry() else { return rules };
+    let Ok(registry) = host.check_registry() else { return rules };
     for (index, uuid) in known.chain(planned) {
         if rules.contains_key(uuid) {
             continue;

@@ -107,7 +107,8 @@ mod tests {
         locked.put_gpu("GPU-a", GpuChange::PrioRatio(30)).unwrap();
         drop(locked);
         // Another program, later.
-        let settings = Registry::look(&state, "boot".into()).unwrap().gpu_settings().unwrap();
+        let settings =
+            Registry::open_read_only(&state, "boot".into()).unwrap().gpu_settings().unwrap();
         let a = GpuSettings { policy: None, max_inst: Some(3), prio_ratio: Some(30) };
         let b = GpuSettings { policy: Some(2), ..GpuSettings::default() };
         assert_eq!(settings, [("GPU-a".to_owned(), a), ("GPU-b".to_owned(), b)].into());

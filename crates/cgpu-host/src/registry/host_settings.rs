@@ -67,7 +67,7 @@ mod tests {
         let settings = HostSettings { default_memory_mib: Some(4096) };
         registry.lock().unwrap().put_host(settings).unwrap();
         assert!(!Registry::is_host_unset(&state));
-        let again = Registry::look(&state, "boot".into()).unwrap();
+        let again = Registry::open_read_only(&state, "boot".into()).unwrap();
         assert_eq!(again.host_settings().unwrap(), settings);
         fs::write(state.join(FILE), "{").unwrap();
         assert!(registry.host_settings().unwrap_err().to_string().contains("/host"));

@@ -51,7 +51,7 @@ use process_facts::World;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How many processes a quick look compares by their start time, too.
-const CLOSE_LOOKS: usize = 4;
+const CLOSE_CHECKS: usize = 4;
 
 /// What lies in a state directory besides what is known by parts of its name.
 const OWN_NAMES: &[&str] = &[
@@ -89,7 +89,7 @@ pub struct Locked<'a> {
 
 /// How closely to look for stale records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum StaleCheck {
     /// Every pid, and the start times of a few: what a create can afford.
     Quick,
     /// Everything: before a refusal, and for `cgpu gc`.
@@ -116,7 +116,7 @@ impl Registry {
     /// # Errors
     ///
     /// Where a create would not trust the directory either.
-    pub fn look(dir: &Path, boot_id: String) -> Result<Self, RegistryError> {
+    pub fn open_read_only(dir: &Path, boot_id: String) -> Result<Self, RegistryError> {
         let registry = Registry { dir: dir.to_owned(), boot_id };
         for dir in [dir, &registry.containers()] {
             match fs::symlink_metadata(dir) {
@@ -225,7 +225,7 @@ impl Registry {
     /// # Errors
     ///
     /// Where the directory can't be read.
-    pub fn look_at_each(&self) -> Result<(Vec<Record>, Vec<RegistryError>), RegistryError> {
+    pub fn check_each(&self) -> Result<(Vec<Record>, Vec<RegistryError>), RegistryError> {
         let (mut living, mut unreadable) = (Vec::new(), Vec::new());
         for name in self.names()? {
             let record = self.record(&name).transpose();
@@ -404,7 +404,7 @@ impl Locked<'_> {
     /// # Errors
     ///
     /// Where one of them can't be read.
-    pub fn stale(&self, look: Look) -> Result<Vec<Record>, RegistryError> {
+    pub fn stale(&self, open_read_only: StaleCheck) -> Result<Vec<Record>, RegistryError> {
         let now_s = boot_time_s();
         let count = self.entries.len();
         // Which ones get the closer look changes from create to create.
@@ -414,7 +414,8 @@ impl Locked<'_> {
         };
         let mut stale = Vec::new();
         for (at, entry) in self.entries.iter().enumerate() {
-            let close = look == Look::Close || (at + count - first) % count < CLOSE_LOOKS;
+            let close =
+                open_read_only == StaleCheck::Close || (at + count - first) % count < CLOSE_CHECKS;
             let suspect = match &entry.life {
                 Life::Process(process) if close => !process.alive(),
                 Life::Process(process) | Life::Launched { by: process, .. } => !process.pid_taken(),
@@ -428,7 +429,7 @@ impl Locked<'_> {
                 Life::Bundle => close,
                 Life::Over => true,
             };
-            if (suspect || look == Look::Close)
+            if (suspect || open_read_only == StaleCheck::Close)
                 && let Some(record) = self.registry.record(entry.file.as_ref())?
                 && self.registry.is_stale(&record)
             {

@@ -131,7 +131,7 @@ fn record_without_process_time_or_bundle_is_stale() {
     ] {
         locked.put(&record).unwrap();
     }
-    let close = locked.stale(Look::Close).unwrap();
+    let close = locked.stale(StaleCheck::Close).unwrap();
     let expected = ["dead", "announced-by-one-dead", "expired", "no-bundle", "old-boot"];
     assert_eq!(ids(&close), expected);
 }
@@ -147,7 +147,7 @@ fn quick_check_finds_every_exited_process() {
         let holder = if n % 2 == 0 { alive() } else { Holder::Reserved { by: gone } };
         locked.put(&record(&n.to_string(), holder)).unwrap();
     }
-    assert_eq!(locked.stale(Look::Quick).unwrap().len(), 20);
+    assert_eq!(locked.stale(StaleCheck::Quick).unwrap().len(), 20);
 }
 
 /// A bundle whose path is not UTF-8 is refused, and causes no crash.
@@ -168,7 +168,7 @@ fn records_of_an_earlier_boot_hold_nothing() {
     let (_dir, registry) = registry();
     registry.lock().unwrap().put(&record("a", alive())).unwrap();
     let rebooted = Registry::open(&registry.dir, "boot-2".into()).unwrap();
-    assert_eq!(ids(&rebooted.lock().unwrap().stale(Look::Quick).unwrap()), ["a"]);
+    assert_eq!(ids(&rebooted.lock().unwrap().stale(StaleCheck::Quick).unwrap()), ["a"]);
 }
 
 #[test]
@@ -246,8 +246,8 @@ fn launched_container_is_held_by_process_in_state() {
         locked.settle().unwrap();
         fs::remove_file(dir.path().join(format!("{id}.json"))).unwrap();
         assert_eq!(locked.find(&record.key).unwrap(), Some(seen[0].clone()), "{id}: written down");
-        for look in [Look::Quick, Look::Close] {
-            assert_eq!(locked.stale(look).unwrap(), [], "{id}");
+        for check in [StaleCheck::Quick, StaleCheck::Close] {
+            assert_eq!(locked.stale(check).unwrap(), [], "{id}");
         }
         assert!(locked.remove(&record.key).unwrap());
     }
@@ -271,7 +271,7 @@ fn uncreated_or_exited_container_is_stale() {
     }
     locked.settle().unwrap();
     // Where the state can't be read, a container may live by it.
-    assert_eq!(ids(&locked.stale(Look::Close).unwrap()), ["missing", "ended"]);
+    assert_eq!(ids(&locked.stale(StaleCheck::Close).unwrap()), ["missing", "ended"]);
     let living = registry.living().unwrap();
     assert_eq!(ids(&living), ["other", "torn"]);
 }
@@ -282,7 +282,7 @@ fn unknown_boot_id_ends_no_record() {
     let (_dir, registry) = registry();
     registry.lock().unwrap().put(&record("a", alive())).unwrap();
     let blind = Registry::open(&registry.dir, String::new()).unwrap();
-    assert_eq!(blind.lock().unwrap().stale(Look::Close).unwrap(), []);
+    assert_eq!(blind.lock().unwrap().stale(StaleCheck::Close).unwrap(), []);
 }
 
 /// A container that its runtime is creating is retained and not active.
@@ -294,12 +294,12 @@ fn container_in_creation_is_retained_and_inactive() {
     let mut locked = registry.lock().unwrap();
     locked.put(&made).unwrap();
     locked.settle().unwrap();
-    assert_eq!(locked.stale(Look::Close).unwrap(), []);
+    assert_eq!(locked.stale(StaleCheck::Close).unwrap(), []);
     assert_eq!(registry.records().unwrap(), std::slice::from_ref(&made));
     assert_eq!(made.holder.process(), Some(by));
     drop(locked);
     // By the index, too.
-    assert_eq!(registry.lock().unwrap().stale(Look::Close).unwrap(), []);
+    assert_eq!(registry.lock().unwrap().stale(StaleCheck::Close).unwrap(), []);
 }
 
 /// A container has the same time windows on all its GPUs, if they are free.

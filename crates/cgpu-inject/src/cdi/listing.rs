@@ -9,7 +9,7 @@ use super::device_choice::{Devices, Part, Place, places};
 use super::dirs::KIND;
 use super::merger::Collected;
 use super::node_kind::{Nature, nature};
-use super::staleness::{HostFacts, look};
+use super::staleness::{HostFacts, lookup};
 
 /// A device of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,7 +78,7 @@ fn stale(place: Place<'_>, host: &HostFacts) -> State {
     let part = Part { file: place.file, spec: place.spec, devices: vec![place.device] };
     match Collected::of(&[part], gpus) {
         Err(unsupported) => State::Unsupported(unsupported.to_string()),
-        Ok(collected) => match look(&collected, host) {
+        Ok(collected) => match lookup(&collected, host) {
             Ok(_) => State::Ok,
             Err(found) => State::Stale(super::stale(found).to_string()),
         },

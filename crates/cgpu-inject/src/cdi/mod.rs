@@ -33,7 +33,7 @@ use device_choice::{ChoiceError, Devices, choose, common};
 use dirs::{Content, DIRECTORIES, KIND, Source};
 use merger::{Collected, LeftOut, Unsupported};
 use spec::Specification;
-use staleness::{Stale, look};
+use staleness::{Stale, lookup};
 
 pub use listing::{DeviceState, State};
 pub use staleness::HostFacts;
@@ -224,7 +224,7 @@ impl Specifications {
         };
         let gpus = wanted.iter().map(|wanted| i64::from(wanted.minor));
         let collected = Collected::of(&parts, gpus)?;
-        let seen = look(&collected, host).map_err(stale)?;
+        let seen = lookup(&collected, host).map_err(stale)?;
         let (edits, left_out) = collected.edits(&seen);
         let names = parts.iter().flat_map(|part| &part.devices);
         Ok(Some(Found {

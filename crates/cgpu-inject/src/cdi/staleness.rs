@@ -136,7 +136,7 @@ impl Stale {
 /// # Errors
 ///
 /// What is no longer so, with what explains most at the head.
-pub(super) fn look(collected: &Collected<'_>, host: &HostFacts) -> Result<Vec<Seen>, Vec<Stale>> {
+pub(super) fn lookup(collected: &Collected<'_>, host: &HostFacts) -> Result<Vec<Seen>, Vec<Stale>> {
     let (mut stale, mut seen) = (Vec::new(), Vec::new());
     let stated = collected.mounts().iter().find_map(|mount| {
         let (stated, running) = (version(&mount.item.host_path)?, host.driver?);
@@ -149,7 +149,7 @@ pub(super) fn look(collected: &Collected<'_>, host: &HostFacts) -> Result<Vec<Se
     });
     stale.extend(stated);
     for node in collected.nodes() {
-        match look_at(node.file, node.item, host) {
+        match check_at(node.file, node.item, host) {
             Ok(found) => seen.push(found),
             Err(problem) => stale.push(problem),
         }
@@ -158,16 +158,16 @@ pub(super) fn look(collected: &Collected<'_>, host: &HostFacts) -> Result<Vec<Se
     let mounts = mounts.map(|mount| (mount.file, &mount.item.host_path));
     let hooks = collected.hooks().iter().map(|hook| (hook.file, &hook.item.path));
     // NVIDIA's four hooks are of one program.
-    let mut looked = HashSet::new();
+    let mut checked = HashSet::new();
     for (file, path) in mounts.chain(hooks) {
-        if looked.insert(path) && fs::metadata(host.at(path)).is_err() {
+        if checked.insert(path) && fs::metadata(host.at(path)).is_err() {
             stale.push(Stale::NoFile { file: file.to_owned(), path: path.clone() });
         }
     }
     if stale.is_empty() { Ok(seen) } else { Err(stale) }
 }
 
-fn look_at(file: &Path, node: &Node, host: &HostFacts) -> Result<Seen, Stale> {
+fn check_at(file: &Path, node: &Node, host: &HostFacts) -> Result<Seen, Stale> {
     let (file, path) = (|| file.to_owned(), || node.source().to_owned());
     let Ok(meta) = fs::metadata(host.at(node.source())) else {
         return Err(Stale::NoNode { file: file(), path: path() });

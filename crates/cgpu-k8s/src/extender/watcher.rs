@@ -33,7 +33,7 @@ const BETWEEN_EVICTIONS: Duration = Duration::from_secs(10);
 const BETWEEN_WRITES: Duration = Duration::from_secs(10);
 
 /// How often it is looked what there is to write.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What was heard, of either kind.
 enum Heard {
@@ -197,7 +197,7 @@ async fn write_given(client: &Client, binder: &Binder, resource: &str) {
                 waiting.insert(pod, given);
             }
         }
-        sleep(LOOK).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

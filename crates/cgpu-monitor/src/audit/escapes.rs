@@ -24,7 +24,7 @@ use cgpu_host::events::Event;
 use cgpu_host::process::{ProcStatus, ProcessId, is_running, pidfd};
 
 /// The shortest time between two looks at whether outside processes have taken memory.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The time between two searches for descriptors while memory in use isn't explained; the first search comes no later
 /// than this time after such memory was found.
@@ -38,7 +38,7 @@ const SLOW_SEARCH: Duration = Duration::from_secs(2);
 const UNEXPLAINED_BYTES: i128 = 16 << 20;
 
 /// Looks in a row that may be dropped because the figures changed meanwhile.
-const MOST_CHANGED_LOOKS: u32 = 1;
+const MOST_CHANGED_CHECKS: u32 = 1;
 
 /// How long descriptors are searched for after memory was found that nobody asked the monitor for.
 const SUSPICION: Duration = Duration::from_secs(3);
@@ -77,8 +77,8 @@ pub(crate) fn end_escapes(monitor: &Monitor) {
     if callers.is_empty() && !provenances.is_watched() {
         return;
     }
-    if monitor.escapes.lock().looked.is_none_or(|looked| now - looked >= LOOK) {
-        monitor.escapes.lock().looked = Some(now);
+    if monitor.escapes.lock().checked.is_none_or(|checked| now - checked >= POLL_INTERVAL) {
+        monitor.escapes.lock().checked = Some(now);
         check_driver_usage(monitor, &callers);
     }
     let (suspicious, lingering, searched) = {
@@ -130,11 +130,11 @@ fn check_driver_usage(monitor: &Monitor, callers: &BTreeSet<u32>) {
     }
     // Memory that is taken during the look is in one figure and not in the other.
     let mut found = monitor.escapes.lock();
-    if before != after && found.changed_looks < MOST_CHANGED_LOOKS {
-        found.changed_looks += 1;
+    if before != after && found.changed_checks < MOST_CHANGED_CHECKS {
+        found.changed_checks += 1;
         return;
     }
-    found.changed_looks = 0;
+    found.changed_checks = 0;
     let known = found.unexplained;
     drop(found);
     if known.is_some_and(|known| unexplained - known >= UNEXPLAINED_BYTES) {

@@ -1,5 +1,5 @@
 //! What audits know: the driver's figures, when the last audit was, what is doubted, and what looks at outside processes
-//! found. [`look`](crate::audit::reconciliation) audits, and [`judge`](crate::audit::judge) judges the figures.
+//! found. [`check`](crate::audit::reconciliation) audits, and [`judge`](crate::audit::judge) judges the figures.
 //!
 //! The driver is asked on the [rm_lock](crate::state::RmLock), so that figures and books are of one moment: the
 //! driver rounds up the memory that it gives a call, and shows that memory before the call is back. Where a call
@@ -150,10 +150,10 @@ pub(crate) struct EscapeFindings {
     /// caused. Smaller growth is not stored, so that it adds up.
     pub(crate) unexplained: Option<i128>,
     /// Looks in a row during which the bytes in use changed, so that they could not be compared.
-    pub(crate) changed_looks: u32,
+    pub(crate) changed_checks: u32,
     /// Bytes in use less those of the container's processes, up to a constant: at the last full look, and its time.
     pub(crate) other_bytes: Option<(i128, Instant)>,
-    pub(crate) looked: Option<Instant>,
+    pub(crate) checked: Option<Instant>,
     pub(crate) searched: Option<Instant>,
     /// Until when descriptors are searched for, because memory in use is not explained.
     pub(crate) suspicion: Option<Instant>,

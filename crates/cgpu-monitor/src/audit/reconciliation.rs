@@ -231,7 +231,7 @@ fn forget_dead_processes(
         let is_retained = |number| files.iter().any(|file| file.number == number);
         let has_files = state.creators.bound_to(*process).any(is_retained);
         if has_files {
-            monitor.spaces.look_at_all();
+            monitor.spaces.check_all();
         }
         if holds || has_files || with_mapped_memory.contains(process) {
             continue;
@@ -243,7 +243,7 @@ fn forget_dead_processes(
         }
         state.enter(Entry::RemoveProcess { process: *process });
         monitor.shares.wake();
-        monitor.spaces.look_at_all();
+        monitor.spaces.check_all();
         monitor.provenances.note_dead(*process);
         has_forgotten = true;
     }

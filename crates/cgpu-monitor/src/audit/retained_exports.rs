@@ -105,13 +105,13 @@ pub(crate) fn clear_exports(monitor: &Monitor) {
 
 /// Frees exported memory that no object names and whose file no process has, where it is time to search.
 pub(crate) fn scan_exports(monitor: &Monitor) {
-    look_for_exports(monitor, SCAN_INTERVAL);
+    find_exports(monitor, SCAN_INTERVAL);
 }
 
 /// Sweeps sooner, for a call that would be refused. Waits while another sweep may let a file be cleared.
 pub(crate) fn scan_exports_for_refusal(monitor: &Monitor) {
     for _ in 0..=MISSES {
-        if !look_for_exports(monitor, REFUSAL_SCAN) {
+        if !find_exports(monitor, REFUSAL_SCAN) {
             return;
         }
         std::thread::sleep(REFUSAL_SCAN);
@@ -120,7 +120,7 @@ pub(crate) fn scan_exports_for_refusal(monitor: &Monitor) {
 
 /// Searches the container's processes for files that are empty or have unnamed memory, at most once each `pause`.
 /// Clears files that were missed [`MISSES`] times. `true` where another search may let a file be cleared.
-fn look_for_exports(monitor: &Monitor, pause: Duration) -> bool {
+fn find_exports(monitor: &Monitor, pause: Duration) -> bool {
     let unnamed: Vec<(u64, Arc<Device>)> = {
         let state = monitor.state();
         let files = monitor.exports.files.lock();

@@ -33,7 +33,7 @@ const MOST_RETAINED: usize = 32;
 const MOST_ANSWERED: usize = 256;
 
 /// How often a call that waits checks whether its caller still does.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A hash of a call: its registers, and its struct and parameters as they were at some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +113,7 @@ impl Interrupted {
                 return false;
             }
             served.waiting += 1;
-            let waited = self.left.wait_timeout(served, LOOK);
+            let waited = self.left.wait_timeout(served, POLL_INTERVAL);
             (served, _) = waited.unwrap_or_else(PoisonError::into_inner);
             served.waiting -= 1;
         }

@@ -18,7 +18,7 @@ const BURST_US: i64 = 200_000;
 const LEAST: u64 = 20;
 
 /// How often it is asked how much was taken, in microseconds.
-const LOOK_US: u64 = 1000;
+const POLL_INTERVAL_US: u64 = 1000;
 
 /// The longest pause, in microseconds: meanwhile nobody looks whether the monitor is to stop.
 const LONGEST_US: u64 = 100_000;
@@ -28,7 +28,7 @@ const LONGEST_US: u64 = 100_000;
 pub(crate) struct ProcessorBudget {
     allowance: Option<Lock<Allowance>>,
     began: Instant,
-    next_look_us: AtomicU64,
+    next_poll_us: AtomicU64,
 }
 
 /// What is left of a budget. Pure: times are parameters, in microseconds.
@@ -67,7 +67,7 @@ impl ProcessorBudget {
         ProcessorBudget {
             allowance: limit.map(allowance).map(Lock::new),
             began: Instant::now(),
-            next_look_us: AtomicU64::new(0),
+            next_poll_us: AtomicU64::new(0),
         }
     }
 
@@ -75,10 +75,10 @@ impl ProcessorBudget {
     pub(crate) fn pause(&self) -> Option<Duration> {
         let allowance = self.allowance.as_ref()?;
         let now_us = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        if now_us < self.next_look_us.load(Ordering::Relaxed) {
+        if now_us < self.next_poll_us.load(Ordering::Relaxed) {
             return None;
         }
-        self.next_look_us.store(now_us.saturating_add(LOOK_US), Ordering::Relaxed);
+        self.next_poll_us.store(now_us.saturating_add(POLL_INTERVAL_US), Ordering::Relaxed);
         let wait_us = allowance.lock().wait_us(now_us, taken_us());
         (wait_us > 0).then(|| Duration::from_micros(wait_us))
     }

@@ -43,7 +43,7 @@ const SUPPORT_THREADS: [NamedThread; 3] = [
 ];
 
 /// Time between two looks. Each look costs the threads that take turns on the watcher's processor some 20 µs.
-const LOOK: Duration = Duration::from_micros(400);
+const POLL_INTERVAL: Duration = Duration::from_micros(400);
 
 /// Looks in a row without a call after which the watcher sleeps.
 const TIMEOUT: u32 = 20;
@@ -390,7 +390,7 @@ impl Workers {
                 quiet = 0;
                 self.sleep();
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -465,7 +465,7 @@ mod tests {
             let call = three.workers.begin(0);
             let has_it = three.workers.end(0, call);
             // On a busy machine it may have been long.
-            if begun.elapsed() < LOOK {
+            if begun.elapsed() < POLL_INTERVAL {
                 assert!(has_it, "a short call keeps the queue");
                 break three;
             }

@@ -42,11 +42,11 @@ impl SwitchTimes {
     /// then; and when to look again.
     pub(crate) fn turn(self, frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>) {
         let (off_early_us, on_early_us) = (self.off_us, self.on_us + self.off_us / 2);
-        let look = |early_us| {
+        let check = |early_us| {
             let (on, next) = turn_at(frame_us, spans, now_us + early_us);
             (on, next.map(|next| next - early_us))
         };
-        let ((begins, one), (ends_not, other)) = (look(on_early_us), look(off_early_us));
+        let ((begins, one), (ends_not, other)) = (check(on_early_us), check(off_early_us));
         let on = if on_early_us < off_early_us { begins && ends_not } else { begins || ends_not };
         (on, one.into_iter().chain(other).min())
     }

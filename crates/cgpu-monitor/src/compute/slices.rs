@@ -31,9 +31,9 @@ const MOST_DISTINGUISHED: usize = 8;
 
 /// How often the monitor looks which of several processes rest, in milliseconds: while one of them was seen to
 /// compute, and while none was.
-const BUSY_LOOK_MS: u16 = 1000;
+const BUSY_POLL_MS: u16 = 1000;
 
-const IDLE_LOOK_MS: u16 = 5000;
+const IDLE_POLL_MS: u16 = 5000;
 
 /// After how long shares are read though nobody told of a change, for whatever reason.
 const UNHEARD: Duration = Duration::from_secs(60);
@@ -97,8 +97,8 @@ pub(crate) fn find_resting_processes(monitor: &Monitor) -> Option<u16> {
             let own = own_client(monitor);
             let samples = own.map(|own| own.samples(gpu)).unwrap_or_default();
             let is_busy = computing.iter().any(|process| was_seen(&samples, *process));
-            let look_ms = if is_busy { BUSY_LOOK_MS } else { IDLE_LOOK_MS };
-            again_ms = again_ms.into_iter().chain([look_ms]).min();
+            let poll_ms = if is_busy { BUSY_POLL_MS } else { IDLE_POLL_MS };
+            again_ms = again_ms.into_iter().chain([poll_ms]).min();
             resting = monitor.shares.find_resting(gpu, &computing, &samples, Instant::now());
         }
         monitor.shares.on(gpu, |on| on.resting = resting);

@@ -54,15 +54,15 @@ impl Timetable {
     /// The channels that are to be off at `now_us`, allowing for the time of calls that are made then; and when to
     /// look again.
     fn off(&self, times: SwitchTimes, now_us: u64) -> (BTreeSet<ChannelName>, Option<u64>) {
-        let (mut off, mut looks) = (BTreeSet::new(), None);
+        let (mut off, mut checks) = (BTreeSet::new(), None);
         for (frame_us, spans, channels) in &self.parts {
             let (on, next) = times.turn(*frame_us, spans, now_us);
             if !on {
                 off.extend(channels);
             }
-            looks = looks.into_iter().chain(next).min();
+            checks = checks.into_iter().chain(next).min();
         }
-        (off, looks)
+        (off, checks)
     }
 }
 
@@ -93,13 +93,13 @@ pub(crate) fn set_slices_forever(monitor: &Arc<Monitor>) {
         read_shares(monitor);
         monitor.turns_thread.wake();
         is_resumed = is_resumed || end_turns_of_before(monitor);
-        let look_ms = find_resting_processes(monitor);
+        let poll_ms = find_resting_processes(monitor);
         let is_whole = set_slices(monitor) && is_resumed;
         // The number of groups may divide them into cohorts.
         begin_turns(monitor);
         let again_ms = (!is_whole).then_some(retry_ms);
         retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
-        let timeout = look_ms.into_iter().chain(again_ms).min();
+        let timeout = poll_ms.into_iter().chain(again_ms).min();
         drop(at_work);
         monitor.shares.changed.wait(timeout.map(|ms| Duration::from_millis(ms.into())));
     }
@@ -204,7 +204,7 @@ fn wait_for_next_turn(
     let mut unsupervised = monitor.unsupervised.lock();
     for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {
         if let Some(of) = unsupervised.get_mut::<usize>(gpu) {
-            of.look_now();
+            of.poll_now();
         }
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct UnsupervisedContainers {
     /// A pidfd of the watched monitor.
     pub(crate) watched: Option<Arc<OwnedFd>>,
     /// When to look for orphans again, by [`now_us`](crate::compute::last_turn::now_us).
-    pub(crate) look_us: Option<u64>,
+    pub(crate) poll_us: Option<u64>,
 }
 
 /// What is known of a container's monitor.
@@ -87,8 +87,8 @@ pub(crate) fn read_channels(place: &MonitorDir, uuid: &str) -> io::Result<Vec<Ch
 
 impl UnsupervisedContainers {
     /// Has the next turn look for orphans, because the watched monitor has ended.
-    pub(crate) fn look_now(&mut self) {
-        self.look_us = Some(0);
+    pub(crate) fn poll_now(&mut self) {
+        self.poll_us = Some(0);
     }
 }
 

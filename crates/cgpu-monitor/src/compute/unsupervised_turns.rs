@@ -46,20 +46,20 @@ pub(crate) fn take_turns_of_unsupervised(
 ) -> Option<u64> {
     let now = now_us();
     let changed = monitor.shares.frame_if_not(gpu, unsupervised.turns.as_ref());
-    if changed.is_some() || unsupervised.look_us.is_some_and(|look_us| look_us <= now) {
+    if changed.is_some() || unsupervised.poll_us.is_some_and(|poll_us| poll_us <= now) {
         if let Some(turns) = changed {
             unsupervised.turns = turns;
         }
         find_unsupervised(monitor, gpu, unsupervised);
     }
-    let mut look_us = unsupervised.look_us;
+    let mut poll_us = unsupervised.poll_us;
     let frame_us = unsupervised.turns.as_ref().map_or(0, |turns| turns.frame_us);
     for alone in unsupervised.all.values_mut() {
         let (on, next) = alone.last.times.turn(frame_us, &alone.spans, now);
         switch_unsupervised(monitor, gpu, alone, on);
-        look_us = look_us.into_iter().chain(next).min();
+        poll_us = poll_us.into_iter().chain(next).min();
     }
-    look_us
+    poll_us
 }
 
 /// Brings the containers onto a GPU whose turns this monitor took, because this monitor ends.
@@ -87,7 +87,7 @@ fn switch_unsupervised(monitor: &Monitor, gpu: usize, alone: &mut Unsupervised, 
 }
 
 fn find_unsupervised(monitor: &Monitor, gpu: usize, unsupervised: &mut UnsupervisedContainers) {
-    (unsupervised.watched, unsupervised.look_us) = (None, None);
+    (unsupervised.watched, unsupervised.poll_us) = (None, None);
     let mut before = std::mem::take(&mut unsupervised.all);
     let no_spans = BTreeMap::new();
     let spans = unsupervised.turns.as_ref().map_or(&no_spans, |turns| &turns.spans);
@@ -100,7 +100,7 @@ fn find_unsupervised(monitor: &Monitor, gpu: usize, unsupervised: &mut Unsupervi
                 // The pid may belong to another process by now.
                 unsupervised.watched = watched.filter(|_| process.alive()).map(Arc::new);
                 if unsupervised.watched.is_none() {
-                    unsupervised.look_us = Some(now_us() + RETRY_US);
+                    unsupervised.poll_us = Some(now_us() + RETRY_US);
                 }
                 break;
             }
@@ -112,7 +112,7 @@ fn find_unsupervised(monitor: &Monitor, gpu: usize, unsupervised: &mut Unsupervi
                     unsupervised.all.insert(name.to_owned(), alone);
                 }
             }
-            NeighbourState::Unknown => unsupervised.look_us = Some(now_us() + RETRY_US),
+            NeighbourState::Unknown => unsupervised.poll_us = Some(now_us() + RETRY_US),
         }
     }
     // These containers have no turns any more, or are gone. Those that are there stay on the GPU.
@@ -124,7 +124,7 @@ fn find_unsupervised(monitor: &Monitor, gpu: usize, unsupervised: &mut Unsupervi
 /// Tells of a neighbour whose monitor has ended before it, unless somebody has told of it.
 fn report_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
     let state_dir = &monitor.settings.state_dir;
-    let records = Registry::look(state_dir, String::new()).and_then(|all| all.records());
+    let records = Registry::open_read_only(state_dir, String::new()).and_then(|all| all.records());
     let neighbour = records.ok().and_then(|all| all.into_iter().find(|of| of.short_id == name));
     // A container that has ended ends its monitor.
     let Some(Record { key, holder, plan, .. }) = neighbour else { return };
@@ -137,13 +137,13 @@ fn report_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
         Some(Gpu { limit_bytes: of.memory_limit_bytes.unwrap_or(u64::MAX), ..gpu.clone() })
     };
     let gpus: Vec<Gpu> = gpus.iter().filter_map(theirs).collect();
-    let look = || match gpus.len() == plan.gpus.len() {
+    let check = || match gpus.len() == plan.gpus.len() {
         true => end_if_taken(first, nodes, &monitor.release, &gpus).map_err(drop),
         // It has GPUs that this container doesn't have.
         false => Err(()),
     };
     // Otherwise the next create or `cgpu gc` looks.
-    let _ = place.handle_closed(report, look);
+    let _ = place.handle_closed(report, check);
 }
 
 fn new_unsupervised(

@@ -25,7 +25,7 @@ const CLEAR: Duration = Duration::from_millis(400);
 const SEARCH_WHILE_LEAKED: Duration = Duration::from_secs(5);
 
 /// How often the audit's thread looks whether a search is due.
-const LAST_LOOK: Duration = Duration::from_millis(25);
+const LAST_CHECK: Duration = Duration::from_millis(25);
 
 /// How long the monitor stays at most after a search that found no program of the host.
 const MOST_WAIT: Duration = Duration::from_secs(10);
@@ -74,7 +74,7 @@ impl ContainerEnd {
 
     /// How long the audit's thread may wait at most while the container ends; `None` where it doesn't.
     pub(crate) fn most_wait(&self) -> Option<Duration> {
-        let wait = if self.is_leaked() { SEARCH_WHILE_LEAKED } else { LAST_LOOK };
+        let wait = if self.is_leaked() { SEARCH_WHILE_LEAKED } else { LAST_CHECK };
         self.is_in_progress().then_some(wait)
     }
 

@@ -392,13 +392,13 @@ impl Daemon {
 
     /// How long the first thread may wait at most; `None` if nothing is due by itself.
     fn timeout(&self) -> Option<Duration> {
-        let looks = self.runtimes.needs_ticks() || self.end_requested.is_some();
+        let checks = self.runtimes.needs_ticks() || self.end_requested.is_some();
         let starts = match self.service.as_ref().map(|service| service.calls.call_threads()) {
             None => Some(self.serves_at.saturating_duration_since(Instant::now())),
             Some(CallThreads::Starting(_)) => Some(THREADS),
             Some(CallThreads::Unneeded | CallThreads::Started) => None,
         };
-        starts.into_iter().chain(looks.then_some(TICK)).min()
+        starts.into_iter().chain(checks.then_some(TICK)).min()
     }
 
     fn has_call_threads(&self) -> bool {

@@ -88,7 +88,7 @@ fn container_of(
         return Ok(None);
     }
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(|_| ended())?;
-    let records = Registry::look(state_dir, String::new()).and_then(|all| all.records());
+    let records = Registry::open_read_only(state_dir, String::new()).and_then(|all| all.records());
     let records = records.map_err(|error| format!("it can't be known who asks: {error}"))?;
     let is_its = |init: ProcessId| {
         let mut provenance = Provenance::default();

@@ -201,21 +201,21 @@ impl MonitorDir {
             && !self.dir.join("seen").exists()
     }
 
-    /// Tells, where it wasn't told before, that the monitor was killed. Then has `look` find out once what the monitor
+    /// Tells, where it wasn't told before, that the monitor was killed. Then has `check` find out once what the monitor
     /// left; the event of that is told, too.
     ///
     /// # Errors
     ///
-    /// The error of `look`: then somebody else may look.
+    /// The error of `check`: then somebody else may look.
     pub fn handle_closed<E>(
         &self,
         report: impl Fn(Event),
-        look: impl FnOnce() -> Result<Option<Event>, E>,
+        check: impl FnOnce() -> Result<Option<Event>, E>,
     ) -> Result<(), E> {
         if self.mark_lost() {
             report(Event::monitor_lost(MONITOR_KILLED));
         }
-        let found = look()?;
+        let found = check()?;
         if File::create_new(self.dir.join("seen")).is_ok() {
             found.into_iter().for_each(report);
         }
@@ -440,15 +440,15 @@ mod tests {
         // A process that was: no process has this number.
         place.write_process(ProcessId { pid: i32::MAX, start_ticks: 1 });
         let reported = RefCell::new(Vec::new());
-        let look = |found: Result<Option<Event>, ()>| {
+        let check = |found: Result<Option<Event>, ()>| {
             place.handle_closed(|event| reported.borrow_mut().push(event.kind), || found)
         };
         assert!(place.is_lost_and_not_seen());
-        assert_eq!(look(Err(())), Err(()));
+        assert_eq!(check(Err(())), Err(()));
         assert!(place.is_lost_and_not_seen(), "the next one looks again");
-        assert_eq!(look(Ok(Some(Event::ended_for_leak()))), Ok(()));
+        assert_eq!(check(Ok(Some(Event::ended_for_leak()))), Ok(()));
         assert!(!place.is_lost_and_not_seen());
-        assert_eq!(look(Ok(Some(Event::ended_for_leak()))), Ok(()));
+        assert_eq!(check(Ok(Some(Event::ended_for_leak()))), Ok(()));
         assert_eq!(reported.take(), [Kind::MonitorLost, Kind::Leaked]);
     }
 }

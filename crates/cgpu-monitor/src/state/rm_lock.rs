@@ -97,10 +97,10 @@ impl RmLock {
     fn enter_in_turn(
         &self,
         comes: Comes,
-        look: Duration,
+        check: Duration,
         waits: impl Fn() -> bool,
     ) -> Option<UnderRmLock<'_>> {
-        let number = self.wait_for(comes, look, waits)?;
+        let number = self.wait_for(comes, check, waits)?;
         Some(UnderRmLock { rm_lock: self, number })
     }
 
@@ -127,9 +127,9 @@ impl RmLock {
         }
     }
 
-    /// Waits for the lane, and checks `waits` after each `look`. Returns the number on the lane, or `None` once `waits`
+    /// Waits for the lane, and checks `waits` after each `check`. Returns the number on the lane, or `None` once `waits`
     /// is false.
-    fn wait_for(&self, comes: Comes, look: Duration, waits: impl Fn() -> bool) -> Option<u64> {
+    fn wait_for(&self, comes: Comes, check: Duration, waits: impl Fn() -> bool) -> Option<u64> {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
@@ -145,11 +145,11 @@ impl RmLock {
         drop(state);
         let mut since = Instant::now();
         loop {
-            std::thread::park_timeout(look.saturating_sub(since.elapsed()));
+            std::thread::park_timeout(check.saturating_sub(since.elapsed()));
             if self.state.lock().current == Some(number) {
                 return Some(number);
             }
-            if since.elapsed() < look {
+            if since.elapsed() < check {
                 continue;
             }
             since = Instant::now();
@@ -264,14 +264,14 @@ mod tests {
     fn audit_waits_once_for_the_same_hanging_call() {
         let rm_lock = rm_lock();
         let hanging = rm_lock.enter();
-        let looked = |begun: Instant| {
+        let checked = |begun: Instant| {
             (rm_lock.enter_for_monitor().is_none(), begun.elapsed() >= MONITOR_WAIT)
         };
-        assert_eq!(looked(Instant::now()), (true, true));
-        assert_eq!(looked(Instant::now()), (true, false));
+        assert_eq!(checked(Instant::now()), (true, true));
+        assert_eq!(checked(Instant::now()), (true, false));
         drop(hanging);
         let other = rm_lock.enter();
-        assert_eq!(looked(Instant::now()), (true, true));
+        assert_eq!(checked(Instant::now()), (true, true));
         drop(other);
         assert!(rm_lock.enter_for_monitor().is_some() && rm_lock.state.lock().waiting.is_empty());
     }

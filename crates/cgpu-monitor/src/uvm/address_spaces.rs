@@ -42,16 +42,16 @@ pub(crate) struct AddressSpace {
     maps: Lock<File>,
     /// The [`image_hash`] of the program that asked for the mapping.
     image: Option<u64>,
-    state: Lock<LookState>,
+    state: Lock<CheckState>,
 }
 
 #[derive(Debug)]
-struct LookState {
+struct CheckState {
     /// When a mapping was asked for last, and whether the address space wasn't looked at since.
     asked: Instant,
     is_new: bool,
     /// When the address space was looked at last, and its mappings then.
-    looked: Option<Instant>,
+    checked: Option<Instant>,
     last: Option<Vec<Mapped>>,
     /// Whether the end of its process was noted.
     is_end_noted: bool,
@@ -64,10 +64,10 @@ impl AddressSpace {
         let first = File::open(format!("/proc/{}/maps", process.pid()));
         let first = first.ok().filter(|maps| maps.read_at(&mut [0], 0).is_ok_and(|read| read > 0));
         let maps = first.map_or_else(|| File::open(format!("/proc/{tid}/maps")), Ok)?;
-        let state = LookState {
+        let state = CheckState {
             asked: Instant::now(),
             is_new: true,
-            looked: None,
+            checked: None,
             last: None,
             is_end_noted: false,
         };
@@ -80,9 +80,9 @@ impl AddressSpace {
     }
 
     /// Notes that the address space is about to be looked at.
-    pub(crate) fn mark_looked_at(&self) {
+    pub(crate) fn mark_checked(&self) {
         let mut state = self.state.lock();
-        (state.is_new, state.looked) = (false, Some(Instant::now()));
+        (state.is_new, state.checked) = (false, Some(Instant::now()));
     }
 
     /// Notes the mappings that a look found.
@@ -107,7 +107,7 @@ impl AddressSpace {
     fn is_fresh(&self) -> bool {
         let state = self.state.lock();
         let pause = if state.is_new { NEW_PAUSE } else { RECENT_PAUSE };
-        let is_due = state.looked.is_none_or(|looked| looked.elapsed() > pause);
+        let is_due = state.checked.is_none_or(|checked| checked.elapsed() > pause);
         is_due && (state.is_new || state.asked.elapsed() < MAPPING_DELAY)
     }
 
@@ -168,7 +168,7 @@ pub(crate) struct AddressSpaces {
     all: Lock<Vec<Arc<AddressSpace>>>,
     /// Whether all address spaces are to be looked at, and when they were looked at last.
     is_due: AtomicBool,
-    looked: Lock<Option<Instant>>,
+    checked: Lock<Option<Instant>>,
     /// When managed ranges were asked for, by process and first address.
     pub(crate) asked_ranges: Lock<BTreeMap<(Process, u64), Instant>>,
 }
@@ -195,14 +195,14 @@ impl AddressSpaces {
         self.notifier.wait(None);
     }
 
-    /// Whether all address spaces are to be looked at now: [`Self::look_at_all`] asked for it, or `pause` is over.
+    /// Whether all address spaces are to be looked at now: [`Self::check_all`] asked for it, or `pause` is over.
     /// Where `true`, they count as looked at.
     pub(crate) fn take_due(&self, pause: Duration) -> bool {
         let is_due = self.is_due.swap(false, Ordering::Relaxed);
-        let mut looked = self.looked.lock();
-        let due = is_due || looked.is_none_or(|looked| looked.elapsed() >= pause);
+        let mut checked = self.checked.lock();
+        let due = is_due || checked.is_none_or(|checked| checked.elapsed() >= pause);
         if due {
-            *looked = Some(Instant::now());
+            *checked = Some(Instant::now());
         }
         due
     }
@@ -213,7 +213,7 @@ impl AddressSpaces {
     }
 
     /// Has the thread look at all address spaces.
-    pub(crate) fn look_at_all(&self) {
+    pub(crate) fn check_all(&self) {
         self.is_due.store(true, Ordering::Relaxed);
         self.wake();
     }
@@ -230,7 +230,7 @@ impl AddressSpaces {
             return Ok(());
         }
         if all.len() >= MOST_SPACES {
-            self.look_at_all();
+            self.check_all();
             return Err(io::ErrorKind::ResourceBusy.into());
         }
         drop(all);
@@ -242,7 +242,7 @@ impl AddressSpaces {
     /// Watches the address space that a process has now. It may be the old one, opened through another thread.
     pub(crate) fn reopen(&self, process: Process) {
         if let Ok(space) = AddressSpace::open(process, process.pid().cast_signed()) {
-            space.mark_looked_at();
+            space.mark_checked();
             self.all.lock().push(Arc::new(space));
         }
     }

@@ -142,7 +142,7 @@ fn register_gpu(
     case.patch(Meaning::Descriptor, u64::from(descriptor.cast_unsigned()));
     asked?;
     // Mapped memory that was on no GPU may be on this GPU from now on.
-    case.monitor.spaces.look_at_all();
+    case.monitor.spaces.check_all();
     if is_alone && case.status() == NV_OK && is_orphaned(case.monitor, file) {
         unregister_gpus(case.monitor, case.device()?);
         return Err(case.deny(&RefusalReason::UvmOrphaned));

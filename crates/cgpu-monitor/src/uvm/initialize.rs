@@ -21,7 +21,7 @@ use nvrm::{Answer, uvm};
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often a call that waits looks whether the other initialization is over.
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Lets a call that initializes a file continue. Sets the flag that turns HMM off in the caller's struct first; the
 /// flags are checked again when a GPU is registered, since the caller can change them before the kernel reads them.
@@ -100,7 +100,7 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
         if since.1.elapsed() >= TIMEOUT {
             return Err(case.deny(&RefusalReason::UvmBusy));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

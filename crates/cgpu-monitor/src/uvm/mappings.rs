@@ -60,7 +60,7 @@ fn audit_mappings(monitor: &Monitor) {
         end_orphaned_files(monitor);
     }
     let files = monitor.uvm_files.all();
-    look_at_fresh(monitor, &files);
+    check_fresh(monitor, &files);
     if !is_due {
         return;
     }
@@ -70,20 +70,20 @@ fn audit_mappings(monitor: &Monitor) {
         files.iter().for_each(|file| Ranges::of(&monitor.release, &file.device).end_zombies());
     }
     for space in monitor.spaces.all() {
-        look_at(monitor, &space, &files);
-        look_at_fresh(monitor, &files);
+        check_at(monitor, &space, &files);
+        check_fresh(monitor, &files);
     }
     release_unmapped_ranges(monitor);
     monitor.state().ranges.forget_removed(begun);
 }
 
-fn look_at_fresh(monitor: &Monitor, files: &[Arc<UvmFile>]) {
-    monitor.spaces.fresh().iter().for_each(|space| look_at(monitor, space, files));
+fn check_fresh(monitor: &Monitor, files: &[Arc<UvmFile>]) {
+    monitor.spaces.fresh().iter().for_each(|space| check_at(monitor, space, files));
 }
 
 /// Looks at the mappings of an address space, and forgets an address space that no process has any more.
-fn look_at(monitor: &Monitor, space: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
-    space.mark_looked_at();
+fn check_at(monitor: &Monitor, space: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
+    space.mark_checked();
     let since = Instant::now();
     let (text, now) = (space.read_maps(), current_maps(space.process));
     let is_gone = match &text {

@@ -35,7 +35,7 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How many searches in a row must not find a file: a process that had the file may have forked, and ended, during one
 /// search.
-const LOOKS: usize = 2;
+const CHECKS: usize = 2;
 
 /// Keeps the file that `device` is, and returns it. The thread and descriptor of `seen` have the file. `None` where
 /// too many files or ranges are kept, or the file can't be kept or told from others.
@@ -116,7 +116,7 @@ pub(crate) fn scan_files(monitor: &Monitor, occasion: Occasion) {
         std::thread::sleep(wait.unwrap_or_default().min(TIMEOUT));
     }
     let begun = Instant::now();
-    for _ in 0..LOOKS {
+    for _ in 0..CHECKS {
         if missed.is_empty() {
             break;
         }

@@ -25,7 +25,7 @@ const FULL_PERCENT: u64 = 95;
 
 /// How a page is to look.
 #[derive(Debug, Clone)]
-pub(crate) struct Look<'a> {
+pub(crate) struct PageStyle<'a> {
     /// Columns of the terminal.
     pub(crate) width: usize,
     /// What it shows.
@@ -75,13 +75,13 @@ impl Row<'_> {
 }
 
 /// `snapshot` as people read it.
-pub(crate) fn sheet(snapshot: &Snapshot, look: &Look<'_>) -> Sheet {
-    let look = Look { width: look.width.max(LEAST_WIDTH), ..look.clone() };
-    let mut page = Page { look: &look, sheet: Sheet::default() };
+pub(crate) fn sheet(snapshot: &Snapshot, page_style: &PageStyle<'_>) -> Sheet {
+    let page_style = PageStyle { width: page_style.width.max(LEAST_WIDTH), ..page_style.clone() };
+    let mut page = Page { page_style: &page_style, sheet: Sheet::default() };
     page.head(snapshot);
     // One table for all blocks, so that columns stand under each other.
     let rows: Vec<Row<'_>> = snapshot.containers.iter().flat_map(rows).collect();
-    let table = Table::fitting(&rows, look.width.saturating_sub(4), look.signs);
+    let table = Table::fitting(&rows, page_style.width.saturating_sub(4), page_style.signs);
     for gpu in &snapshot.gpus {
         let on_it = |row: &&Row<'_>| row.share.is_some_and(|share| share.gpu.uuid == gpu.uuid);
         let its: Vec<Row<'_>> = rows.iter().filter(on_it).copied().collect();
@@ -112,7 +112,7 @@ fn rows(container: &ContainerView) -> Vec<Row<'_>> {
 
 /// A page that is being written.
 struct Page<'a> {
-    look: &'a Look<'a>,
+    page_style: &'a PageStyle<'a>,
     sheet: Sheet,
 }
 
@@ -125,7 +125,7 @@ struct Frame {
 
 impl Page<'_> {
     fn frame(&self) -> Frame {
-        match self.look.signs {
+        match self.page_style.signs {
             Signs::Unicode => {
                 Frame { corners: ["╭", "╮", "╰", "╯"], across: "─", down: "│" }
             }
@@ -134,7 +134,7 @@ impl Page<'_> {
     }
 
     fn inner(&self) -> usize {
-        self.look.width.saturating_sub(4)
+        self.page_style.width.saturating_sub(4)
     }
 
     fn head(&mut self, snapshot: &Snapshot) {
@@ -151,14 +151,14 @@ impl Page<'_> {
             driver,
             plural(snapshot.gpus.len(), "GPU"),
             plural(snapshot.containers.len(), "container"),
-            self.look.time.to_owned(),
+            self.page_style.time.to_owned(),
         ];
         let items: Vec<_> = items
             .into_iter()
             .filter(|item| !item.is_empty())
             .map(|item| vec![item.bold()])
             .collect();
-        for line in flow::flow(items, self.look.width, self.look.signs) {
+        for line in flow::flow(items, self.page_style.width, self.page_style.signs) {
             self.sheet.lines.push(line);
         }
     }
@@ -166,10 +166,10 @@ impl Page<'_> {
     /// Opens a block; its title is cut to what there is.
     fn open(&mut self, title: Vec<Span<'static>>) {
         let Frame { corners: [left, right, ..], across, .. } = self.frame();
-        let mut room = self.look.width.saturating_sub(6);
+        let mut room = self.page_style.width.saturating_sub(6);
         let mut line = vec![Span::raw(format!("{left}{across} "))];
         for span in title {
-            let text = cut(&span.content, room, Keep::Start, self.look.signs);
+            let text = cut(&span.content, room, Keep::Start, self.page_style.signs);
             room = room.saturating_sub(cells::columns(&text));
             line.push(Span::styled(text, span.style));
         }
@@ -179,7 +179,7 @@ impl Page<'_> {
 
     fn close(&mut self) {
         let Frame { corners: [.., left, right], across, .. } = self.frame();
-        let across = across.repeat(self.look.width.saturating_sub(2));
+        let across = across.repeat(self.page_style.width.saturating_sub(2));
         self.sheet.lines.push(Line::from(format!("{left}{across}{right}")));
     }
 
@@ -195,7 +195,7 @@ impl Page<'_> {
     }
 
     fn gpu(&mut self, gpu: &GpuView, table: &Table, rows: &[Row<'_>]) {
-        let dot = if self.look.signs == Signs::Unicode { " · " } else { ", " };
+        let dot = if self.page_style.signs == Signs::Unicode { " · " } else { ", " };
         let mut title = vec![format!("GPU {}", gpu.index).bold()];
         for part in [&gpu.name, &gpu.bus_id].into_iter().filter(|part| !part.is_empty()) {
             title.push(Span::raw(format!("{dot}{part}")));
@@ -206,7 +206,7 @@ impl Page<'_> {
         }
         self.open(title);
         self.memory(gpu);
-        for line in flow::flow(usage(gpu), self.inner(), self.look.signs) {
+        for line in flow::flow(usage(gpu), self.inner(), self.page_style.signs) {
             self.line(line.spans);
         }
         self.lately(gpu);
@@ -222,7 +222,7 @@ impl Page<'_> {
             mib(Some(gpu.memory_total_bytes))
         );
         let width = self.inner().saturating_sub(cells::columns(&usage) + 2).min(40);
-        let signs = self.look.signs;
+        let signs = self.page_style.signs;
         let style = fill(gpu.memory_used_bytes, gpu.memory_total_bytes);
         let mut line = Vec::new();
         if width >= 6 {
@@ -236,14 +236,14 @@ impl Page<'_> {
 
     /// How much of the GPU was in use in the moments before.
     fn lately(&mut self, gpu: &GpuView) {
-        let moments = self.look.history.of(&gpu.uuid);
+        let moments = self.page_style.history.of(&gpu.uuid);
         if moments.is_empty() || self.inner() < 30 {
             return;
         }
         const TITLE: &str = "lately  ";
         let room = self.inner() - TITLE.len();
         let from = moments.len().saturating_sub(room);
-        let steps: Vec<char> = match self.look.signs {
+        let steps: Vec<char> = match self.page_style.signs {
             Signs::Unicode => "▁▂▃▄▅▆▇█".chars().collect(),
             Signs::Ascii => "_.-=+*%#".chars().collect(),
         };
@@ -259,8 +259,8 @@ impl Page<'_> {
         self.line(vec![Span::raw(table.header()).add_modifier(Modifier::DIM)]);
         for row in rows {
             let id = row.id();
-            let marked = self.look.marked.filter(|(marked, _)| **marked == id);
-            let mut spans = table.row(row, self.look.signs);
+            let marked = self.page_style.marked.filter(|(marked, _)| **marked == id);
+            let mut spans = table.row(row, self.page_style.signs);
             if marked.is_some() {
                 let used: usize = spans.iter().map(|span| cells::columns(&span.content)).sum();
                 spans.push(Span::raw(" ".repeat(self.inner().saturating_sub(used))));
@@ -270,7 +270,7 @@ impl Page<'_> {
             }
             self.sheet.rows.push((id, self.sheet.lines.len()));
             self.line(spans);
-            if self.look.processes || marked.is_some_and(|(_, open)| open) {
+            if self.page_style.processes || marked.is_some_and(|(_, open)| open) {
                 self.processes(row);
             }
         }
@@ -288,16 +288,20 @@ impl Page<'_> {
             let bytes = row.share.and_then(on_it);
             let usage = format!("{} MiB", padded(&mib(bytes), 7, true));
             let room = self.inner().saturating_sub(2 + 9 + usage.len() + 1);
-            let name = cut(name, room, Keep::Start, self.look.signs);
+            let name = cut(name, room, Keep::Start, self.page_style.signs);
             let text = format!("  {} {usage} {name}", padded(&process.pid.to_string(), 8, true));
-            let text = cut(&text, self.inner(), Keep::Start, self.look.signs);
+            let text = cut(&text, self.inner(), Keep::Start, self.page_style.signs);
             self.line(vec![Span::raw(text).dim()]);
         }
         let rest =
             container.process_count.map_or(0, |all| all.saturating_sub(container.processes.len()));
         if rest > 0 {
-            let text =
-                cut(&format!("  and {rest} more"), self.inner(), Keep::Start, self.look.signs);
+            let text = cut(
+                &format!("  and {rest} more"),
+                self.inner(),
+                Keep::Start,
+                self.page_style.signs,
+            );
             self.line(vec![Span::raw(text).dim()]);
         }
     }
@@ -325,7 +329,11 @@ impl Page<'_> {
         let text = cgpu_cli::commands::table::printable(text);
         let words = text.split(' ').filter(|word| !word.is_empty());
         let words = words.map(|word| vec![Span::styled(word.to_owned(), style)]).collect();
-        self.sheet.lines.extend(flow::flow_words(words, self.look.width, self.look.signs));
+        self.sheet.lines.extend(flow::flow_words(
+            words,
+            self.page_style.width,
+            self.page_style.signs,
+        ));
     }
 }
 
@@ -398,7 +406,7 @@ mod tests {
     use super::*;
 
     fn text(snapshot: &Snapshot, width: usize, signs: Signs) -> Vec<String> {
-        let look = Look {
+        let page_style = PageStyle {
             width,
             signs,
             time: "",
@@ -406,7 +414,7 @@ mod tests {
             marked: None,
             history: &History::default(),
         };
-        sheet(snapshot, &look).lines.iter().map(ToString::to_string).collect()
+        sheet(snapshot, &page_style).lines.iter().map(ToString::to_string).collect()
     }
 
     #[test]

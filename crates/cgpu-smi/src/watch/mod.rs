@@ -23,7 +23,7 @@ use crate::args::Args;
 use crate::cells::Signs;
 use crate::collector::Collector;
 use crate::environment::{now, signs};
-use crate::sheet::{Look, sheet};
+use crate::sheet::{PageStyle, sheet};
 use state::{After, HELP, State};
 
 /// How often it looks, where the command line doesn't say.
@@ -43,8 +43,8 @@ pub(crate) fn run(mut collector: Collector, args: &Args) -> Result<()> {
     }
     // What is wrong from the beginning is said as it always is.
     let first = collector.collect_without_driver()?;
-    let (look_now, wishes) = mpsc::channel();
-    let (send, looked) = mpsc::channel();
+    let (poll_now, wishes) = mpsc::channel();
+    let (send, checked) = mpsc::channel();
     let pause = args.r#loop.unwrap_or(PAUSE);
     thread::spawn(move || collect_again(collector, pause, &wishes, &send));
     let mut state = State::new(first, args.processes, now());
@@ -57,7 +57,7 @@ pub(crate) fn run(mut collector: Collector, args: &Args) -> Result<()> {
                 is_new = false;
             }
             // All that has come since, and one key at most.
-            while let Ok(found) = looked.try_recv() {
+            while let Ok(found) = checked.try_recv() {
                 is_new = true;
                 match found {
                     Ok(snapshot) => state.take(snapshot, now()),
@@ -71,7 +71,7 @@ pub(crate) fn run(mut collector: Collector, args: &Args) -> Result<()> {
                         match state.press(key) {
                             After::End => return Ok(()),
                             // A thread that has ended will say why.
-                            After::Look => drop(look_now.send(())),
+                            After::PageStyle => drop(poll_now.send(())),
                             After::Draw => {}
                         }
                     }
@@ -102,7 +102,7 @@ fn collect_again(
 fn draw(frame: &mut Frame<'_>, state: &mut State, signs: Signs) {
     let area = frame.area();
     let shown = state.shown();
-    let look = Look {
+    let page_style = PageStyle {
         width: usize::from(area.width),
         signs,
         time: state.time(),
@@ -110,7 +110,7 @@ fn draw(frame: &mut Frame<'_>, state: &mut State, signs: Signs) {
         marked: state.marked.as_ref().map(|id| (id, state.open)),
         history: &state.history,
     };
-    let page = sheet(&shown, &look);
+    let page = sheet(&shown, &page_style);
     let body = Rect { height: area.height.saturating_sub(1), ..area };
     let rows = page.rows.iter().map(|(id, line)| (id.clone(), *line)).collect();
     state.place(rows, page.lines.len(), usize::from(body.height));

@@ -29,7 +29,7 @@ pub(super) enum After {
     /// Draw.
     Draw,
     /// Look, and draw.
-    Look,
+    PageStyle,
     /// End.
     End,
 }
@@ -222,7 +222,7 @@ impl State {
         }
         match key.code {
             KeyCode::Char('q') => return After::End,
-            KeyCode::Char('r') => return After::Look,
+            KeyCode::Char('r') => return After::PageStyle,
             KeyCode::Up | KeyCode::Char('k') => self.mark(-1),
             KeyCode::Down | KeyCode::Char('j') => self.mark(1),
             KeyCode::Home | KeyCode::Char('g') => self.mark(isize::MIN),
@@ -423,7 +423,7 @@ mod tests {
         assert!(state.helps);
         press(&mut state, "x");
         assert!(!state.helps);
-        let look = end(&mut state, KeyCode::Char('r'), KeyModifiers::NONE);
-        assert_eq!(look, After::Look);
+        let page_style = end(&mut state, KeyCode::Char('r'), KeyModifiers::NONE);
+        assert_eq!(page_style, After::PageStyle);
     }
 }

@@ -374,7 +374,7 @@ fn pins(place: &Place) -> anyhow::Result<Value> {
     let (pid, pid2) = (std::process::id(), u32::try_from(other.pid.as_raw())?);
     let at_first = [figure(&rm, pid2)?, figure(&rm, pid)?].map(has);
     let mut steps = Steps::default();
-    let look = |steps: &mut Steps, step: &str, theirs: u64, ours: u64| {
+    let check = |steps: &mut Steps, step: &str, theirs: u64, ours: u64| {
         let began = Instant::now();
         // Files are closed a little later where the kernel has put that off.
         let (both, is_right) = loop {
@@ -393,37 +393,37 @@ fn pins(place: &Place) -> anyhow::Result<Value> {
             is_right,
         );
     };
-    look(&mut steps, "they have a block", 64, 0);
+    check(&mut steps, "they have a block", 64, 0);
     let Some(pin) = steps.call("we duplicate it", duplicate(&rm, &other.rm, other.memory)) else {
         return Ok(steps.answer("pins"));
     };
-    look(&mut steps, "duplicated", 64, 0);
+    check(&mut steps, "duplicated", 64, 0);
     let (first, second) = (open(&place.dev, "nvidiactl")?, open(&place.dev, "nvidiactl")?);
     steps.call("our duplicate is exported", rm.export(pin, first.as_raw_fd()));
     steps.call("and once more, to another file", rm.export(pin, second.as_raw_fd()));
-    look(&mut steps, "exported", 64, 0);
+    check(&mut steps, "exported", 64, 0);
     let theirs = &other.rm;
     let copy = steps.call(
         "they duplicate their block",
         theirs.dup(theirs.client, theirs.device, theirs.client, other.memory),
     );
     steps.call("they free their block", theirs.free(theirs.device, other.memory));
-    look(&mut steps, "their duplicate has it", 64, 0);
+    check(&mut steps, "their duplicate has it", 64, 0);
     let early = steps.call("they import it", theirs.import(first.as_raw_fd()));
     if let Some(copy) = copy {
         steps.call("they free their duplicate", theirs.free(theirs.device, copy));
     }
-    look(&mut steps, "ours has it, though they have an import", 0, 64);
+    check(&mut steps, "ours has it, though they have an import", 0, 64);
     let late = steps.call("they import it from the other file", theirs.import(second.as_raw_fd()));
-    look(&mut steps, "ours has it still", 0, 64);
+    check(&mut steps, "ours has it still", 0, 64);
     steps.call("we free our duplicate", rm.free(rm.device, pin));
-    look(&mut steps, "nobody's figure has it, or an import does", 0, 0);
+    check(&mut steps, "nobody's figure has it, or an import does", 0, 0);
     drop((first, second));
-    look(&mut steps, "the files are closed: an import has it", 64, 0);
+    check(&mut steps, "the files are closed: an import has it", 64, 0);
     for object in [early, late].into_iter().flatten() {
         steps.call("they free an import", theirs.free(theirs.device, object));
     }
-    look(&mut steps, "it is gone", 0, 0);
+    check(&mut steps, "it is gone", 0, 0);
     other.end()?;
     Ok(steps.answer("pins"))
 }
