@@ -80,7 +80,7 @@ fn main() {
 }
 
 /// What the application prints.
-type Said = serde_json::Value;
+type Report = serde_json::Value;
 
 struct Bench {
     runtime: PathBuf,
@@ -103,7 +103,7 @@ fn call_row(what: &str, bare: Duration, gate: Duration, budget: &str) {
 }
 
 /// What runs say by that name, in nanoseconds.
-fn times(runs: &[Said], name: &str) -> Vec<Duration> {
+fn times(runs: &[Report], name: &str) -> Vec<Duration> {
     runs.iter().map(|run| Duration::from_nanos(run[name].as_u64().unwrap_or(0))).collect()
 }
 
@@ -282,13 +282,13 @@ impl Bench {
     }
 
     /// What the application says that runs so often, in turn without the gate and with it.
-    fn in_containers(&self, bare: &str, gate: &str) -> (Vec<Said>, Vec<Said>) {
+    fn in_containers(&self, bare: &str, gate: &str) -> (Vec<Report>, Vec<Report>) {
         let turn = |_| (self.said(Command::new("runc"), bare), self.said(self.ours("sim"), gate));
         (0..CALL_RUNS).map(turn).unzip()
     }
 
     /// What the application of a bundle says, in a container by that runtime.
-    fn said(&self, mut runtime: Command, bundle: &str) -> Said {
+    fn said(&self, mut runtime: Command, bundle: &str) -> Report {
         let root = self.work.join("runc");
         // The engine writes a new config.json for each container.
         let config = self.work.join(bundle).join("config.json");
@@ -329,7 +329,7 @@ impl Bench {
     }
 
     /// What the application says that is started in a container by `exec`, after so many others that do nothing.
-    fn said_beside(&self, execs: usize) -> Said {
+    fn said_beside(&self, execs: usize) -> Report {
         let root = self.work.join("runc");
         let bundle = self.work.join("idle-gate");
         let config = bundle.join("config.json");
@@ -383,7 +383,7 @@ impl Bench {
         call_header("untrapped");
         for (with, (bare, gate)) in [("", &plain), (", docker's profile", &docker)] {
             for (call, name) in [("ioctl", "ioctl_ns"), ("mmap", "mmap_ns")] {
-                let quickest = |runs: &[Said]| {
+                let quickest = |runs: &[Report]| {
                     runs.iter().filter_map(|run| run[name].as_f64()).fold(f64::MAX, f64::min)
                 };
                 let (bare, gate) = (quickest(bare), quickest(gate));

@@ -22,8 +22,8 @@ use cgpu_core::plan::{self, Kind, Plan, PlannedGpu, Proposal};
 use cgpu_core::request::brought_gpus::DriNode;
 use cgpu_core::request::grant::{PodContainer, TOKEN};
 use cgpu_core::request::{
-    self, Brought, BroughtName, Decision, DefaultMemory, EntryPoint, Quoted, Request, Rules, Said,
-    Ungranted,
+    self, Brought, BroughtName, BundleFacts, Decision, DefaultMemory, EntryPoint, Quoted, Request,
+    Rules, Ungranted,
 };
 use cgpu_host::config::{self, Config, ConfigError, Inject, InventorySource};
 use cgpu_host::grants::Grants;
@@ -193,7 +193,7 @@ impl Host {
             Err(error) if token(&env).is_none() => (None, Some(error)),
             Err(error) => return Err(error.into()),
         };
-        let said = Said {
+        let said = BundleFacts {
             env: &env,
             annotations: &annotations,
             id,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use cgpu_inject::bundle::Bundle;
 use cgpu_host::config::Config;
-use cgpu_core::request::{EntryPoint, Reaches, Said, Verdict, decide};
+use cgpu_core::request::{EntryPoint, Reaches, BundleFacts, Verdict, decide};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
         "ALIYUN_COM_GPU_MEM_UNIT=",
         "CGPU_DISABLE=false",
     ]);
-    let said = Said {
+    let said = BundleFacts {
         env: &env,
         annotations: &annotations,
         id: None,

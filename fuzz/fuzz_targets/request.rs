@@ -2,7 +2,7 @@
 #![no_main]
 
 use cgpu_host::config::Config;
-use cgpu_core::request::{Brought, EntryPoint, Profile, Reaches, Rules, Said, decide, name};
+use cgpu_core::request::{Brought, EntryPoint, Profile, Reaches, Rules, BundleFacts, decide, name};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -26,7 +26,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let env: Vec<&str> = env.iter().map(String::as_str).collect();
     let brought = Brought::default();
-    let said = Said {
+    let said = BundleFacts {
         env: &env,
         annotations: &annotations,
         id: Some("0"),

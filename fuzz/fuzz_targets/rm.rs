@@ -2,7 +2,7 @@
 #![no_main]
 
 use nvrm::control::{self, MAX_PIECES_BYTES, Pieces, processes};
-use nvrm::fbinfo::{List, Shown, list, patches};
+use nvrm::fbinfo::{List, MemoryAmounts, list, patches};
 use nvrm::{Call, Command, Decoded, Release, decode, low_word, memory, refuse, uvm};
 use libfuzzer_sys::fuzz_target;
 
@@ -57,7 +57,7 @@ fuzz_target!(|input: (u8, u64, u32, &[u8])| {
     processes::ask(request, &mut reported, |pid| pid.checked_add(1));
     processes::show(request, &mut reported, bytes, |pid| pid.checked_sub(1));
     if let Ok(List::Inline { offset, entries }) = list(&release, request, bytes) {
-        let shown = Shown { total_bytes: argument, free_bytes: argument / 2 };
+        let shown = MemoryAmounts { total_bytes: argument, free_bytes: argument / 2 };
         let mut copy = bytes.to_vec();
         for patch in patches(bytes, offset, entries, shown) {
             assert!(patch.apply(&mut copy));

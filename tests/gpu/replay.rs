@@ -7,12 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use cgpu_core::ledger::{Bounds, Client, Entry, Handle, Ledger, LedgerError, Shown, Span, Tree};
+use cgpu_core::ledger::{
+    Attribution, Bounds, Client, Entry, Handle, Ledger, LedgerError, Span, Tree,
+};
 use cgpu_monitor::decide::{Verdict, judge, judge_uvm};
 use cgpu_monitor::gate::is_decided_by_monitor;
 use cgpu_record::corpus::{self, Line, MAX_FILE_BYTES, Map};
 use nvrm::class::{Use, class_use};
-use nvrm::control::{Known, Pieces, check, known, processes};
+use nvrm::control::{ControlKind, Pieces, check, known, processes};
 use nvrm::memory;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use nvrm::number::*;
@@ -72,17 +74,25 @@ fn decide_class(release: &Release, class: u32, params: Option<&[u8]>) -> Decisio
 /// A control by its number, its flags, and the size of its parameters.
 fn decide_control(release: &Release, command: u32, flags: u32, params: &[u8]) -> Decision {
     let known_as = match known(command) {
-        Some(Known::Refused(why)) => return Ok(format!("control {command:#x}: refused, {why}")),
+        Some(ControlKind::Refused(why)) => {
+            return Ok(format!("control {command:#x}: refused, {why}"));
+        }
         _ => check(release, command, flags).map_err(|refusal| refusal.to_string())?,
     };
     let wrong_size = || Err(format!("control {command:#x} of {} bytes", params.len()));
     match known_as {
         // Without parameters the driver says what it says to that.
         _ if params.is_empty() => {}
-        Known::Nested if Pieces::of(command, params).is_err() => return wrong_size(),
-        Known::Memory if fbinfo::list(release, command, params).is_err() => return wrong_size(),
-        Known::Processes if !processes::is_size(command, params.len()) => return wrong_size(),
-        Known::Exports(does) if nvrm::export::layout(release, does, params.len()).is_none() => {
+        ControlKind::Nested if Pieces::of(command, params).is_err() => return wrong_size(),
+        ControlKind::Memory if fbinfo::list(release, command, params).is_err() => {
+            return wrong_size();
+        }
+        ControlKind::Processes if !processes::is_size(command, params.len()) => {
+            return wrong_size();
+        }
+        ControlKind::Exports(does)
+            if nvrm::export::layout(release, does, params.len()).is_none() =>
+        {
             return wrong_size();
         }
         _ if params.len() > control::MAX_PARAMS_BYTES => return wrong_size(),
@@ -234,7 +244,13 @@ impl Account {
             (nvrm::Call::Dup { source_client, source, .. }, nvrm::Call::Dup { object, .. }) => {
                 let source = (Client(source_client), Handle(source));
                 let (client, parent) = (Client(object.client), Handle(object.parent));
-                self.ledger.duplicate(source, client, parent, Handle(object.handle), Shown::Here);
+                self.ledger.duplicate(
+                    source,
+                    client,
+                    parent,
+                    Handle(object.handle),
+                    Attribution::Here,
+                );
             }
             _ => {}
         }

@@ -16,7 +16,7 @@ use crate::support::{Outcome, Scratch, run_with_timeout};
 const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A simulated driver, and what a run on it wrote down.
-struct Seen {
+struct Observed {
     outcome: Outcome,
     head: Value,
     rows: BTreeMap<String, Value>,
@@ -25,7 +25,7 @@ struct Seen {
     _scratch: Scratch,
 }
 
-impl Seen {
+impl Observed {
     /// What `tests/gpu/run` sees with these further words.
     fn of(words: &[&str]) -> Self {
         Self::with_faults(&[], words)
@@ -66,7 +66,7 @@ impl Seen {
                 "{row} is not in {markdown}"
             );
         }
-        Seen { outcome, head, rows, _sim: sim, _scratch: scratch }
+        Observed { outcome, head, rows, _sim: sim, _scratch: scratch }
     }
 
     /// The answers to these questions.
@@ -104,7 +104,7 @@ const MEMORY: [&str; 11] =
 /// The table reports what the gate enforces and what the run didn't ask.
 #[test]
 fn table_reports_enforced_and_unasked_questions() {
-    let seen = Seen::of(&["--without", "tools"]);
+    let seen = Observed::of(&["--without", "tools"]);
     seen.all_are(&MEMORY, "yes");
     let others = [
         "1.1", "1.6", "1.7", "1.8", "1.11", "1.12", "2.1", "3.1", "3.2", "4.2", "9.1", "9.2", "9.3",
@@ -130,7 +130,7 @@ fn table_reports_enforced_and_unasked_questions() {
 /// Our own tools report of a container what it has.
 #[test]
 fn own_tools_report_resources_of_a_container() {
-    let seen = Seen::of(&["--only", "tools"]);
+    let seen = Observed::of(&["--only", "tools"]);
     seen.all_are(&["8.3", "8.4", "8.5", "8.6", "8.8", "8.9"], "yes");
     seen.all_are(&["8.1", "8.2", "8.7"], "not asked");
     seen.outcome.ok();
@@ -140,18 +140,19 @@ fn own_tools_report_resources_of_a_container() {
 #[test]
 fn requested_hostile_programs_are_played() {
     let asked = ["--only", "hostile", "--attacks", "race-size,dup2-mmap"];
-    let seen = Seen::of(&asked);
+    let seen = Observed::of(&asked);
     seen.all_are(&["6.1", "6.5"], "yes");
     assert_eq!(seen.rows.len(), 3, "{}", seen.outcome);
     seen.outcome.ok();
-    let leaking = Seen::of(&[&asked[..], &["--leaking"]].concat());
+    let leaking = Observed::of(&[&asked[..], &["--leaking"]].concat());
     leaking.all_are(&["6.1"], "no");
     leaking.outcome.exits(1);
 }
 
 #[test]
 fn unenforced_quota_is_reported_and_fails_the_run() {
-    let seen = Seen::of(&["--leaking", "--only", "shown,paths,processes,managed,outside,unseen"]);
+    let seen =
+        Observed::of(&["--leaking", "--only", "shown,paths,processes,managed,outside,unseen"]);
     seen.all_are(&MEMORY, "no");
     seen.all_are(&["1.1", "1.6", "2.1"], "no");
     for row in seen.answers(&MEMORY[..10]) {
@@ -164,7 +165,7 @@ fn unenforced_quota_is_reported_and_fails_the_run() {
 /// If no runtime works, a bare process is behind the same filter.
 #[test]
 fn bare_process_is_behind_the_same_filter() {
-    let seen = Seen::of(&["--way", "bare", "--only", "shown,paths,killed"]);
+    let seen = Observed::of(&["--way", "bare", "--only", "shown,paths,killed"]);
     seen.all_are(&MEMORY[..8], "yes");
     seen.all_are(&["1.1", "1.8"], "yes");
     let way = seen.head["programs ran in"].as_str().expect("text");
@@ -183,7 +184,7 @@ fn figure_before(text: &str, what: &str) -> f64 {
 /// How often a throughput is measured until the machine lets it be.
 const MOST_MEASURED: usize = 6;
 
-impl Seen {
+impl Observed {
     /// Whether the simulated GPU, which is threads of this machine, had no processor for all of its
     /// work, now or while it was measured what it is usually: both programs together then have more or
     /// less than usually, and their shares say nothing.
@@ -199,7 +200,7 @@ impl Seen {
 
 /// Judges what `run` measures. What the machine's other work spoiled is measured again; where it
 /// spoils all, standard error says so, and nothing is judged.
-fn judge_throughput(run: impl Fn() -> Seen, judge: impl Fn(&Seen)) {
+fn judge_throughput(run: impl Fn() -> Observed, judge: impl Fn(&Observed)) {
     let mut starved = 0;
     for attempt in 1.. {
         let seen = run();
@@ -217,7 +218,7 @@ fn judge_throughput(run: impl Fn() -> Seen, judge: impl Fn(&Seen)) {
 /// A GPU that obeys is divided, and a program is taken off it and brought back.
 #[test]
 fn obedient_gpu_is_divided_and_programs_suspended() {
-    let run = || Seen::of(&["--only", "compute"]);
+    let run = || Observed::of(&["--only", "compute"]);
     judge_throughput(run, |seen| {
         seen.all_are(&COMPUTE, "yes");
         let ratio = |number: &str| figure_before(seen.seen(number), ":1");
@@ -241,7 +242,7 @@ fn obedient_gpu_is_divided_and_programs_suspended() {
 #[test]
 fn throughput_reveals_a_driver_that_fakes_success() {
     let faults = ["control:0xa06f0111 status 0x0", "control:0x2080110b status 0x56"];
-    let run = || Seen::with_faults(&faults, &["--only", "compute"]);
+    let run = || Observed::with_faults(&faults, &["--only", "compute"]);
     judge_throughput(run, |seen| {
         seen.all_are(&["5.2", "5.3", "5.4"], "no");
         seen.all_are(&["5.1", "5.5", "5.6"], "yes");

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use cgpu_monitor::decide::{Verdict, judge};
 use nvrm::call::{Alloc, Object};
 use nvrm::class::class_use;
-use nvrm::control::{Known, check};
+use nvrm::control::{ControlKind, check};
 use nvrm::{Call, Key, Release, uvm};
 
 use crate::replay::UNTRAPPED;
@@ -50,7 +50,9 @@ fn is_served(release: &Release, kind: &str, number: u32) -> bool {
             let is_made = |call| !matches!(judge(release, &call), Verdict::Refuse(_));
             is_made(Call::Alloc(alloc)) || is_made(memory)
         }
-        "control" => !matches!(check(release, number, 0), Err(_) | Ok(Known::FakedSuccess(_))),
+        "control" => {
+            !matches!(check(release, number, 0), Err(_) | Ok(ControlKind::FakedSuccess(_)))
+        }
         "frontend" => {
             let is_read = !release.layouts(Key::Escape(number)).is_empty();
             is_read || UNTRAPPED.iter().any(|(untrapped, _)| *untrapped == number)

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::host_nodes::HostNodes;
-use super::nodes::{Found, NodeError, Nodes, lookup};
+use super::nodes::{NodeError, Nodes, PathKind, lookup};
 use crate::bundle::{Bind, Bundle, BundleError, DeviceNode};
 use cgpu_core::plan::{Plan, PlannedGpu};
 use cgpu_core::request::MigInstance;
@@ -243,10 +243,10 @@ pub fn nodes(
         let name = format!("nvidia-caps/nvidia-cap{number}");
         let (source, path) = (host.dev.join(&name), format!("/dev/{name}"));
         match lookup(&source)? {
-            Found::Device(major, minor) if minor == i64::from(number) => {
+            PathKind::Device(major, minor) if minor == i64::from(number) => {
                 nodes.devices.push(DeviceNode::new(path, major, minor));
             }
-            Found::Device(_, found) => {
+            PathKind::Device(_, found) => {
                 let found = u64::try_from(found).unwrap_or_default();
                 return Err(CapabilityError::Another {
                     capability,
@@ -256,11 +256,11 @@ pub fn nodes(
                     file,
                 });
             }
-            Found::File => {
+            PathKind::File => {
                 let source = source.to_string_lossy().into_owned();
                 nodes.binds.push(Bind { source, destination: path });
             }
-            Found::Nothing => {
+            PathKind::Nothing => {
                 return Err(CapabilityError::Missing { capability, path: source, file });
             }
         }

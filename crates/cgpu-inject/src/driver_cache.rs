@@ -31,7 +31,7 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// What is made room for at once.
 const FILE_BYTES_USUAL: usize = 32 << 10;
 
-/// What comes before what was found, an `Option<Known>`.
+/// What comes before what was found, an `Option<CachedDriver>`.
 #[derive(Serialize, Deserialize)]
 struct Asked {
     root: PathBuf,
@@ -41,7 +41,7 @@ struct Asked {
 
 /// A driver, and what tells it from another of the same version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Known {
+pub struct CachedDriver {
     /// The driver.
     pub driver: Driver,
     /// Changes with any of its files.
@@ -59,7 +59,7 @@ pub fn driver(
     kernel: Option<&str>,
     state_dir: &Path,
     purpose: Purpose,
-) -> Result<Known, FindError> {
+) -> Result<CachedDriver, FindError> {
     let file = state_dir.join(FILE_NAME);
     let nothing = || FindError::Nothing { root: root.path().to_owned() };
     if let Some(found) = read(&file, root, kernel) {
@@ -67,7 +67,7 @@ pub fn driver(
     }
     let begun = SystemTime::now();
     let found = match search::driver(root, kernel) {
-        Ok(driver) => Some(Known { identity: identity(&driver), driver }),
+        Ok(driver) => Some(CachedDriver { identity: identity(&driver), driver }),
         Err(FindError::Nothing { .. }) => None,
         Err(error) => return Err(error),
     };
@@ -82,7 +82,7 @@ pub fn driver(
     found.ok_or_else(nothing)
 }
 
-fn read(file: &Path, root: &Root, kernel: Option<&str>) -> Option<Option<Known>> {
+fn read(file: &Path, root: &Root, kernel: Option<&str>) -> Option<Option<CachedDriver>> {
     let mut text = Vec::with_capacity(FILE_BYTES_USUAL);
     File::open(file).ok()?.take(FILE_BYTES_MAX).read_to_end(&mut text).ok()?;
     let (asked, found) = postcard::take_from_bytes::<Asked>(text.strip_prefix(MAGIC)?).ok()?;
@@ -98,7 +98,7 @@ fn write(
     root: &Root,
     kernel: Option<&str>,
     watched: Watched,
-    found: Option<&Known>,
+    found: Option<&CachedDriver>,
 ) -> io::Result<()> {
     let asked = Asked { root: root.path().to_owned(), kernel: kernel.map(str::to_owned), watched };
     let text = postcard::to_extend(&asked, MAGIC.to_vec())

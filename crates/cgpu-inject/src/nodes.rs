@@ -104,21 +104,21 @@ const MODESET: &str = "/dev/nvidia-modeset";
 const MODESET_MINOR: i64 = 254;
 
 /// What a path on the host is.
-pub(super) enum Found {
+pub(super) enum PathKind {
     Device(i64, i64),
     File,
     Nothing,
 }
 
-pub(super) fn lookup(path: &Path) -> Result<Found, NodeError> {
+pub(super) fn lookup(path: &Path) -> Result<PathKind, NodeError> {
     match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_char_device() => {
             // Device numbers have at most 32 bits each.
             let number = |part: u64| i64::try_from(part).unwrap_or(i64::MAX);
-            Ok(Found::Device(number(major(meta.rdev())), number(minor(meta.rdev()))))
+            Ok(PathKind::Device(number(major(meta.rdev())), number(minor(meta.rdev()))))
         }
-        Ok(_) => Ok(Found::File),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
+        Ok(_) => Ok(PathKind::File),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PathKind::Nothing),
         Err(source) => Err(NodeError::Unreadable { path: path.to_owned(), source }),
     }
 }
@@ -155,7 +155,7 @@ pub fn nodes(
         let source = host.dev.join(&name);
         // One that can't be looked at can't be opened either; its number is the usual.
         let (major, minor) = match lookup(&source) {
-            Ok(Found::Device(major, minor)) => (major, minor),
+            Ok(PathKind::Device(major, minor)) => (major, minor),
             _ => (NVIDIA_MAJOR, i64::from(gpu.minor)),
         };
         nodes.withheld.push(Withheld {
@@ -195,7 +195,7 @@ pub fn graphics(sys: &Path) -> Vec<Withheld> {
 pub fn modeset(dev: &Path) -> Withheld {
     let source = dev.join("nvidia-modeset");
     let (major, minor) = match lookup(&source) {
-        Ok(Found::Device(major, minor)) => (major, minor),
+        Ok(PathKind::Device(major, minor)) => (major, minor),
         _ => (NVIDIA_MAJOR, MODESET_MINOR),
     };
     let source = source.to_string_lossy().into_owned();
@@ -212,7 +212,7 @@ pub fn link_by_number(nodes: &Nodes, dev: &Path) {
     for device in &nodes.devices {
         let Ok(name) = Path::new(&device.path).strip_prefix("/dev") else { continue };
         let there = lookup(&dev.join(name));
-        if !matches!(there, Ok(Found::Device(major, minor)) if (major, minor) == (device.major, device.minor))
+        if !matches!(there, Ok(PathKind::Device(major, minor)) if (major, minor) == (device.major, device.minor))
         {
             continue;
         }
@@ -262,7 +262,7 @@ impl Nodes {
         for device in self.devices {
             let name = device.path.trim_start_matches("/dev/");
             let source = host.dev.join(name);
-            if !matches!(lookup(&source)?, Found::Device(..)) {
+            if !matches!(lookup(&source)?, PathKind::Device(..)) {
                 return Err(NodeError::Roots { path: source });
             }
             let source = source.to_string_lossy().into_owned();
@@ -302,13 +302,13 @@ impl Nodes {
         let source = host.dev.join(control.name);
         let path = format!("/dev/{}", control.name);
         let (major, minor) = match lookup(&source)? {
-            Found::Device(major, minor) => (major, minor),
-            Found::File => {
+            PathKind::Device(major, minor) => (major, minor),
+            PathKind::File => {
                 let source = source.to_string_lossy().into_owned();
                 self.binds.push(Bind { source, destination: path });
                 return Ok(());
             }
-            Found::Nothing => match absent(host, control, missing) {
+            PathKind::Nothing => match absent(host, control, missing) {
                 Ok(Some(numbers)) => numbers,
                 Err(error) if control.need == Need::Required => return Err(error.into()),
                 Ok(None) | Err(_) => return Ok(()),

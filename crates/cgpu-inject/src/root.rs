@@ -70,7 +70,7 @@ const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// A file in a root.
 #[derive(Debug)]
-pub struct Found {
+pub struct RootFile {
     /// What it is.
     pub kind: FileType,
     /// Its device and inode: the same file by another name has them, too.
@@ -109,7 +109,7 @@ impl Root {
     }
 
     /// As [`lookup`](Self::lookup), and remembered.
-    pub fn watch(&self, path: impl AsRef<Path>) -> Option<Found> {
+    pub fn watch(&self, path: impl AsRef<Path>) -> Option<RootFile> {
         let path = path.as_ref();
         let found = self.lookup(path);
         // What is there is told by itself, wherever links lead: a directory by what it holds.
@@ -195,11 +195,11 @@ impl Root {
 
     /// What is at `path`, through links; `None` where nothing is that can be looked at.
     #[must_use]
-    pub fn lookup(&self, path: impl AsRef<Path>) -> Option<Found> {
+    pub fn lookup(&self, path: impl AsRef<Path>) -> Option<RootFile> {
         let path = path.as_ref();
         let file = self.find(path, PATH_ONLY, ResolveFlags::IN_ROOT).ok()?;
         let stat = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok()?;
-        Some(Found {
+        Some(RootFile {
             kind: FileType::from_raw_mode(stat.stx_mode.into()),
             identity: (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino),
             size: stat.stx_size,
@@ -226,7 +226,7 @@ impl Root {
 
     /// Where a file is below the root, without links; `None` where it no longer is.
     #[must_use]
-    pub fn place_of(&self, found: &Found) -> Option<PathBuf> {
+    pub fn place_of(&self, found: &RootFile) -> Option<PathBuf> {
         let real = real_path(&found.file).ok()?;
         Some(Path::new("/").join(real.strip_prefix(self.path()).ok()?))
     }
@@ -329,7 +329,7 @@ fn print(stamps: impl Iterator<Item = Option<Stamp>>) -> u64 {
     hasher.finish()
 }
 
-impl Found {
+impl RootFile {
     /// The names in a directory; none where it is no directory.
     #[must_use]
     pub fn names(&self) -> Vec<OsString> {

@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use super::catalogue::{self, Datum};
 use super::driver::{Capability, Driver, DriverFile, Use, Width};
-use super::root::{Found, Root};
+use super::root::{Root, RootFile};
 use nvrm::Version;
 
 /// The largest cache of the dynamic linker that is read, in bytes.
@@ -211,7 +211,7 @@ struct Shelf {
 }
 
 impl Shelf {
-    fn lookup(&self, root: &Root, name: &str) -> Option<Found> {
+    fn lookup(&self, root: &Root, name: &str) -> Option<RootFile> {
         root.lookup(self.path.join(name))
     }
 }
@@ -321,7 +321,7 @@ fn same(one: &str, other: &str) -> bool {
 }
 
 /// The library of that name, for the processor's own programs or those of 32 bits.
-fn library(root: &Root, name: &str, file: &Found) -> Option<DriverFile> {
+fn library(root: &Root, name: &str, file: &RootFile) -> Option<DriverFile> {
     let (machine, soname) = about(file.open()?)?;
     let width = match machine {
         own if own == MACHINES.0 => Width::Native,
@@ -388,7 +388,7 @@ fn name_links(root: &Root, shelves: &[Shelf], files: &mut BTreeMap<(u32, u32, u6
 }
 
 /// A file at a place of its own, where it is.
-fn place(root: &Root, datum: &Datum, version: &str) -> Option<(Found, DriverFile)> {
+fn place(root: &Root, datum: &Datum, version: &str) -> Option<(RootFile, DriverFile)> {
     let filled = |text: &str| text.replace("{version}", version).replace("{machine}", MACHINE);
     let file = datum.places.iter().find_map(|place| root.watch(filled(place)))?;
     let path = match datum.path {
@@ -402,7 +402,7 @@ fn place(root: &Root, datum: &Datum, version: &str) -> Option<(Found, DriverFile
 /// A file that programs expect at `path`, or where it is.
 fn described(
     root: &Root,
-    file: &Found,
+    file: &RootFile,
     path: Option<String>,
     used_as: Use,
     capabilities: &[Capability],

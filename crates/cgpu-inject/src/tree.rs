@@ -24,7 +24,7 @@ use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, s
 use thiserror::Error;
 
 use super::driver::{Capability, DriverFile, Use, Width};
-use super::driver_cache::Known;
+use super::driver_cache::CachedDriver;
 
 /// Where the directory goes in a container: where images of NVIDIA's and of Google's look; else below no
 /// directory over which something can be mounted.
@@ -134,7 +134,7 @@ fn libraries(width: Width) -> &'static str {
 /// Where it can't be made; then nothing of it is taken for whole.
 pub fn prepare(
     state_dir: &Path,
-    known: &Known,
+    known: &CachedDriver,
     capabilities: &[Capability],
 ) -> Result<Option<PathBuf>, TreeError> {
     let is_leaf = |file: &DriverFile| matches!(file.used_as, Use::Library { .. } | Use::Program);

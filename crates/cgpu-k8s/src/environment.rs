@@ -8,7 +8,7 @@ use crate::units::{SharedGpu, Unit};
 
 /// What is known of a container beside its units.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Known {
+pub struct ContainerFacts {
     /// What all containers of its pod ask for.
     pub pod_units: Option<u32>,
     /// Its weight in sharing compute.
@@ -36,7 +36,7 @@ pub fn weight(percent: u32, gpus: usize, most: u32) -> Option<u32> {
 pub fn environment(
     parts: &[(&SharedGpu, u32)],
     unit: Unit,
-    asked: &Known,
+    asked: &ContainerFacts,
 ) -> Result<BTreeMap<String, String>, String> {
     let Some((first, units)) = parts.first() else { return Err("no unit of a GPU".to_owned()) };
     if parts.iter().any(|(_, other)| other != units) {
@@ -99,7 +99,7 @@ mod tests {
         let gpus = shared(&gpus, Unit::GiB).unwrap();
         let of = |parts: &[(usize, u32)], is_free| {
             let parts: Vec<_> = parts.iter().map(|(at, units)| (&gpus[*at], *units)).collect();
-            environment(&parts, Unit::GiB, &Known { is_free, ..Known::default() })
+            environment(&parts, Unit::GiB, &ContainerFacts { is_free, ..ContainerFacts::default() })
         };
         let one = of(&[(1, 6)], false).unwrap();
         let expected = [
@@ -128,7 +128,8 @@ mod tests {
         assert_eq!(mixed["ALIYUN_COM_GPU_MEM_UNIT"], "GiB");
         // An image's total must not count: 2 of 2 would be all of a GPU.
         assert_eq!(mixed["ALIYUN_COM_GPU_MEM_DEV"], "", "there is none of both");
-        let of_two = Known { pod_units: Some(9), weight: Some(3), ..Known::default() };
+        let of_two =
+            ContainerFacts { pod_units: Some(9), weight: Some(3), ..ContainerFacts::default() };
         let of_two = environment(&[(&gpus[0], 2)], Unit::GiB, &of_two).unwrap();
         assert_eq!(of_two["ALIYUN_COM_GPU_MEM_POD"], "9");
         assert_eq!(of_two["ALIYUN_COM_GPU_SCHD_WEIGHT"], "3");
@@ -143,7 +144,7 @@ mod tests {
         let gpus = [gpu(0, "aaa", 16 << 30), gpu(1, "bbb", 24 << 30)];
         let gpus = shared(&gpus, Unit::GiB).unwrap();
         for parts in [&[(&gpus[0], 2)][..], &[(&gpus[0], 2), (&gpus[1], 2)]] {
-            let set = environment(parts, Unit::GiB, &Known::default()).unwrap();
+            let set = environment(parts, Unit::GiB, &ContainerFacts::default()).unwrap();
             for name in cgpu_core::request::name::NAMES {
                 assert!(set.contains_key(name.variable), "{} {set:?}", name.variable);
             }

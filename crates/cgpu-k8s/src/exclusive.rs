@@ -12,7 +12,7 @@ use tracing::info;
 
 use crate::environment::whole_environment;
 use crate::gpu_modes::Use;
-use crate::grant::{self, Beside};
+use crate::grant::{self, GrantDetails};
 use crate::plugin::{Devices, Plugin, answer};
 use crate::pods::DeviceRequest;
 
@@ -53,11 +53,11 @@ impl WholePlugin {
             ));
         }
         self.0.give(&indices, Use::Whole)?;
-        let beside = Beside {
+        let beside = GrantDetails {
             devices: uuids.to_vec(),
             candidates: asked.iter().map(DeviceRequest::container).collect(),
             resource,
-            ..Beside::default()
+            ..GrantDetails::default()
         };
         let mut envs = whole_environment(uuids);
         self.0.record(grant::whole(uuids), beside, &mut envs)?;

@@ -16,7 +16,7 @@ use tracing::info;
 
 use crate::cluster::Cluster;
 use crate::complaint::Complaint;
-use crate::environment::{Known, environment, weight, whole_environment};
+use crate::environment::{ContainerFacts, environment, weight, whole_environment};
 use crate::node::said;
 use crate::placement::parts;
 use crate::plugin::Plugin;
@@ -52,7 +52,7 @@ pub fn whole(uuids: &[String]) -> Vec<GrantedGpu> {
 
 /// What is given beside the GPUs.
 #[derive(Debug, Clone, Default)]
-pub struct Beside {
+pub struct GrantDetails {
     /// The resource.
     pub resource: String,
     /// The devices by which the kubelet counts it.
@@ -74,14 +74,14 @@ pub struct Beside {
 /// If the kernel gives no random bytes.
 pub fn new(
     gpus: Vec<GrantedGpu>,
-    beside: Beside,
+    beside: GrantDetails,
     variables: &mut BTreeMap<String, String>,
 ) -> io::Result<Grant> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     variables.insert(TOKEN.to_owned(), token.clone());
-    let Beside { resource, devices, weight, unenforced, candidates, holder } = beside;
+    let GrantDetails { resource, devices, weight, unenforced, candidates, holder } = beside;
     let variables = variables.clone();
     let format = FORMAT;
     Ok(Grant {
@@ -133,7 +133,7 @@ async fn adopt(cluster: &Cluster, plugin: &Plugin, grants: &Grants) -> Result<()
         let device_request = of_pod(&pod, &rules.asks.memory, &rules.asks, rules.unit)
             .into_iter()
             .find(|device_request| device_request.of == of);
-        let known = Known {
+        let known = ContainerFacts {
             pod_units: device_request.as_ref().map(|device_request| device_request.pod_units),
             weight: device_request.and_then(|device_request| {
                 weight(device_request.percent, parts.len(), rules.most_weight)
@@ -141,7 +141,7 @@ async fn adopt(cluster: &Cluster, plugin: &Plugin, grants: &Grants) -> Result<()
             is_free: is_free || rules.disable_isolation,
         };
         let Ok(mut variables) = environment(&parts, rules.unit, &known) else { continue };
-        let beside = Beside {
+        let beside = GrantDetails {
             resource: rules.asks.memory.clone(),
             devices: ids.into_iter().collect(),
             weight: known.weight,
@@ -158,11 +158,11 @@ async fn adopt(cluster: &Cluster, plugin: &Plugin, grants: &Grants) -> Result<()
             continue;
         }
         let uuids: Vec<String> = ids.into_iter().collect();
-        let beside = Beside {
+        let beside = GrantDetails {
             resource: rules.asks.whole.clone(),
             devices: uuids.clone(),
             holder: Some(holder.clone()),
-            ..Beside::default()
+            ..GrantDetails::default()
         };
         grants.give(&new(whole(&uuids), beside, &mut whole_environment(&uuids))?)?;
         info!(container = %holder, "what it has is recorded");
@@ -260,10 +260,10 @@ mod tests {
         };
         let here: BTreeSet<String> = ["b".to_owned()].into();
         let grant = |candidates: &[&str], holder: Option<&str>| {
-            let beside = Beside {
+            let beside = GrantDetails {
                 candidates: candidates.iter().map(|uid| container(uid)).collect(),
                 holder: holder.map(container),
-                ..Beside::default()
+                ..GrantDetails::default()
             };
             new(Vec::new(), beside, &mut BTreeMap::new()).unwrap()
         };

@@ -27,9 +27,9 @@ use tracing::{info, warn};
 
 use crate::annotations::ByGpu;
 use crate::cluster::Cluster;
-use crate::environment::{Known, environment, weight};
+use crate::environment::{ContainerFacts, environment, weight};
 use crate::gpu_modes::{Use, Uses, reported};
-use crate::grant::{self, Beside};
+use crate::grant::{self, GrantDetails};
 use crate::node::{Lost, said};
 use crate::placement::{Demand, Placement, parts, preferred};
 use crate::pod_request::AskRules;
@@ -221,7 +221,7 @@ impl Plugin {
     pub(crate) fn record(
         &self,
         gpus: Vec<GrantedGpu>,
-        beside: Beside,
+        beside: GrantDetails,
         envs: &mut BTreeMap<String, String>,
     ) -> Result<(), String> {
         let failed = |error: &dyn Error| format!("what is given can't be recorded: {error}");
@@ -370,7 +370,7 @@ impl Plugin {
             // The kubelet knows no GPUs, and takes what is left wherever it is.
             return Err(refusal(&parts, ids.len(), asked.device_requests.first(), unit));
         }
-        let known = Known {
+        let known = ContainerFacts {
             pod_units: device_request.map(|device_request| device_request.pod_units),
             weight: device_request.and_then(|device_request| {
                 weight(device_request.percent, parts.len(), self.rules.most_weight)
@@ -382,7 +382,7 @@ impl Plugin {
             .device_requests
             .iter()
             .filter(|device_request| is_even && device_request.is_on(parts.len()));
-        let beside = Beside {
+        let beside = GrantDetails {
             resource: self.rules.asks.memory.clone(),
             devices: ids.to_vec(),
             weight: known.weight,

@@ -35,7 +35,7 @@ struct Metric<T> {
 
 /// What was found of a host.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct HostSample {
     pub(crate) snapshot: Snapshot,
     /// The node's name in the cluster, which kube-state-metrics' series have as `node`.
     pub(crate) node: Option<String>,
@@ -50,7 +50,7 @@ pub(crate) struct Found {
 /// # Errors
 ///
 /// Where it can't be written as text.
-pub(crate) fn text(found: Found) -> Result<String, fmt::Error> {
+pub(crate) fn text(found: HostSample) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(found));
     let mut text = String::new();
@@ -58,9 +58,9 @@ pub(crate) fn text(found: Found) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-impl Collector for Found {
+impl Collector for HostSample {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Found { snapshot, given, .. } = self;
+        let HostSample { snapshot, given, .. } = self;
         let host = Metric::<Snapshot> {
             name: "cgpu_unseen",
             help: "Parts of the host that could not be looked at",
@@ -116,7 +116,7 @@ impl Collector for Found {
     }
 }
 
-impl Found {
+impl HostSample {
     /// Which versions look, and of which driver.
     fn info(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let metric = Metric::<Snapshot> {
@@ -538,7 +538,7 @@ pub(crate) mod tests {
     fn written_text(snapshot: Snapshot) -> String {
         let refused = BTreeMap::from([(Cause::Memory, 2), (Cause::Request, 1)]);
         let creates = Creates { admitted: 5, refused };
-        text(Found { snapshot, node: None, creates, given: Vec::new() }).unwrap()
+        text(HostSample { snapshot, node: None, creates, given: Vec::new() }).unwrap()
     }
 
     #[test]
@@ -647,7 +647,7 @@ pub(crate) mod tests {
         shares.push(shares[0].clone());
         shares[1].gpu.uuid = "GPU-gone".into();
         let (node, creates) = (Some("node-1".to_owned()), Creates::default());
-        let text = text(Found { snapshot: host, node, creates, given }).unwrap();
+        let text = text(HostSample { snapshot: host, node, creates, given }).unwrap();
         let series: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         assert!(series.len() > 40, "{text}");
         for line in series {
@@ -694,7 +694,7 @@ pub(crate) mod tests {
         };
         let given = vec![given("GPU-a"), given("MIG-\"c")];
         let creates = Creates::default();
-        let text = text(Found { snapshot: snapshot(), node: None, creates, given }).unwrap();
+        let text = text(HostSample { snapshot: snapshot(), node: None, creates, given }).unwrap();
         let pod =
             r#"namespace="team",pod="train-0",container="main",resource="nvidia.com/gpu"} 1.0"#;
         for labels in [

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::creations::Creates;
 use crate::exposition::tests::snapshot;
-use crate::exposition::{Found, text};
+use crate::exposition::{HostSample, text};
 use crate::pods::PodGpu;
 use crate::server::{Asked, BOUNDS, router};
 
@@ -49,7 +49,7 @@ fn exposition() -> String {
         devices: 1,
     };
     let creates = Creates { admitted: 2, refused: BTreeMap::from([(Cause::Memory, 1)]) };
-    text(Found { snapshot, node: Some("node-1".into()), creates, given: vec![given] }).unwrap()
+    text(HostSample { snapshot, node: Some("node-1".into()), creates, given: vec![given] }).unwrap()
 }
 
 /// cgpu-metrics, for as long as the test runs.

@@ -26,7 +26,7 @@ use tokio::task::spawn_blocking;
 
 use crate::args::{Address, Args};
 use crate::creation_counter::Counter;
-use crate::exposition::{Found, text};
+use crate::exposition::{HostSample, text};
 use crate::pods::{PodGpu, pod_gpus};
 
 /// How long what was found is told again: who asks often keeps no monitor busy.
@@ -74,7 +74,7 @@ impl Eyes {
             Vec::new()
         });
         let node = self.node.clone();
-        let text: Arc<str> = text(Found { snapshot, node, creates, given })?.into();
+        let text: Arc<str> = text(HostSample { snapshot, node, creates, given })?.into();
         self.reported = Some((Instant::now(), Arc::clone(&text)));
         Ok(text)
     }

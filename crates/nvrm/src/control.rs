@@ -9,7 +9,7 @@
 //! [`clients`]. So of all these no address that the caller chose reaches the driver, which
 //! would follow it in the memory of whoever makes the call.
 //!
-//! What is *opaque* ([`Known::Opaque`]) is known by a bit of its number, by its class, or by
+//! What is *opaque* ([`ControlKind::Opaque`]) is known by a bit of its number, by its class, or by
 //! name, and is in no table: it is made as it is, unless one of the lists refuses it. Its
 //! parameters may hold any address but one of the maker's own. What is none of these is
 //! refused, and reported once.
@@ -50,7 +50,7 @@ const LOCK_FLAGS: u32 = NVOS54_FLAGS_IRQL_RAISED | NVOS54_FLAGS_LOCK_BYPASS;
 
 /// What is known of a control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Known {
+pub enum ControlKind {
     /// Its parameters are numbers.
     Flat,
     /// It's handed on to the GPU's firmware as it is, and its parameters are published
@@ -73,34 +73,38 @@ pub enum Known {
 
 /// What is known of a control; `None` where it isn't.
 #[must_use]
-pub fn known(command: u32) -> Option<Known> {
+pub fn known(command: u32) -> Option<ControlKind> {
     if let Some((_, why)) = REFUSED.iter().find(|(refused, _)| *refused == command) {
-        return Some(Known::Refused(why));
+        return Some(ControlKind::Refused(why));
     }
     if let Some((_, why)) =
         FAKED_SUCCESS.iter().find(|(faked_success, _)| *faked_success == command)
     {
-        return Some(Known::FakedSuccess(why));
+        return Some(ControlKind::FakedSuccess(why));
     }
     match command {
-        NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_FB_GET_INFO_V2 => return Some(Known::Memory),
-        _ if processes::is_one(command) => return Some(Known::Processes),
-        _ if export::does(command).is_some() => return export::does(command).map(Known::Exports),
+        NV2080_CTRL_CMD_FB_GET_INFO | NV2080_CTRL_CMD_FB_GET_INFO_V2 => {
+            return Some(ControlKind::Memory);
+        }
+        _ if processes::is_one(command) => return Some(ControlKind::Processes),
+        _ if export::does(command).is_some() => {
+            return export::does(command).map(ControlKind::Exports);
+        }
         _ => {}
     }
     if let Some(why) = withheld::why(command) {
-        return Some(Known::Refused(why));
+        return Some(ControlKind::Refused(why));
     }
     if is_null(command) {
-        return Some(Known::Flat);
+        return Some(ControlKind::Flat);
     }
     if served::is_one(command) {
         let is_flat = flat::FLAT.binary_search(&command).is_ok();
-        return Some(if is_flat { Known::Flat } else { Known::Nested });
+        return Some(if is_flat { ControlKind::Flat } else { ControlKind::Nested });
     }
     if command == UNPUBLISHED || command & RM_GSS_LEGACY_MASK != 0 || command >> 16 == NV2081_BINAPI
     {
-        return Some(Known::Opaque);
+        return Some(ControlKind::Opaque);
     }
     None
 }
@@ -110,13 +114,13 @@ pub fn known(command: u32) -> Option<Known> {
 /// # Errors
 ///
 /// Where it isn't.
-pub fn check(release: &Release, command: u32, flags: u32) -> Result<Known, Refusal> {
+pub fn check(release: &Release, command: u32, flags: u32) -> Result<ControlKind, Refusal> {
     let driver = release.version();
     if flags & !LOCK_FLAGS != 0 {
         return Err(Refusal::Control { driver, command, why: "with flags that are not known" });
     }
     match known(command) {
-        Some(Known::Refused(why)) => Err(Refusal::Control { driver, command, why }),
+        Some(ControlKind::Refused(why)) => Err(Refusal::Control { driver, command, why }),
         Some(known) => Ok(known),
         None => Err(Refusal::UnknownControl { driver, command }),
     }
@@ -442,16 +446,17 @@ mod tests {
         assert!(flat::FLAT.windows(2).all(|pair| pair[0] < pair[1]));
         for nested in NESTED {
             assert!(flat::FLAT.binary_search(&nested.command).is_err(), "{}", nested.name);
-            let known_as = withheld::why(nested.command).map_or(Known::Nested, Known::Refused);
+            let known_as =
+                withheld::why(nested.command).map_or(ControlKind::Nested, ControlKind::Refused);
             assert_eq!(known(nested.command), Some(known_as), "{}", nested.name);
             assert!(nested.arrays.len() <= MAX_PIECES);
             assert!(nested.arrays.iter().all(|array| array.offset + 8 <= nested.size));
         }
         for (command, why) in FAKED_SUCCESS {
-            assert_eq!(known(*command), Some(Known::FakedSuccess(why)));
+            assert_eq!(known(*command), Some(ControlKind::FakedSuccess(why)));
         }
         for (at, (command, why)) in REFUSED.iter().enumerate() {
-            assert_eq!(known(*command), Some(Known::Refused(why)));
+            assert_eq!(known(*command), Some(ControlKind::Refused(why)));
             assert!(REFUSED[..at].iter().all(|(other, _)| other != command), "{command:#x}");
         }
     }
@@ -459,17 +464,17 @@ mod tests {
     #[test]
     fn known_controls_have_their_right_kind() {
         for (command, wanted) in [
-            (0, Some(Known::Flat)),
-            (NV2080_CTRL_CMD_GPU_GET_GID_INFO, Some(Known::Flat)),
-            (NVA06C_CTRL_CMD_SET_TIMESLICE, Some(Known::Flat)),
-            (NV2080_CTRL_CMD_FB_GET_INFO, Some(Known::Memory)),
-            (NV2080_CTRL_CMD_FB_GET_INFO_V2, Some(Known::Memory)),
-            (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(Known::Processes)),
-            (0x3d0b, Some(Known::Exports(export::Does::ExportList))),
-            (0x3d0c, Some(Known::Exports(export::Does::ImportList))),
-            (0x2080_a001, Some(Known::Opaque)),
-            (UNPUBLISHED, Some(Known::Opaque)),
-            (0x2081_0108, Some(Known::Opaque)),
+            (0, Some(ControlKind::Flat)),
+            (NV2080_CTRL_CMD_GPU_GET_GID_INFO, Some(ControlKind::Flat)),
+            (NVA06C_CTRL_CMD_SET_TIMESLICE, Some(ControlKind::Flat)),
+            (NV2080_CTRL_CMD_FB_GET_INFO, Some(ControlKind::Memory)),
+            (NV2080_CTRL_CMD_FB_GET_INFO_V2, Some(ControlKind::Memory)),
+            (NV2080_CTRL_CMD_GPU_GET_PIDS, Some(ControlKind::Processes)),
+            (0x3d0b, Some(ControlKind::Exports(export::Does::ExportList))),
+            (0x3d0c, Some(ControlKind::Exports(export::Does::ImportList))),
+            (0x2080_a001, Some(ControlKind::Opaque)),
+            (UNPUBLISHED, Some(ControlKind::Opaque)),
+            (0x2081_0108, Some(ControlKind::Opaque)),
             // NV2080_CTRL_CMD_BIOS_GET_NBSI, whose array nobody needs.
             (0x2080_0803, None),
             (0xdead_0001, None),
@@ -493,7 +498,7 @@ mod tests {
             "driver 535.161.08: control 0x00003d0a: a descriptor of the caller's"
         );
         assert!(of(0x2080_0110, 8).ends_with("with flags that are not known"));
-        assert_eq!(check(&release, 0x2080_0110, 3), Ok(Known::Flat));
+        assert_eq!(check(&release, 0x2080_0110, 3), Ok(ControlKind::Flat));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub enum List {
 
 /// The amounts to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shown {
+pub struct MemoryAmounts {
     /// All memory, in bytes.
     pub total_bytes: u64,
     /// What is left of it, in bytes.
@@ -138,7 +138,7 @@ pub fn patches(
     bytes: &[u8],
     offset: usize,
     entries: usize,
-    shown: Shown,
+    shown: MemoryAmounts,
 ) -> impl Iterator<Item = Patch> {
     let list = bytes.get(offset..).unwrap_or_default();
     list.chunks_exact(ENTRY_BYTES).take(entries).enumerate().filter_map(move |(at, entry)| {
@@ -151,7 +151,7 @@ pub fn patches(
     })
 }
 
-impl Shown {
+impl MemoryAmounts {
     /// What to show in KiB in the place of `value`, rounded down.
     fn kib(self, quantity: Quantity, value: u32) -> u32 {
         let kib = |bytes: u64| u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
@@ -222,7 +222,8 @@ mod tests {
         assert_eq!(layout(&new, NV2080_CTRL_CMD_FB_GET_INFO, 24), None);
     }
 
-    const SHOWN: Shown = Shown { total_bytes: 6 << 30, free_bytes: (4 << 30) + 1023 };
+    const SHOWN: MemoryAmounts =
+        MemoryAmounts { total_bytes: 6 << 30, free_bytes: (4 << 30) + 1023 };
 
     fn release(text: &str) -> Release {
         Release::of(text.parse().unwrap()).unwrap()

@@ -432,7 +432,7 @@ proptest! {
                     if let Ok(fbinfo::List::Inline { offset, entries }) =
                         fbinfo::list(&release, command, &bytes)
                     {
-                        let shown = fbinfo::Shown { total_bytes: 1 << 40, free_bytes: 0 };
+                        let shown = fbinfo::MemoryAmounts { total_bytes: 1 << 40, free_bytes: 0 };
                         let mut copy = bytes.clone();
                         for patch in fbinfo::patches(&bytes, offset, entries, shown) {
                             prop_assert!(patch.apply(&mut copy));

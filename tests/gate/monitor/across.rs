@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::monitor::attacks::watched;
-use crate::monitor::host::{MIB, Monitor, Said, path, until};
+use crate::monitor::host::{MIB, Monitor, ProgramOutput, path, until};
 
 /// Both GPUs' quotas, and what counts on them.
 fn used(monitor: &Monitor) -> (u64, u64) {
@@ -13,7 +13,7 @@ fn used(monitor: &Monitor) -> (u64, u64) {
 
 /// `ways` names memory of the first GPU below the second's device, whose figure has more than its
 /// quota then, all of it known: nobody is killed, and no more fits than did.
-fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> Said {
+fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> ProgramOutput {
     let monitor = Monitor::of_two_gpus();
     let before = format!("start\nalloc 700MiB as a\n{ways}\nalloc 600MiB as c");
     let dir = tempfile::tempdir().unwrap();

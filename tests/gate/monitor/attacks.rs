@@ -2,20 +2,20 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::monitor::host::{Monitor, QUOTA, Said, path, until, wait};
+use crate::monitor::host::{Monitor, ProgramOutput, QUOTA, path, until, wait};
 
 /// How long the driver may have more than the quota. The promise is a second, which a busy machine
 /// can make longer; `make bench` measures.
 const MOST_MS_OVER: u64 = 10_000;
 
 /// Runs an attack, and watches that the driver never has more than the quota, but for a short time.
-fn attack(name: &str) -> (Said, Monitor) {
+fn attack(name: &str) -> (ProgramOutput, Monitor) {
     let (said, monitor, _) = watched(name, Monitor::new());
     (said, monitor)
 }
 
 /// The same, on a driver as it's given. The most that it ever had given, too, as far as was seen.
-pub(crate) fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
+pub(crate) fn watched(name: &str, monitor: Monitor) -> (ProgramOutput, Monitor, u64) {
     let most = AtomicU64::new(0);
     let over = AtomicU64::new(0);
     let done = AtomicBool::new(false);
@@ -48,7 +48,7 @@ pub(crate) fn watched(name: &str, monitor: Monitor) -> (Said, Monitor, u64) {
         let words: Vec<&str> = name.split(' ').collect();
         let at = words.iter().take_while(|word| word.starts_with("--")).count();
         let words = [&words[..at], &["attack"], &words[at..]].concat();
-        Said::of(&wait(monitor.spawn(&words)))
+        ProgramOutput::of(&wait(monitor.spawn(&words)))
     });
     let over = over.load(Ordering::Relaxed);
     assert!(over < MOST_MS_OVER, "{name}: over the quota for {over} ms: {}", said.text);
@@ -170,7 +170,7 @@ fn beside_what_a_monitor_before_had(words: &[&str], end: impl Fn(&Monitor)) {
         assert!(over < Duration::from_millis(MOST_MS_OVER), "{words:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let said = Said::of(&wait(child));
+    let said = ProgramOutput::of(&wait(child));
     assert_eq!(monitor.status().calls.killed, 1, "{words:?}: {}", said.text);
     monitor.sim.fault("clear");
     monitor.wait_for(0);

@@ -1,6 +1,6 @@
 use std::process::{Command, Stdio};
 
-use crate::monitor::host::{MIB, Monitor, Said, program, wait};
+use crate::monitor::host::{MIB, Monitor, ProgramOutput, program, wait};
 
 #[test]
 fn controls_are_answered_as_without_us() {
@@ -55,7 +55,7 @@ fn reported_pid_is_that_of_own_namespace() {
     command.args(["--pid", "--fork", "--kill-child"]).arg(program("rmtool"));
     command.arg("--dev").arg(monitor.sim.dev());
     command.args(["run", "start", "alloc 20MiB as a", "pids", "pid-bytes self"]);
-    let said = Said::of(&wait(monitor.spawn_as(&mut command)));
+    let said = ProgramOutput::of(&wait(monitor.spawn_as(&mut command)));
     said.must("pids ok pids=[1]");
     said.must("pid-bytes ok private=20971520 owned=0 duped=0");
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use cgpu_core::sched::Period;
 use cgpu_host::registry::share::Share;
 
-use crate::monitor::host::{Monitor, Said, end, program, until, wait};
+use crate::monitor::host::{Monitor, ProgramOutput, end, program, until, wait};
 
 /// Resident memory of a process in KiB: all of it, and what isn't its program's file, which
 /// is larger in a debug build and others' too.
@@ -72,7 +72,7 @@ fn what_calls_cost() {
         .args(["bench", "2000"])
         .output()
         .unwrap();
-    println!("without: {}", Said::of(&untrapped).text);
+    println!("without: {}", ProgramOutput::of(&untrapped).text);
     println!("with:    {}", monitor.run(&["bench", "2000"]).text);
 }
 
@@ -166,8 +166,8 @@ fn what_continuing_and_refusing_costs() {
         command
     };
     for round in 0..3 {
-        let without = Said::of(&program().output().unwrap());
-        let with = Said::of(&wait(monitor.spawn_as(&mut program())));
+        let without = ProgramOutput::of(&program().output().unwrap());
+        let with = ProgramOutput::of(&wait(monitor.spawn_as(&mut program())));
         for key in FIGURES {
             let (bare, gated) = (without.number(key), with.number(key));
             println!(

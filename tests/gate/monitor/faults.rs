@@ -2,7 +2,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::monitor::host::{
-    DESCRIPTORS, MIB, Monitor, QUOTA, Said, end, path, script, until, wait,
+    DESCRIPTORS, MIB, Monitor, ProgramOutput, QUOTA, end, path, script, until, wait,
 };
 use crate::support::timeout;
 use cgpu_monitor::gate::settings::Managed;
@@ -49,7 +49,7 @@ fn updates_under_load_neither_lose_nor_double_charges() {
     assert_eq!(monitor.used(), has);
     std::fs::write(&end, "").unwrap();
     for child in children {
-        let said = Said::of(&wait(child));
+        let said = ProgramOutput::of(&wait(child));
         assert!(said.success, "{}", said.text);
     }
     assert_eq!(monitor.status().calls.killed, 0);
@@ -98,7 +98,7 @@ fn updates_make_no_allocation_fail_that_fits() {
         wait_us = wait_us * 7919 % 5003;
         monitor.update();
     }
-    let said = Said::of(&wait(child));
+    let said = ProgramOutput::of(&wait(child));
     let failed: Vec<&str> = said.text.lines().filter(|line| line.contains("status=")).collect();
     assert!(said.success && failed.is_empty(), "{failed:?}");
     monitor.wait_for(0);
@@ -120,7 +120,7 @@ fn updates_leave_nothing_of_the_monitors_own() {
         wait_us = wait_us * 7919 % 15013;
         monitor.update();
     }
-    let said = Said::of(&wait(child));
+    let said = ProgramOutput::of(&wait(child));
     let failed: Vec<&str> = said.text.lines().filter(|line| line.contains("status=")).collect();
     assert!(said.success && failed.is_empty(), "{failed:?}");
     monitor.wait_for(0);
@@ -196,7 +196,7 @@ fn what_the_driver_does_not_free_counts() {
     assert_eq!((monitor.used(), monitor.status().calls.killed), (1200 * MIB, 0));
     monitor.sim.fault("clear");
     std::fs::write(&end, "").unwrap();
-    Said::of(&wait(child)).must("b status=0x51");
+    ProgramOutput::of(&wait(child)).must("b status=0x51");
     monitor.wait_for(0);
     assert_eq!(monitor.sim.used(0), 0);
 }
@@ -233,8 +233,8 @@ fn driver_rounding_of_pending_calls_blames_no_process() {
         monitor.wait_for(600 * MIB);
         assert_eq!(monitor.status().calls.killed, 0);
         std::fs::write(&end, "").unwrap();
-        Said::of(&wait(first)).must("a ok");
-        Said::of(&wait(second)).must("b status=0x51");
+        ProgramOutput::of(&wait(first)).must("a ok");
+        ProgramOutput::of(&wait(second)).must("b status=0x51");
         monitor.wait_for(0);
         assert_eq!(monitor.sim.used(0), 0);
     }
@@ -262,7 +262,7 @@ fn mapping_pending_during_an_update_counts() {
     monitor.update();
     assert_eq!(monitor.used(), 700 * MIB);
     std::fs::write(&go, "").unwrap();
-    let said = Said::of(&wait(child));
+    let said = ProgramOutput::of(&wait(child));
     said.must("b status=0x51").must("c ok");
     monitor.wait_for(0);
     assert_eq!(monitor.sim.used(0), 0);
@@ -284,7 +284,7 @@ fn updates_lose_no_mapping() {
         let driver = monitor.sim.used(0);
         assert!(driver <= QUOTA, "{driver}");
     }
-    let said = Said::of(&wait(child));
+    let said = ProgramOutput::of(&wait(child));
     assert!(!said.text.contains("status=0x51"), "{}", said.text);
     monitor.wait_for(0);
     assert_eq!(monitor.sim.used(0), 0);

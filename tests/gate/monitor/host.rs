@@ -394,9 +394,9 @@ impl Monitor {
     }
 
     /// Runs a program under the filter to its end.
-    pub(crate) fn run(&self, arguments: &[&str]) -> Said {
+    pub(crate) fn run(&self, arguments: &[&str]) -> ProgramOutput {
         let output = wait(self.spawn(arguments));
-        Said::of(&output)
+        ProgramOutput::of(&output)
     }
 
     /// Starts a program whose output nobody wants: of others', what a pipe doesn't hold keeps them
@@ -501,16 +501,16 @@ pub(crate) fn wait(mut child: Child) -> Output {
 
 /// What a program said.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct ProgramOutput {
     pub(crate) text: String,
     pub(crate) success: bool,
 }
 
-impl Said {
+impl ProgramOutput {
     pub(crate) fn of(output: &Output) -> Self {
         let text = String::from_utf8_lossy(&output.stdout).into_owned()
             + &String::from_utf8_lossy(&output.stderr);
-        Said { text, success: output.status.success() }
+        ProgramOutput { text, success: output.status.success() }
     }
 
     #[track_caller]
@@ -576,8 +576,8 @@ impl Halfway {
     }
 
     /// Its end.
-    pub(crate) fn end(self) -> Said {
-        Said::of(&wait(self.child))
+    pub(crate) fn end(self) -> ProgramOutput {
+        ProgramOutput::of(&wait(self.child))
     }
 
     pub(crate) fn kill(self) {
@@ -585,7 +585,7 @@ impl Halfway {
     }
 
     /// Lets it go on to its end.
-    pub(crate) fn go_on(self) -> Said {
+    pub(crate) fn go_on(self) -> ProgramOutput {
         self.go();
         self.end()
     }

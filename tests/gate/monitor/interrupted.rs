@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cgpu_monitor::gate::settings::Managed;
 
-use crate::monitor::host::{MIB, Monitor, Said, path, script, until, wait};
+use crate::monitor::host::{MIB, Monitor, ProgramOutput, path, script, until, wait};
 
 /// How a program is interrupted: first signal, interval, and how long its handler takes, in
 /// milliseconds; the driver takes 300.
@@ -38,7 +38,7 @@ fn interrupted(signals: &str, calls: &str) -> (Monitor, std::process::Child, tem
 #[track_caller]
 fn frees(monitor: &Monitor, child: std::process::Child, dir: &tempfile::TempDir, case: &str) {
     std::fs::write(dir.path().join("go"), "").unwrap();
-    let said = Said::of(&wait(child));
+    let said = ProgramOutput::of(&wait(child));
     assert!(said.number("signals") > 0, "{case}: {}", said.text);
     assert!(said.success, "{case}: {}", said.text);
     monitor.wait_for(0);
@@ -119,7 +119,7 @@ fn storm(
         let programs: Vec<_> = (0..4)
             .map(|_| {
                 let child = monitor.spawn(&script(&lines));
-                std::thread::spawn(move || Said::of(&child.wait_with_output().unwrap()))
+                std::thread::spawn(move || ProgramOutput::of(&child.wait_with_output().unwrap()))
             })
             .collect();
         while !programs.iter().all(std::thread::JoinHandle::is_finished) {

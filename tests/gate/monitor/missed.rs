@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use crate::monitor::host::{MIB, Monitor, Said, end, path, script, until, wait};
+use crate::monitor::host::{MIB, Monitor, ProgramOutput, end, path, script, until, wait};
 use crate::support::timeout;
 
 /// Closes what it had, twice, and has it again.
@@ -143,7 +143,7 @@ fn hanging_duplicate_hides_no_freed_memory() {
     monitor.wait_for(100 * MIB);
     let third = monitor.spawn(&script("start\nalloc 700MiB as y"));
     monitor.sim.fault("clear");
-    let said = Said::of(&wait(third));
+    let said = ProgramOutput::of(&wait(third));
     first.kill();
     assert!(said.success, "{}", said.text);
 }
@@ -188,7 +188,7 @@ fn hanging_audit_blocks_container_until_driver_answers() {
     monitor.sim.fault("clear");
     assert!(wait(other).status.success());
     refused.for_each(|child| {
-        Said::of(&wait(child)).must("alloc a status=0x51");
+        ProgramOutput::of(&wait(child)).must("alloc a status=0x51");
     });
     end(holder);
     monitor.wait_for(0);

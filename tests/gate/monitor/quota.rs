@@ -2,7 +2,9 @@ use cgpu_monitor::gate::wire::{Answer, Question};
 use nvrm::class::Use;
 use nvrm::number::NV01_CONTEXT_DMA;
 
-use crate::monitor::host::{MIB, Monitor, QUOTA, Said, TOTAL, path, program, script, until, wait};
+use crate::monitor::host::{
+    MIB, Monitor, ProgramOutput, QUOTA, TOTAL, path, program, script, until, wait,
+};
 
 /// A program sees the quota as the memory of its GPU, and gets no more.
 #[test]
@@ -171,7 +173,7 @@ fn missed_free_after_a_refusal_refuses_nothing() {
             std::thread::yield_now();
         }
         std::fs::write(&go, "").unwrap();
-        let said = Said::of(&wait(child));
+        let said = ProgramOutput::of(&wait(child));
         said.must("b status=0x51");
         said.must("c ok");
         std::fs::remove_file(go).unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cgpu_monitor::gate::settings::Managed;
 
-use crate::monitor::host::{MIB, Monitor, Said, path, script, until, wait};
+use crate::monitor::host::{MIB, Monitor, ProgramOutput, path, script, until, wait};
 
 /// What a program did, and what it then had.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ fn range_not_freed_before_an_update_stays_charged() {
     until("it is told", || Path::new(&reported).exists());
     let (driver, state) = (monitor.sim.used(0), monitor.used());
     std::fs::write(&go, "").unwrap();
-    let said = Said::of(&wait(child));
+    let said = ProgramOutput::of(&wait(child));
     assert!(state >= driver, "driver {driver} books {state} {}", said.text);
 }
 
@@ -128,7 +128,7 @@ fn abandoned_failed_call_undoes_no_earlier_object() {
             monitor.update();
         }
         std::fs::write(&go, "").unwrap();
-        let said = Said::of(&wait(child));
+        let said = ProgramOutput::of(&wait(child));
         assert!(said.success, "replaced {replaced}: {}", said.text);
     }
 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use cgpu_monitor::gate::settings::Managed;
 
-use crate::monitor::host::{MIB, Monitor, Said, end, path, until};
+use crate::monitor::host::{MIB, Monitor, ProgramOutput, end, path, until};
 
 /// Updates the monitor in the middle of a call that a fault keeps, while others call.
-fn updated(fault: &str, (before, call, after): (&str, &str, &str)) -> Said {
+fn updated(fault: &str, (before, call, after): (&str, &str, &str)) -> ProgramOutput {
     let monitor = Monitor::new();
     let mut siblings = vec![monitor.spawn(&["hold", "1MiB"])];
     monitor.wait_for(MIB);
@@ -108,8 +108,8 @@ fn interrupted_and_updated(
     fault: &str,
     (before, call, after): (&str, &str, &str),
     comes: Comes,
-) -> Said {
-    let mut all = Said { text: String::new(), success: true };
+) -> ProgramOutput {
+    let mut all = ProgramOutput { text: String::new(), success: true };
     let signals: &[&str] = match comes {
         Comes::During => &["alarm 100 0 0", "alarm 100 0 500", "alarm 20 20 0"],
         Comes::After => &["alarm 50 0 700"],

@@ -133,7 +133,7 @@ fn container_without_request_is_not_touched() {
 
 /// What the kernel says of a process that the real runtime is to find unchanged.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct Observed {
     arguments: String,
     environment: Vec<String>,
     directory: String,
@@ -144,7 +144,7 @@ struct Seen {
 }
 
 /// Looks at a process that stopped itself, and kills it.
-fn seen(mut child: Child) -> Seen {
+fn seen(mut child: Child) -> Observed {
     let proc = Path::new("/proc").join(child.id().to_string());
     let text = |name: &str| {
         let bytes = fs::read(proc.join(name)).unwrap_or_default();
@@ -159,7 +159,7 @@ fn seen(mut child: Child) -> Seen {
     let fields = ["Name:", "Umask:", "Sig", "Shd", "Cap", "NoNewPrivs:", "Seccomp:", "Groups:"];
     let status = text("status");
     let status = status.lines().filter(|line| fields.iter().any(|name| line.starts_with(name)));
-    let seen = Seen {
+    let seen = Observed {
         arguments: text("cmdline"),
         // Some shells tell each program its own path, in `_`.
         environment: text("environ")

@@ -23,7 +23,7 @@ struct Host {
 }
 
 /// What a program said.
-struct Said {
+struct ProgramOutput {
     lines: Vec<String>,
     success: bool,
 }
@@ -46,7 +46,7 @@ impl Drop for Program {
     }
 }
 
-impl Said {
+impl ProgramOutput {
     fn has(&self, line: &str) -> bool {
         self.lines.iter().any(|said| said == line)
     }
@@ -110,15 +110,15 @@ impl Host {
     }
 
     /// Runs the script's lines to the end.
-    fn run(&self, lines: &[&str]) -> Said {
+    fn run(&self, lines: &[&str]) -> ProgramOutput {
         self.finish(self.start(&[&["run"], lines].concat()))
     }
 
-    fn attack(&self, words: &[&str]) -> Said {
+    fn attack(&self, words: &[&str]) -> ProgramOutput {
         self.finish(self.start(&[&["attack"], words].concat()))
     }
 
-    fn finish(&self, mut program: Program) -> Said {
+    fn finish(&self, mut program: Program) -> ProgramOutput {
         let mut child = program.0.take().unwrap();
         let deadline = Instant::now() + TIMEOUT;
         while child.try_wait().unwrap().is_none() {
@@ -132,7 +132,7 @@ impl Host {
         }
         let output = child.wait_with_output().unwrap();
         let lines = String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect();
-        Said { lines, success: output.status.success() }
+        ProgramOutput { lines, success: output.status.success() }
     }
 
     #[track_caller]
@@ -540,7 +540,7 @@ fn process_ids_follow_the_callers_namespace() {
 }
 
 /// What of the first GPU is in use, as each `info` of a script tells.
-fn used_mib(said: &Said) -> Vec<u64> {
+fn used_mib(said: &ProgramOutput) -> Vec<u64> {
     let reported = said.lines.iter().filter(|line| line.starts_with("fb-info "));
     reported.filter_map(|line| line.rsplit_once("used_mib=")?.1.parse().ok()).collect()
 }

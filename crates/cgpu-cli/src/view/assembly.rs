@@ -1,4 +1,4 @@
-//! A [`Snapshot`] of what was found: [`Found::assemble`]. Pure.
+//! A [`Snapshot`] of what was found: [`ObservedHost::assemble`]. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,12 +15,12 @@ use cgpu_host::registry::share::Share;
 
 /// What was found on a host.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct ObservedHost {
     pub(super) hostname: String,
     pub(super) driver_version: Option<String>,
     /// The GPUs; none where they aren't known.
     pub(super) gpus: Vec<Gpu>,
-    pub(super) containers: Vec<FoundContainer>,
+    pub(super) containers: Vec<ObservedContainer>,
     /// What the driver itself says.
     pub(super) driver: DriverUsage,
     /// Processes that the driver tells of and no backend, each with its container's short id.
@@ -36,7 +36,7 @@ pub(super) struct Found {
 
 /// What was found of a container.
 #[derive(Debug)]
-pub(super) struct FoundContainer {
+pub(super) struct ObservedContainer {
     pub(super) record: Record,
     pub(super) condition: Condition,
     pub(super) name: Option<String>,
@@ -45,7 +45,7 @@ pub(super) struct FoundContainer {
     pub(super) observed: Option<Observed>,
 }
 
-impl Found {
+impl ObservedHost {
     /// As people look at it.
     pub(super) fn assemble(self) -> Snapshot {
         let containers: Vec<ContainerView> =
@@ -132,8 +132,8 @@ impl Found {
         }
     }
 
-    fn container(&self, found: &FoundContainer) -> ContainerView {
-        let FoundContainer { record, condition, name, age_s, observed } = found;
+    fn container(&self, found: &ObservedContainer) -> ContainerView {
+        let ObservedContainer { record, condition, name, age_s, observed } = found;
         let plan = &record.plan;
         let mode = mode(plan);
         let answers = observed.as_ref().is_some_and(|observed| observed.instances.is_some());
@@ -179,7 +179,7 @@ impl Found {
     fn share(
         &self,
         gpu: &PlannedGpu,
-        found: &FoundContainer,
+        found: &ObservedContainer,
         processes: &[ProcessView],
     ) -> ShareView {
         let instances = found.observed.iter().filter_map(|observed| observed.instances.as_ref());
@@ -213,7 +213,7 @@ impl Found {
     }
 
     /// The processes of a container, and how many there are; those with most memory first.
-    fn processes(&self, found: &FoundContainer) -> (Vec<ProcessView>, Option<usize>) {
+    fn processes(&self, found: &ObservedContainer) -> (Vec<ProcessView>, Option<usize>) {
         let mut memory: BTreeMap<i32, Vec<(u32, u64)>> = BTreeMap::new();
         let observed = found.observed.as_ref();
         let instances = observed.and_then(|observed| observed.instances.as_ref());
@@ -296,7 +296,7 @@ mod tests {
         }
     }
 
-    fn container(id: &str, backend: Kind, gpus: Vec<PlannedGpu>) -> FoundContainer {
+    fn container(id: &str, backend: Kind, gpus: Vec<PlannedGpu>) -> ObservedContainer {
         let plan = Plan {
             backend,
             gpus,
@@ -305,7 +305,7 @@ mod tests {
             caveats: cgpu_core::plan::Caveats::default(),
         };
         let init = Some(ProcessId { pid: 7, start_ticks: 1 });
-        FoundContainer {
+        ObservedContainer {
             record: Record {
                 key: Key { root: "/run/runc".into(), id: id.into() },
                 bundle: PathBuf::new(),
@@ -340,9 +340,9 @@ mod tests {
         })
     }
 
-    fn found(containers: Vec<FoundContainer>) -> Found {
+    fn found(containers: Vec<ObservedContainer>) -> ObservedHost {
         let rules = GpuRules { policy: 5, max_inst: 20, prio_ratio: 80 };
-        Found {
+        ObservedHost {
             hostname: "node".into(),
             driver_version: None,
             gpus: Vec::new(),

@@ -9,7 +9,7 @@ use std::panic::resume_unwind;
 use std::thread;
 use std::time::Duration;
 
-use super::assembly::{Found, FoundContainer};
+use super::assembly::{ObservedContainer, ObservedHost};
 use super::{Driver, DriverUsage, Snapshot};
 use cgpu::admission::Admission;
 use cgpu::backend::gate::note_held;
@@ -72,7 +72,7 @@ pub fn collect_records(
     });
     let (mut observed, unasked) = asked.unwrap_or_else(|panic| resume_unwind(panic));
     gaps.extend(unasked);
-    let containers: Vec<FoundContainer> = records
+    let containers: Vec<ObservedContainer> = records
         .into_iter()
         .zip(names)
         .map(|(record, name)| {
@@ -83,7 +83,7 @@ pub fn collect_records(
                 false => Admission::of(host).condition(&record),
             };
             let age_s = record.holder.process().map(age_s);
-            FoundContainer { condition, name, age_s, observed, record }
+            ObservedContainer { condition, name, age_s, observed, record }
         })
         .collect();
     let driver = match driver {
@@ -99,7 +99,7 @@ pub fn collect_records(
         Processes::Named => process_names(&containers, &owners),
         Processes::Numbered => HashMap::new(),
     };
-    let found = Found {
+    let found = ObservedHost {
         hostname: read_line("/proc/sys/kernel/hostname").unwrap_or_default(),
         driver_version: driver_version(host),
         gpus,
@@ -156,7 +156,7 @@ fn observed(host: &Host, records: &[Record]) -> (HashMap<String, Observed>, Vec<
 fn rules(
     host: &Host,
     gpus: &[Gpu],
-    containers: &[FoundContainer],
+    containers: &[ObservedContainer],
     gaps: &mut Vec<String>,
 ) -> HashMap<String, GpuRules> {
     let known = gpus.iter().map(|gpu| (gpu.index, &gpu.uuid));
@@ -209,7 +209,7 @@ fn read_line(path: &str) -> Option<String> {
 
 /// Whose the processes are that the driver tells of: each one's container, by short id. A process
 /// belongs to the container whose first process's cgroup it is in.
-fn owners(containers: &[FoundContainer], driver: &DriverUsage) -> HashMap<i32, String> {
+fn owners(containers: &[ObservedContainer], driver: &DriverUsage) -> HashMap<i32, String> {
     let processes = driver.gpus.iter().flat_map(|gpu| &gpu.processes);
     let cgroups: Vec<(i32, String)> =
         processes.filter_map(|process| Some((process.pid, cgroups(process.pid)?))).collect();
@@ -251,7 +251,7 @@ fn is_within(its: &str, first: &str) -> bool {
 
 /// What the processes of these containers are called, by their numbers.
 fn process_names(
-    containers: &[FoundContainer],
+    containers: &[ObservedContainer],
     owners: &HashMap<i32, String>,
 ) -> HashMap<i32, String> {
     let observed = containers.iter().filter_map(|container| container.observed.as_ref());

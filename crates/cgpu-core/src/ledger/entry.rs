@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Account, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, PinPlace, Process, Shown,
-    Span, Tree,
+    Account, Attribution, Charge, ChargeId, Client, Handle, Hold, Ledger, Object, PinPlace,
+    Process, Span, Tree,
 };
 
 /// A change of a ledger.
@@ -20,7 +20,7 @@ pub enum Entry {
     /// [`Ledger::note`].
     Note { client: Client, parent: Handle, handle: Handle },
     /// [`Ledger::import`].
-    Import { hold: Hold, client: Client, parent: Handle, handle: Handle, shown: Shown },
+    Import { hold: Hold, client: Client, parent: Handle, handle: Handle, shown: Attribution },
     /// [`Ledger::hold`].
     Hold { hold: Hold, client: Client, handle: Handle },
     /// [`Ledger::duplicate`].
@@ -29,7 +29,7 @@ pub enum Entry {
         client: Client,
         parent: Handle,
         handle: Handle,
-        shown: Shown,
+        shown: Attribution,
     },
     /// [`Ledger::release`].
     Release { hold: Hold },
@@ -58,7 +58,7 @@ pub enum Entry {
         parent: Handle,
         handle: Handle,
         charge: Option<ChargeId>,
-        shown: Shown,
+        shown: Attribution,
     },
     /// A hold and its charge.
     Held { hold: Hold, charge: ChargeId },

@@ -38,7 +38,7 @@ use pins::{ChargePlace, Pins};
 pub use account::Expected;
 pub use entry::Entry;
 pub use mapped_ranges::{Span, Tree};
-pub use objects::Shown;
+pub use objects::Attribution;
 pub use pins::PinPlace;
 pub use process::Process;
 
@@ -255,7 +255,7 @@ impl Ledger {
         self.objects.insert(
             client,
             handle,
-            Object { parent, charge: Some(id), shown: Shown::Here },
+            Object { parent, charge: Some(id), shown: Attribution::Here },
         );
     }
 
@@ -265,7 +265,7 @@ impl Ledger {
     pub fn note(&mut self, client: Client, parent: Handle, handle: Handle) {
         self.replace(client, handle);
         if self.objects.len() < self.bounds.objects {
-            let object = Object { parent, charge: None, shown: Shown::Here };
+            let object = Object { parent, charge: None, shown: Attribution::Here };
             self.objects.insert(client, handle, object);
         }
     }
@@ -279,7 +279,7 @@ impl Ledger {
         client: Client,
         parent: Handle,
         handle: Handle,
-        shown: Shown,
+        shown: Attribution,
     ) {
         let charge = self.objects.charge(source.0, source.1);
         self.insert_name(client, handle, Object { parent, charge, shown });
@@ -294,7 +294,7 @@ impl Ledger {
         client: Client,
         parent: Handle,
         handle: Handle,
-        shown: Shown,
+        shown: Attribution,
     ) {
         let charge = self.holds.get(&hold).copied();
         self.insert_name(client, handle, Object { parent, charge, shown });

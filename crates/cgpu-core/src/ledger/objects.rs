@@ -31,7 +31,7 @@ pub(super) struct Object {
     pub(super) parent: Handle,
     pub(super) charge: Option<ChargeId>,
     /// Which figure shows the object.
-    pub(super) shown: Shown,
+    pub(super) shown: Attribution,
 }
 
 /// An object, and its serial among all objects that were entered.
@@ -64,8 +64,8 @@ impl Objects {
         self.all.get(&(client, handle)).and_then(|entered| entered.object.charge)
     }
 
-    pub(super) fn shown(&self, client: Client, handle: Handle) -> Shown {
-        self.all.get(&(client, handle)).map_or(Shown::Here, |entered| entered.object.shown)
+    pub(super) fn shown(&self, client: Client, handle: Handle) -> Attribution {
+        self.all.get(&(client, handle)).map_or(Attribution::Here, |entered| entered.object.shown)
     }
 
     pub(super) fn serial(&self, client: Client, handle: Handle) -> Option<u32> {
@@ -94,7 +94,7 @@ impl Objects {
         self.serial = self.serial.wrapping_add(1);
         self.all.insert((client, handle), Entered { object, serial: self.serial });
         self.children.insert((client, object.parent, handle));
-        self.elsewhere += usize::from(object.shown != Shown::Here);
+        self.elsewhere += usize::from(object.shown != Attribution::Here);
     }
 
     /// Removes an object and all objects below it. Returns what these objects named.
@@ -107,7 +107,7 @@ impl Objects {
             // The object may never have been entered, while objects below it were.
             if let Some(Entered { object, serial }) = self.all.remove(&(client, handle)) {
                 self.children.remove(&(client, object.parent, handle));
-                self.elsewhere -= usize::from(object.shown != Shown::Here);
+                self.elsewhere -= usize::from(object.shown != Attribution::Here);
                 names.extend(object.charge.map(|id| RemovedName { id, serial }));
             }
             let below = self.children.range((client, handle, LOWEST)..=(client, handle, HIGHEST));
@@ -126,7 +126,7 @@ impl Objects {
 
 /// On which GPU the driver shows an object that names memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Shown {
+pub enum Attribution {
     /// The GPU that has the memory.
     #[default]
     Here,
@@ -143,8 +143,8 @@ impl Ledger {
         }
         let names = self.objects.names().filter_map(|(id, (client, handle, serial))| {
             let is_there = match self.objects.shown(client, handle) {
-                Shown::On(other) => usize::from(other) == gpu,
-                Shown::Here => false,
+                Attribution::On(other) => usize::from(other) == gpu,
+                Attribution::Here => false,
             };
             (is_there && !self.pins.contains(id, ChargePlace::Name(serial))).then_some(id)
         });
@@ -158,16 +158,16 @@ impl Ledger {
         self.objects.iter().filter_map(move |(client, _, object)| {
             let charge = self.charges.get(&object.charge?)?;
             let shown = match object.shown {
-                Shown::Here => charge.gpu,
-                Shown::On(other) => usize::from(other),
+                Attribution::Here => charge.gpu,
+                Attribution::On(other) => usize::from(other),
             };
             (shown == gpu).then_some((client, charge.bytes))
         })
     }
 
-    /// On which GPU the driver shows an object; [`Shown::Here`] where the object isn't known.
+    /// On which GPU the driver shows an object; [`Attribution::Here`] where the object isn't known.
     #[must_use]
-    pub fn shown(&self, client: Client, handle: Handle) -> Shown {
+    pub fn shown(&self, client: Client, handle: Handle) -> Attribution {
         self.objects.shown(client, handle)
     }
 

@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChargeId, Client, Handle, Hold, Ledger, Shown};
+use super::{Attribution, ChargeId, Client, Handle, Hold, Ledger};
 
 /// What a stake stands before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +113,8 @@ impl Ledger {
             }
             PinPlace::Name { client, handle } => {
                 let shown = self.objects.shown(client, handle);
-                let id = self.objects.charge(client, handle).filter(|_| shown != Shown::Here)?;
+                let id =
+                    self.objects.charge(client, handle).filter(|_| shown != Attribution::Here)?;
                 Some((id, ChargePlace::Name(self.objects.serial(client, handle)?)))
             }
             PinPlace::Loose { .. } => None,

@@ -57,7 +57,7 @@ fn the_last_byte_is_given_once() {
 fn duplicate_retains_charge_and_is_not_charged_again() {
     let mut ledger = ledger(100);
     allocate(&mut ledger, A, 1, 70);
-    ledger.duplicate((A, Handle(1)), B, root(B), Handle(9), Shown::Here);
+    ledger.duplicate((A, Handle(1)), B, root(B), Handle(9), Attribution::Here);
     assert_eq!(used(&ledger), 70);
     ledger.free(A, Handle(1));
     assert_eq!(used(&ledger), 70, "the duplicate keeps it");
@@ -111,23 +111,23 @@ fn each_name_shows_where_it_hangs() {
         |ledger: &Ledger| [0, 1].map(|gpu| ledger.charged_by_client(gpu).values().sum::<u64>());
     allocate(&mut ledger, A, 1, 40);
     allocate(&mut ledger, A, 2, 7);
-    ledger.duplicate((A, Handle(1)), B, root(B), Handle(3), Shown::Here);
+    ledger.duplicate((A, Handle(1)), B, root(B), Handle(3), Attribution::Here);
     assert_eq!(named(&ledger), [87, 0]);
-    ledger.duplicate((A, Handle(1)), B, root(B), Handle(4), Shown::On(1));
+    ledger.duplicate((A, Handle(1)), B, root(B), Handle(4), Attribution::On(1));
     assert_eq!(named(&ledger), [87, 40]);
     assert_eq!(ledger.charged_by_client(1).into_iter().collect::<Vec<_>>(), [(B, 40)]);
     let copy = copied(&ledger, 2);
     assert!(copy.entries().eq(ledger.entries()));
     assert_eq!(named(&copy), [87, 40]);
     let before = ledger.serial_of(A, Handle(2));
-    ledger.duplicate((A, Handle(1)), A, root(A), Handle(2), Shown::Here);
+    ledger.duplicate((A, Handle(1)), A, root(A), Handle(2), Attribution::Here);
     assert_ne!(ledger.serial_of(A, Handle(2)), before, "another of the same handle");
     let again = ledger.serial_of(A, Handle(2));
-    ledger.duplicate((A, Handle(1)), A, root(A), Handle(2), Shown::Here);
+    ledger.duplicate((A, Handle(1)), A, root(A), Handle(2), Attribution::Here);
     assert_ne!(ledger.serial_of(A, Handle(2)), again, "and of the same memory");
     ledger.free(A, Handle(2));
     allocate(&mut ledger, A, 2, 7);
-    assert_eq!(ledger.shown(B, Handle(4)), Shown::On(1));
+    assert_eq!(ledger.shown(B, Handle(4)), Attribution::On(1));
     ledger.free(A, Handle(1));
     assert!(ledger.has_names_elsewhere() && copy.has_names_elsewhere());
     ledger.close(B);
@@ -151,7 +151,7 @@ fn each_export_index_retains_its_own_memory() {
     assert_eq!([0, 512].map(|index| ledger.is_unnamed(place(index))), [false, true]);
     ledger.hold(place(512), A, Handle(1));
     assert_eq!(used(&ledger), 70, "what is replaced ends");
-    ledger.import(place(512), B, root(B), Handle(7), Shown::Here);
+    ledger.import(place(512), B, root(B), Handle(7), Attribution::Here);
     ledger.free(A, Handle(1));
     [place(0), place(512)].into_iter().for_each(|hold| ledger.release(hold));
     assert_eq!((used(&ledger), ledger.exported(5).count()), (70, 0), "it has a name");
@@ -178,7 +178,7 @@ fn host_memory_is_tracked_and_not_counted() {
     let bytes = |handle| ledger.bytes_of(A, Handle(handle));
     assert_eq!([1, 2, 3, 4].map(bytes), [Some(100), None, Some(0), None]);
     ledger.hold(hold, A, Handle(3));
-    ledger.import(hold, B, root(B), name, Shown::Here);
+    ledger.import(hold, B, root(B), name, Attribution::Here);
     ledger.free(A, Handle(2));
     assert!(!ledger.is_unnamed(hold), "the import names it");
     ledger.reconcile(0, 100);
@@ -595,7 +595,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
                 model.objects.insert(to, (0, memory));
                 let from = (Client(from.0), Handle(from.1));
                 let (client, parent) = (Client(to.0), top(to.0, 0));
-                ledger.duplicate(from, client, parent, Handle(to.1), Shown::Here);
+                ledger.duplicate(from, client, parent, Handle(to.1), Attribution::Here);
             }
         }
         Step::Hold { client, handle, hold: number } => {
@@ -611,7 +611,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             {
                 model.objects.insert((client, handle), (0, Some(memory)));
                 let (client, parent) = (Client(client), top(client, 0));
-                ledger.import(hold(number), client, parent, Handle(handle), Shown::Here);
+                ledger.import(hold(number), client, parent, Handle(handle), Attribution::Here);
             }
         }
         Step::Host { client, handle } => {
@@ -886,7 +886,7 @@ fn charge_id_is_a_number_in_a_snapshot() {
     let (hold, before) = (Hold::Export { file: 1, index: 2 }, PinPlace::Mappings { charge });
     let (tree, span) = (Tree { file: 1, gpu: 2 }, Span { first: 3, last: 4 });
     let (client, parent, handle) = (Client(7), Handle(8), Handle(9));
-    let shown = Shown::Here;
+    let shown = Attribution::Here;
     let entries: [(Entry, &[u8]); 6] = [
         (Entry::NextCharge { id: charge }, &[13, 0xac, 2]),
         (Entry::Charge { id: charge, gpu: 1, bytes: 70, epoch: 5 }, &[14, 0xac, 2, 1, 70, 5]),
@@ -926,7 +926,7 @@ fn importing_names_what_an_export_holds() {
     let export = Hold::Export { file: 1, index: 0 };
     ledger.hold(export, A, Handle(1));
     ledger.free(A, Handle(1));
-    ledger.import(export, B, root(B), Handle(9), Shown::Here);
+    ledger.import(export, B, root(B), Handle(9), Attribution::Here);
     ledger.release(export);
     assert_eq!((used(&ledger), ledger.expected(0).unwrap().hidden_bytes), (70, 0));
     ledger.free(B, Handle(9));
@@ -953,7 +953,7 @@ proptest! {
                     }
                 }
                 2 => {
-                    let shown = [Shown::Here, Shown::On(1)][usize::from(bytes > 30)];
+                    let shown = [Attribution::Here, Attribution::On(1)][usize::from(bytes > 30)];
                     ledger.duplicate((A, Handle(handle)), B, root(B), Handle(other), shown);
                 }
                 3 => ledger.hold(hold, A, Handle(handle)),
@@ -971,7 +971,7 @@ proptest! {
                 }
                 9 => ledger.unmap(tree(1), span((u64::from(handle), u64::from(handle)))),
                 10 => {
-                    let shown = [Shown::Here, Shown::On(1)][usize::from(bytes > 30)];
+                    let shown = [Attribution::Here, Attribution::On(1)][usize::from(bytes > 30)];
                     ledger.import(hold, B, root(B), Handle(other), shown);
                 }
                 11 => ledger.free(B, Handle(other)),
@@ -1107,11 +1107,11 @@ fn handle_attributed_to_another_gpu_has_own_pin() {
         |ledger: &Ledger| [0, 1].map(|gpu| ledger.expected(gpu).map(|is| is.peak_bytes).unwrap());
     let tree = Tree { file: 1, gpu: 0 };
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
-    for (handle, shown) in [(2, Shown::On(1)), (4, Shown::Here)] {
+    for (handle, shown) in [(2, Attribution::On(1)), (4, Attribution::Here)] {
         ledger.duplicate((A, Handle(1)), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
         let before = PinPlace::Name { client: B, handle: Handle(handle) };
-        assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Shown::Here);
+        assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Attribution::Here);
     }
     // Mappings have nothing to do with the stakes of names.
     ledger.map(tree, Span::ALL, charge);

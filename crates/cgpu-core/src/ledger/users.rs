@@ -62,7 +62,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Bounds, Client, Entry, Handle, Shown};
+    use super::super::{Attribution, Bounds, Client, Entry, Handle};
     use super::*;
 
     const BOUNDS: Bounds = Bounds { objects: 64, holds: 64, pins: 64 };
@@ -87,7 +87,7 @@ mod tests {
         allocate(&mut ledger, 0, 2, 102, 40);
         allocate(&mut ledger, 1, 2, 103, 5);
         let source = (Client(1), Handle(101));
-        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here);
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Attribution::Here);
         let both = [(one, vec![300, 0]), (other, vec![40, 5])];
         assert_eq!(ledger.used_by_process(), both.into());
         // The second process now has what the first had.
@@ -125,7 +125,7 @@ mod tests {
         allocate(&mut ledger, 0, 1, 101, 300);
         is_new(&ledger, "memory");
         let source = (Client(1), Handle(101));
-        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Shown::Here);
+        ledger.duplicate(source, Client(2), Handle(2), Handle(104), Attribution::Here);
         is_new(&ledger, "another name");
         ledger.replay(Entry::Limit { gpu: 1, limit_bytes: 500 });
         is_new(&ledger, "a quota");

@@ -226,8 +226,8 @@ mod tests {
     use crate::gpu::{Gpu, GpuState, MigDevice};
     use crate::plan::{Limits, Placement, Refusal};
     use crate::request::{
-        self, Brought, BroughtGpu, DefaultMemory, EntryPoint, MigInstance, Profile, Reaches, Rules,
-        Said, Trust, decide, testing,
+        self, Brought, BroughtGpu, BundleFacts, DefaultMemory, EntryPoint, MigInstance, Profile,
+        Reaches, Rules, Trust, decide, testing,
     };
     use crate::units::{MIB, bytes_to_mib};
 
@@ -284,7 +284,7 @@ mod tests {
     }
 
     /// Lets `ask` have what the bundle of these words says.
-    fn said<T>(words: &[&str], ask: impl FnOnce(&Said<'_>) -> T) -> T {
+    fn said<T>(words: &[&str], ask: impl FnOnce(&BundleFacts<'_>) -> T) -> T {
         let mut env = Vec::new();
         let mut annotations = Vec::new();
         let mut brought = Brought::default();
@@ -317,7 +317,7 @@ mod tests {
             }
         }
         let env: Vec<&str> = env.iter().map(String::as_str).collect();
-        ask(&Said {
+        ask(&BundleFacts {
             env: &env,
             annotations: &annotations,
             id: Some("0123abcd"),

@@ -10,7 +10,7 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Said;
+use super::BundleFacts;
 
 /// A container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -69,7 +69,7 @@ const ENGINES: [Marks; 2] = [
 ];
 
 /// The annotation by which an engine marks a sandbox, if the bundle is a pod's sandbox.
-pub(super) fn is_sandbox(said: &Said<'_>) -> Option<&'static str> {
+pub(super) fn is_sandbox(said: &BundleFacts<'_>) -> Option<&'static str> {
     let id = said.id?;
     marked(said.annotations, "sandbox")
         .find(|marks| value(said.annotations, marks.sandbox_id) == Some(id))
@@ -77,7 +77,7 @@ pub(super) fn is_sandbox(said: &Said<'_>) -> Option<&'static str> {
 }
 
 /// Whether the bundle is a container of a pod, and not its sandbox.
-pub(super) fn is_container(said: &Said<'_>) -> bool {
+pub(super) fn is_container(said: &BundleFacts<'_>) -> bool {
     marked(said.annotations, "container").next().is_some()
 }
 

@@ -29,7 +29,7 @@ const DEFAULT_MEMORY: &str = "admission.default_memory";
 
 /// All that a bundle says of GPUs.
 #[derive(Clone, Copy)]
-pub struct Said<'a> {
+pub struct BundleFacts<'a> {
     /// The items of `process.env`, as `NAME=value`.
     pub env: &'a [&'a str],
     /// The annotations.
@@ -49,9 +49,10 @@ pub struct Said<'a> {
     pub grant: Option<&'a Grant>,
 }
 
-impl fmt::Debug for Said<'_> {
+impl fmt::Debug for BundleFacts<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Said { env, annotations, id, brought, is_privileged, reaches: _, entry, grant } = self;
+        let BundleFacts { env, annotations, id, brought, is_privileged, reaches: _, entry, grant } =
+            self;
         f.debug_struct("Said")
             .field("env", env)
             .field("annotations", annotations)
@@ -109,7 +110,7 @@ impl Decision {
 /// # Errors
 ///
 /// If it asks for what can't be meant, or for what `rules` refuse.
-pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
+pub fn decide(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
     let Some(grant) = said.grant else {
         let is_pods = rules.ungranted != Ungranted::AsAsked && cri::is_container(said);
         return if is_pods { without_grant(said, rules) } else { by_settings(said, rules) };
@@ -120,7 +121,7 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
     let marks = said.annotations.iter().filter(|(name, _)| !is_ours(name)).copied();
     let granted = granted.iter().map(|(name, value)| (*name, value.as_str()));
     let annotations: Vec<(&str, &str)> = marks.chain(granted).collect();
-    let by_grant = Said { env: &[], annotations: &annotations, grant: None, ..*said };
+    let by_grant = BundleFacts { env: &[], annotations: &annotations, grant: None, ..*said };
     let overruled = grant.overruled(said.env, said.annotations, rules).into_iter();
     let overruled =
         overruled.map(|setting| NearMiss::Overruled { setting, resource: grant.resource.clone() });
@@ -129,12 +130,14 @@ pub fn decide(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestErr
 }
 
 /// The same for a pod's container that Kubernetes has given nothing.
-fn without_grant(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
+fn without_grant(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
     let texts = (said.env, said.annotations);
     let bare = stripped(texts, rules, false);
     let named = by_settings(said, rules);
-    let none =
-        by_settings(&Said { env: &bare.env, annotations: &bare.annotations, ..*said }, rules)?;
+    let none = by_settings(
+        &BundleFacts { env: &bare.env, annotations: &bare.annotations, ..*said },
+        rules,
+    )?;
     // What others brought is theirs to answer for.
     let asks_nothing = matches!(&named, Ok(named) if named.verdict == none.verdict)
         || matches!(&named, Ok(Decision { verdict: Verdict::NotOurs(_), .. }));
@@ -148,7 +151,7 @@ fn without_grant(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, Request
     if rules.ungranted == Ungranted::Whole {
         let whole = stripped(texts, rules, true);
         return by_settings(
-            &Said { env: &whole.env, annotations: &whole.annotations, ..*said },
+            &BundleFacts { env: &whole.env, annotations: &whole.annotations, ..*said },
             &Rules { default_memory: DefaultMemory::Whole, ..*rules },
         );
     }
@@ -156,7 +159,7 @@ fn without_grant(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, Request
 }
 
 /// The same by what the bundle says itself.
-fn by_settings(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
+fn by_settings(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Result<Decision, RequestError> {
     let (mut request, mut near_misses) = read(said, rules)?;
     let mut brought = Cow::Borrowed(said.brought);
     // Where we don't tell NVIDIA's hook or runtime which GPUs, it brings what it reads.
@@ -174,7 +177,7 @@ fn by_settings(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestEr
         };
         into.extend(by_nvidias_hook(said, rules));
     }
-    let said = &Said { brought: &brought, ..*said };
+    let said = &BundleFacts { brought: &brought, ..*said };
     if request.takes_default(said) {
         match rules.default_memory {
             DefaultMemory::Whole => {}
@@ -255,7 +258,7 @@ fn by_settings(said: &Said<'_>, rules: &Rules<'_>) -> Result<Decision, RequestEr
 }
 
 /// What the table and the rules of whole GPUs make of a bundle.
-fn outcome(request: &Request, said: &Said<'_>, rules: &Rules<'_>) -> Outcome {
+fn outcome(request: &Request, said: &BundleFacts<'_>, rules: &Rules<'_>) -> Outcome {
     let (quota, named, brought) = facts(request, said);
     let row = decision_table::find(quota, named, brought);
     let outcome = if rules.is_strict() { row.strict } else { row.open };
@@ -263,7 +266,7 @@ fn outcome(request: &Request, said: &Said<'_>, rules: &Rules<'_>) -> Outcome {
 }
 
 /// What NVIDIA's hook or runtime brings by the container's variables, whomever the host trusts.
-fn by_nvidias_hook(said: &Said<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
+fn by_nvidias_hook(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
     let by = |setting: &Setting| brought_gpus::by_nvidias_hook(&setting.value, setting);
     // Where its `swarm-resource` names them, it takes the numbers that Swarm only counts by for indices.
     let resources = said.env.iter().filter_map(|item| item.split_once('='));
@@ -287,7 +290,7 @@ fn by_nvidias_hook(said: &Said<'_>, rules: &Rules<'_>) -> Vec<BroughtGpu> {
 }
 
 /// The columns of the table for a bundle.
-pub(super) fn facts(request: &Request, said: &Said<'_>) -> (Quota, Named, Extent) {
+pub(super) fn facts(request: &Request, said: &BundleFacts<'_>) -> (Quota, Named, Extent) {
     let (quota, named) = (request.quota_asked(), request.named());
     let brought = match quota {
         Quota::Asked => said.brought.choice(),
@@ -300,7 +303,11 @@ pub(super) fn facts(request: &Request, said: &Said<'_>) -> (Quota, Named, Extent
 }
 
 /// Refuses what the table allows and other rules don't.
-fn check(request: &mut Request, said: &Said<'_>, rules: &Rules<'_>) -> Result<(), RequestError> {
+fn check(
+    request: &mut Request,
+    said: &BundleFacts<'_>,
+    rules: &Rules<'_>,
+) -> Result<(), RequestError> {
     if request.outcome == Outcome::FilesAlone {
         return Ok(());
     }
@@ -350,7 +357,7 @@ fn rule(rules: &Rules<'_>) -> &'static str {
 /// The refusal of a row of the table, or of a rule that refuses as one does.
 fn refusal(
     request: &Request,
-    said: &Said<'_>,
+    said: &BundleFacts<'_>,
     because: Because,
     rules: &Rules<'_>,
 ) -> RequestError {

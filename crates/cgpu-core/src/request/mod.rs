@@ -25,7 +25,7 @@ mod setting;
 mod ungranted;
 
 pub use brought_gpus::{Brought, BroughtGpu, BroughtName, MigInstance};
-pub use decision::{Decision, EntryPoint, Said, Verdict, decide};
+pub use decision::{BundleFacts, Decision, EntryPoint, Verdict, decide};
 pub use error::RequestError;
 pub use grant::Grant;
 pub use near_miss::NearMiss;
@@ -192,7 +192,10 @@ pub(crate) struct Selections {
 ///
 /// If a quota is asked for that can't be meant, or the scheduler reports through the variables that it
 /// found no GPU.
-fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), RequestError> {
+fn read(
+    said: &BundleFacts<'_>,
+    rules: &Rules<'_>,
+) -> Result<(Request, Vec<NearMiss>), RequestError> {
     let trust = rules.trust;
     let sandbox = cri::is_sandbox(said);
     let of_env = |name: &'static str| variable(said.env, name);
@@ -293,7 +296,7 @@ fn read(said: &Said<'_>, rules: &Rules<'_>) -> Result<(Request, Vec<NearMiss>), 
 }
 
 /// What a container asks for of computing time that has the host's default quota.
-fn shares(said: &Said<'_>, rules: &Rules<'_>) -> Result<quota::Shares, RequestError> {
+fn shares(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Result<quota::Shares, RequestError> {
     let Trust { env, annotations } = rules.trust;
     let by_variable = |name: Name| variable(said.env, name.variable).filter(|_| env);
     let by_annotation = |name: Name| annotation(said.annotations, name.annotation);
@@ -360,7 +363,7 @@ impl Request {
     }
 
     /// Whether it has GPUs and nothing of it speaks of memory, so that the host's default is what it gets.
-    fn takes_default(&self, said: &Said<'_>) -> bool {
+    fn takes_default(&self, said: &BundleFacts<'_>) -> bool {
         let is_silent = |off: &Off| matches!(off, Off::NotSet(_) | Off::Empty(_));
         let has_gpus = matches!(self.named(), Named::All | Named::Counted | Named::Listed)
             || said.brought.choice() == brought_gpus::Extent::Gpus;
@@ -723,7 +726,7 @@ pub(crate) mod testing {
     ];
 
     /// The row of the table that a bundle finds, counted from 0.
-    pub(crate) fn row(said: &Said<'_>, rules: &Rules<'_>) -> Option<usize> {
+    pub(crate) fn row(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Option<usize> {
         let (request, _) = read(said, rules).ok()?;
         let (quota, named, brought) = decision::facts(&request, said);
         let found = decision_table::find(quota, named, brought);
@@ -757,7 +760,7 @@ pub(crate) mod testing {
     ) -> Result<Decision, RequestError> {
         let brought = Brought::default();
         decide(
-            &Said {
+            &BundleFacts {
                 env,
                 annotations,
                 id: Some("0123abcd"),

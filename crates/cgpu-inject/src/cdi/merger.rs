@@ -103,7 +103,7 @@ pub(super) struct Collected<'a> {
 
 /// A node as it is on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum HostNode {
     /// A character device.
     Device { major: i64, minor: i64, mode: u32 },
     /// A file, where the driver is served otherwise.
@@ -246,11 +246,11 @@ impl<'a> Collected<'a> {
     }
 
     /// The edits, where the nodes are as `seen`, in their order; and what is left out.
-    pub(super) fn edits(mut self, seen: &[Seen]) -> (bundle::Edits, Vec<LeftOut>) {
+    pub(super) fn edits(mut self, seen: &[HostNode]) -> (bundle::Edits, Vec<LeftOut>) {
         let mut edits = bundle::Edits::default();
         let nodes = std::mem::take(&mut self.nodes.items);
         for (Given { file, item }, seen) in nodes.into_iter().zip(seen) {
-            let Seen::Device { major, minor, mode } = *seen else {
+            let HostNode::Device { major, minor, mode } = *seen else {
                 let (source, destination) = (item.source().to_owned(), item.path.clone());
                 edits.binds.push(Bind { source, destination });
                 continue;

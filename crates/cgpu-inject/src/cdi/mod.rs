@@ -83,7 +83,7 @@ impl fmt::Display for Wanted {
 
 /// What specifications give a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct CdiEdits {
     /// What changes in its bundle; `withheld` and `hooks` are for others to fill.
     pub edits: Edits,
     /// The devices that it is by, in the order of the GPUs' files.
@@ -208,7 +208,7 @@ impl Specifications {
         &self,
         wanted: &[Wanted],
         host: &HostFacts,
-    ) -> Result<Option<Found>, CdiError> {
+    ) -> Result<Option<CdiEdits>, CdiError> {
         let devices = Devices::of(&self.sources);
         if devices.is_empty() {
             return match self.unusable().next() {
@@ -227,7 +227,7 @@ impl Specifications {
         let seen = lookup(&collected, host).map_err(stale)?;
         let (edits, left_out) = collected.edits(&seen);
         let names = parts.iter().flat_map(|part| &part.devices);
-        Ok(Some(Found {
+        Ok(Some(CdiEdits {
             edits,
             devices: names.map(|device| format!("{KIND}={}", device.name)).collect(),
             files: parts.iter().map(|part| part.file.to_owned()).collect(),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::stat::{major, minor};
 use thiserror::Error;
 
-use super::merger::{Collected, Seen};
+use super::merger::{Collected, HostNode};
 use super::node_kind::{Nature, nature};
 use super::spec::Node;
 use nvrm::{NVIDIA_MAJOR, Version};
@@ -136,7 +136,10 @@ impl Stale {
 /// # Errors
 ///
 /// What is no longer so, with what explains most at the head.
-pub(super) fn lookup(collected: &Collected<'_>, host: &HostFacts) -> Result<Vec<Seen>, Vec<Stale>> {
+pub(super) fn lookup(
+    collected: &Collected<'_>,
+    host: &HostFacts,
+) -> Result<Vec<HostNode>, Vec<Stale>> {
     let (mut stale, mut seen) = (Vec::new(), Vec::new());
     let stated = collected.mounts().iter().find_map(|mount| {
         let (stated, running) = (version(&mount.item.host_path)?, host.driver?);
@@ -167,7 +170,7 @@ pub(super) fn lookup(collected: &Collected<'_>, host: &HostFacts) -> Result<Vec<
     if stale.is_empty() { Ok(seen) } else { Err(stale) }
 }
 
-fn check_at(file: &Path, node: &Node, host: &HostFacts) -> Result<Seen, Stale> {
+fn check_at(file: &Path, node: &Node, host: &HostFacts) -> Result<HostNode, Stale> {
     let (file, path) = (|| file.to_owned(), || node.source().to_owned());
     let Ok(meta) = fs::metadata(host.at(node.source())) else {
         return Err(Stale::NoNode { file: file(), path: path() });
@@ -175,7 +178,7 @@ fn check_at(file: &Path, node: &Node, host: &HostFacts) -> Result<Seen, Stale> {
     if !meta.file_type().is_char_device() {
         let is_file = meta.is_file() && node.major == 0;
         return if is_file {
-            Ok(Seen::File)
+            Ok(HostNode::File)
         } else {
             Err(Stale::NotADevice { file: file(), path: path() })
         };
@@ -195,7 +198,7 @@ fn check_at(file: &Path, node: &Node, host: &HostFacts) -> Result<Seen, Stale> {
     if stated != found {
         return Err(Stale::Numbers { file: file(), path: path(), stated, found });
     }
-    Ok(Seen::Device { major: found.0, minor: found.1, mode: meta.mode() })
+    Ok(HostNode::Device { major: found.0, minor: found.1, mode: meta.mode() })
 }
 
 /// The driver's version that the name of a library ends in.

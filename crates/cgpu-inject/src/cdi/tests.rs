@@ -14,7 +14,7 @@ fn gpu(index: u32, minor: u32) -> Wanted {
     Wanted { index, uuid: format!("GPU-of-{index}"), minor, mig: None }
 }
 
-fn found(text: &str, wanted: &[Wanted], host: &Host) -> Result<Found, String> {
+fn found(text: &str, wanted: &[Wanted], host: &Host) -> Result<CdiEdits, String> {
     specifications(&[(0, "nvidia.yaml", text)])
         .edits_for(wanted, &host.facts())
         .map(|found| found.expect("there is a specification"))

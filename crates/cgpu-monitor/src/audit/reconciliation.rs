@@ -48,7 +48,7 @@ enum Depth {
 
 /// What an audit saw.
 #[derive(Debug)]
-struct Seen {
+struct DriverAnswers {
     own: Arc<MonitorClient>,
     dead: Vec<Process>,
     dead_pids: DeadPids,
@@ -105,7 +105,7 @@ pub(crate) fn audit(monitor: &Monitor, occasion: Occasion) {
 
 /// Compares the driver's figures with the books for each GPU, and acts on them: kills processes, corrects what
 /// counts, and removes objects that are gone. `None` where the books have no process, or the driver doesn't answer.
-fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<Seen> {
+fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<DriverAnswers> {
     let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
     let dead: Vec<Process> =
         processes.iter().copied().filter(|process| !ProcessId::from(*process).alive()).collect();
@@ -126,7 +126,7 @@ fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<Seen>
         }
         all.push(found.held);
     }
-    Some(Seen { own, dead, dead_pids, all })
+    Some(DriverAnswers { own, dead, dead_pids, all })
 }
 
 /// The driver's figures of the container's processes on a GPU, dead ones included, and of the monitor.
@@ -154,8 +154,8 @@ fn ask(
 }
 
 /// Acts on what an audit saw. Calls may be on the lane meanwhile.
-fn act_on(monitor: &Monitor, seen: Option<Seen>, occasion: Occasion) {
-    let Some(Seen { own, dead, dead_pids, all }) = seen else { return };
+fn act_on(monitor: &Monitor, seen: Option<DriverAnswers>, occasion: Occasion) {
+    let Some(DriverAnswers { own, dead, dead_pids, all }) = seen else { return };
     if occasion != Occasion::Tick || monitor.history.take_client_check_due() {
         let names = monitor.state().ledger.names_of_all();
         remove_gone_names(monitor, &own, &names, Depth::Clients);

@@ -17,7 +17,7 @@ use crate::driver::{Presence, presence};
 use crate::gate::settings::NodeKind;
 use crate::log::Refuser;
 use crate::state::{ContainerState, UnderRmLock};
-use cgpu_core::ledger::{Client, Entry, Handle, Reservation, Shown, Usage};
+use cgpu_core::ledger::{Attribution, Client, Entry, Handle, Reservation, Usage};
 use nvrm::about::Uuid;
 use nvrm::call::Object;
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
@@ -288,13 +288,13 @@ pub(crate) fn shown_below(
     client: u32,
     parent: u32,
     of: Option<usize>,
-) -> Shown {
-    let Some(of) = of.filter(|_| case.monitor.uuids.len() > 1) else { return Shown::Here };
+) -> Attribution {
+    let Some(of) = of.filter(|_| case.monitor.uuids.len() > 1) else { return Attribution::Here };
     let known = case.state().devices.gpu(client, parent);
     let gpu = known.or_else(|| remember_gpu(case, rm_lock, client, parent));
     match gpu.map(|gpu| (gpu, u16::try_from(gpu))) {
-        Some((gpu, Ok(number))) if gpu != of => Shown::On(number),
-        _ => Shown::Here,
+        Some((gpu, Ok(number))) if gpu != of => Attribution::On(number),
+        _ => Attribution::Here,
     }
 }
 

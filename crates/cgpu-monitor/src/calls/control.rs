@@ -24,7 +24,7 @@ use crate::state::{ChannelName, ScheduledSlice};
 use cgpu_core::sched::slice_us;
 use nvrm::call::Object;
 use nvrm::control::{
-    Direction, Known, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
+    ControlKind, Direction, MAX_PARAMS_BYTES, Pieces, check, clients, points_into, processes,
 };
 use nvrm::number::{
     NV_ERR_INVALID_ARGUMENT, NV_ERR_INVALID_PARAM_STRUCT,
@@ -46,10 +46,10 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
         return Err(Errno::EINVAL.into());
     };
     let known = case.or_deny(check(&case.monitor.release, control, flags))?;
-    if let Known::FakedSuccess(_) = known {
+    if let ControlKind::FakedSuccess(_) = known {
         return Err(faked_success(case));
     }
-    if known == Known::Memory {
+    if known == ControlKind::Memory {
         let params = (params, params_size);
         return show_memory(case, (client, object), control, params);
     }
@@ -65,17 +65,17 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
         return Err(case.deny(&RefusalReason::ForeignClient { control }));
     }
     match known {
-        Known::Nested => nested(case, control, params),
-        Known::Processes => processes(case, control, params),
-        Known::Exports(does) => export_or_import(case, does, client, params),
-        Known::Opaque if points_into(&case.scratch.params, &case.monitor.own_ranges) => {
+        ControlKind::Nested => nested(case, control, params),
+        ControlKind::Processes => processes(case, control, params),
+        ControlKind::Exports(does) => export_or_import(case, does, client, params),
+        ControlKind::Opaque if points_into(&case.scratch.params, &case.monitor.own_ranges) => {
             Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
         // These kinds are answered above.
-        Known::Memory | Known::FakedSuccess(_) | Known::Refused(_) => {
+        ControlKind::Memory | ControlKind::FakedSuccess(_) | ControlKind::Refused(_) => {
             Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)))
         }
-        Known::Flat | Known::Opaque => {
+        ControlKind::Flat | ControlKind::Opaque => {
             begin_control(case)?;
             if before_control(case, (client, object), control)? {
                 return Err(faked_success(case));

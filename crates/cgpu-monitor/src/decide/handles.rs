@@ -3,7 +3,7 @@
 
 use crate::decide::refusal_reason::RefusalReason;
 use crate::state::BOUNDS;
-use cgpu_core::ledger::{Client, Entry, Handle, Hold, Ledger, LedgerError, Shown};
+use cgpu_core::ledger::{Attribution, Client, Entry, Handle, Hold, Ledger, LedgerError};
 use nvrm::call::Object;
 use nvrm::export::{Does, Places};
 use nvrm::number::NV_ERR_STATE_IN_USE;
@@ -146,7 +146,7 @@ pub(crate) struct Imported {
 /// What the driver has made for an import from `file` below an object of `client`. `handles` are those that the driver
 /// gave, by place. Where the driver made no object in a place (`is_imported`), the caller is told what it asked for.
 pub(crate) fn imported(
-    (file, client, shown): (u64, u32, Shown),
+    (file, client, shown): (u64, u32, Attribution),
     places: &Places,
     mut handles: Vec<u32>,
     is_imported: impl Fn(usize) -> bool,
@@ -248,7 +248,7 @@ mod tests {
         let mut ledger = ledger();
         export(&mut ledger, &[10, 0, 10], &[]).unwrap();
         let asked = places(&[21, 5, 0]);
-        let of = (FILE, 1, Shown::Here);
+        let of = (FILE, 1, Attribution::Here);
         let result = imported(of, &asked, vec![21, 0, 33], |at| at != 1);
         assert_eq!(result.handles, [21, 5, 33]);
         let made: Vec<u32> = result.made.iter().map(|object| object.handle).collect();

@@ -3,7 +3,7 @@
 use crate::decide::refusal_reason::RefusalReason;
 use cgpu_core::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
 use nvrm::class::Use;
-use nvrm::fbinfo::Shown;
+use nvrm::fbinfo::MemoryAmounts;
 use nvrm::memory::{self, Memory};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use nvrm::number::*;
@@ -53,8 +53,8 @@ pub(crate) fn is_within_quota(ledger: &Ledger, gpu: usize) -> bool {
 }
 
 /// The memory that a program is shown: the quota, and not what the GPU has. 0 bytes where the quota isn't known.
-pub(crate) fn shown_memory(usage: Option<Usage>) -> Shown {
-    Shown {
+pub(crate) fn shown_memory(usage: Option<Usage>) -> MemoryAmounts {
+    MemoryAmounts {
         total_bytes: usage.map_or(0, |usage| usage.limit_bytes),
         free_bytes: usage.map_or(0, Usage::free_bytes),
     }

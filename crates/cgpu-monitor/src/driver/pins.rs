@@ -6,7 +6,7 @@ use crate::driver::monitor_client::{MonitorClient, handle_of, pin_of};
 use crate::node::{Device, Rm};
 use crate::shared::Monitor;
 use crate::state::{ContainerState, UnderRmLock};
-use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, PinPlace, Shown};
+use cgpu_core::ledger::{Attribution, ChargeId, Client, Entry, Handle, Hold, PinPlace};
 
 /// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
 fn enter_pin(state: &mut ContainerState, before: PinPlace, number: u64) -> bool {
@@ -64,9 +64,9 @@ pub(crate) fn pin_behind(
     monitor: &Monitor,
     device: &Device,
     source: (u32, u32),
-    (shown, gpu): (Shown, Option<usize>),
+    (shown, gpu): (Attribution, Option<usize>),
 ) -> Option<u32> {
-    let gpu = gpu.filter(|_| shown != Shown::Here)?;
+    let gpu = gpu.filter(|_| shown != Attribution::Here)?;
     let source_rm = Rm { release: &monitor.release, device };
     own_client(monitor)?.duplicate_from(&source_rm, source, Some(gpu)).ok()
 }
@@ -75,9 +75,9 @@ pub(crate) fn pin_behind(
 pub(crate) fn pin_behind_export(
     monitor: &Monitor,
     hold: Hold,
-    (shown, gpu): (Shown, Option<usize>),
+    (shown, gpu): (Attribution, Option<usize>),
 ) -> Option<u32> {
-    let gpu = gpu.filter(|_| shown != Shown::Here)?;
+    let gpu = gpu.filter(|_| shown != Attribution::Here)?;
     let own = own_client(monitor)?;
     let pin = monitor.state().ledger.pin_at(PinPlace::Export { hold })?;
     own.duplicate_own(gpu, handle_of(&own, pin)?)

@@ -71,7 +71,7 @@ pub fn are_all(client: u32, command: u32, params: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Known, known};
+    use super::super::{ControlKind, known};
     use super::*;
 
     /// Parameters that name these clients, of which so many are meant.
@@ -93,7 +93,11 @@ mod tests {
         assert!(NAMED.is_sorted_by_key(|named| named.command));
         for named in NAMED {
             let known = known(named.command);
-            assert!(matches!(known, Some(Known::Flat | Known::Nested)), "{}", named.name);
+            assert!(
+                matches!(known, Some(ControlKind::Flat | ControlKind::Nested)),
+                "{}",
+                named.name
+            );
         }
     }
 

@@ -551,7 +551,7 @@ pub(super) fn is_one(command: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::flat::FLAT;
-    use super::super::{Known, known};
+    use super::super::{ControlKind, known};
     use super::*;
 
     fn all() -> impl Iterator<Item = u32> {
@@ -567,7 +567,10 @@ mod tests {
         assert!(OWN.is_sorted_by(|(one, _), (next, _)| one < next));
         for command in all() {
             assert_eq!(all().filter(|other| *other == command).count(), 1, "{command:#x}");
-            assert!(matches!(known(command), Some(Known::Flat | Known::Nested)), "{command:#x}");
+            assert!(
+                matches!(known(command), Some(ControlKind::Flat | ControlKind::Nested)),
+                "{command:#x}"
+            );
         }
     }
 
@@ -613,7 +616,7 @@ mod tests {
             0xa06f_0111,
             0xb0cc_0203,
         ] {
-            assert!(matches!(known(command), Some(Known::Refused(_))), "{command:#x}");
+            assert!(matches!(known(command), Some(ControlKind::Refused(_))), "{command:#x}");
         }
         // Flat, and of no use that is known.
         for command in [0x282, 0x901, 0x2080_0302, 0x2080_220a, 0x208f_1902] {

@@ -134,7 +134,7 @@ pub(super) fn why(command: u32) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::super::flat::FLAT;
-    use super::super::{Known, NESTED, known};
+    use super::super::{ControlKind, NESTED, known};
     use super::*;
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
         for (command, why) in WITHHELD {
             let is_nested = NESTED.iter().any(|nested| nested.command == *command);
             assert!(is_nested || FLAT.binary_search(command).is_ok(), "{command:#x}");
-            assert_eq!(known(*command), Some(Known::Refused(why)), "{command:#x}");
+            assert_eq!(known(*command), Some(ControlKind::Refused(why)), "{command:#x}");
         }
     }
 }

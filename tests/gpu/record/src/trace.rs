@@ -11,7 +11,7 @@ use cgpu_record::corpus::{self, Bytes, Copies, Line, Map, Writer};
 use cgpu_record::follow::{self, Task, Then, Watch, read};
 use cgpu_record::scrub::Scrubber;
 use nix::unistd::Pid;
-use nvrm::control::{Known, Pieces, known};
+use nvrm::control::{ControlKind, Pieces, known};
 use nvrm::{Call, Command, Key, Release, uvm};
 
 /// Most bytes of what a call points at.
@@ -167,10 +167,10 @@ impl Recorder<'_> {
         if let (Some(Call::Control { command, .. }), Some(params)) =
             (decoded.map(|decoded| decoded.call), &params)
         {
-            if known(command) == Some(Known::Nested) {
+            if known(command) == Some(ControlKind::Nested) {
                 let found = Pieces::of(command, &params.before).unwrap_or_default();
                 pieces.extend(found.iter().filter_map(|piece| place(piece.address, piece.bytes)));
-            } else if known(command) == Some(Known::Memory)
+            } else if known(command) == Some(ControlKind::Memory)
                 && let Ok(list) = nvrm::fbinfo::list(release, command, &params.before)
                 && let nvrm::fbinfo::List::Elsewhere { address, entries } = list
             {
