@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::{major, minor};
+use rustix::fs::{major, minor};
 use thiserror::Error;
 use tracing::warn;
 
@@ -113,9 +113,7 @@ pub(super) enum Found {
 pub(super) fn look(path: &Path) -> Result<Found, NodeError> {
     match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_char_device() => {
-            // Device numbers have at most 32 bits each.
-            let number = |part: u64| i64::try_from(part).unwrap_or(i64::MAX);
-            Ok(Found::Device(number(major(meta.rdev())), number(minor(meta.rdev()))))
+            Ok(Found::Device(major(meta.rdev()).into(), minor(meta.rdev()).into()))
         }
         Ok(_) => Ok(Found::File),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Found::Nothing),
