@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::{major, minor};
+use rustix::fs::{major, minor};
 
 use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Seen};
 use super::sentence;
@@ -244,7 +244,7 @@ fn nodes(
 fn seen(path: &Path) -> Seen<NodeKind> {
     match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_char_device() => {
-            Seen::Found(NodeKind::Device(major(meta.rdev()), minor(meta.rdev())))
+            Seen::Found(NodeKind::Device(major(meta.rdev()).into(), minor(meta.rdev()).into()))
         }
         Ok(_) => Seen::Found(NodeKind::File),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Seen::Absent,
