@@ -13,7 +13,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use nix::unistd::getppid;
+use rustix::process::{Pid, getppid};
 use serde::Deserialize;
 use thiserror::Error;
 use tracing::warn;
@@ -202,7 +202,7 @@ pub fn calls(
 pub fn deregister(config: Option<&Path>, key: &Key) {
     let released = Host::load(config.map(AsRef::as_ref))
         .map_err(|error| Box::new(error) as Box<dyn Error>)
-        .and_then(|host| Ok(Admission::of(&host).release_ended(key, getppid().as_raw())?));
+        .and_then(|host| Ok(Admission::of(&host).release_ended(key, Pid::as_raw(getppid()))?));
     if let Err(error) = released {
         warn!(id = key.id, error, "{}", admission::UNDONE);
     }
@@ -431,7 +431,7 @@ fn poststop(host: &Host, caller: &Caller, state: &State) {
         let released = match caller {
             // A job may call us itself, as its last word.
             Caller::Alone => Admission::of(host).release(&key),
-            _ => Admission::of(host).release_ended(&key, getppid().as_raw()),
+            _ => Admission::of(host).release_ended(&key, Pid::as_raw(getppid())),
         };
         if let Err(error) = released {
             let error: &dyn Error = &error;
@@ -474,7 +474,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let caller = Caller::Precreate { token: token.clone() };
     let calls = calls(host, &caller, proposal.is_whole(), HookStage::OURS)?;
     // podman, or its service, which lives on after a create that failed.
-    let by = ProcessId::of(getppid().as_raw());
+    let by = ProcessId::of(Pid::as_raw(getppid()));
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by };
     // It has no id that an engine's file could be found by; a pod's has its name all the same.
     let name = names::of_bundle(&token, &bundle);

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::unistd::geteuid;
+use rustix::process::geteuid;
 use tracing::warn;
 
 use crate::admission::bundle_marks;

@@ -12,7 +12,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
+use rustix::fs::OFlags;
 use serde::Deserialize;
 
 use cgpu_host::registry::{Record, RegistryError};
@@ -188,8 +188,8 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     if !fs::symlink_metadata(path).ok()?.is_file() {
         return None;
     }
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path).ok()?;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
     let mut bytes = Vec::new();
     file.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
     Some(bytes)

@@ -16,8 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use thiserror::Error;
 
@@ -517,9 +516,10 @@ impl Isolation for Gate {
         let place = self.place(short_id);
         // A monitor that ends by itself calls this in its own process.
         let others = |monitor: &ProcessId| monitor.pid.cast_unsigned() != std::process::id();
-        if let Some(monitor) = place.process().ok().flatten().filter(others) {
+        let monitor = place.process().ok().flatten().filter(others);
+        if let Some(pid) = monitor.and_then(|monitor| Pid::from_raw(monitor.pid)) {
             // Gone in this moment, then.
-            let _ = kill(Pid::from_raw(monitor.pid), Signal::SIGTERM);
+            let _ = kill_process(pid, Signal::TERM);
         }
         let left = |source| GateError::Left { path: place.dir().to_owned(), source };
         Ok(place.remove().map_err(left)?)

@@ -7,14 +7,14 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use nix::unistd::getppid;
+use rustix::process::{Pid, getppid};
 
 /// What runtimes of ours are called.
 const NAMES: [&[u8]; 2] = [b"cgpu", b"cgpu-runtime"];
 
 /// Whether the engine shows our name before what we say.
 pub(super) fn names_us() -> bool {
-    let parent = format!("/proc/{}/cmdline", getppid());
+    let parent = format!("/proc/{}/cmdline", Pid::as_raw(getppid()));
     fs::read(parent).is_ok_and(|line| is_podmans(&line))
 }
 

@@ -107,6 +107,7 @@ const IMPURE: &[&str] = &[
     "std::time",
     "std::net",
     "use nix::",
+    "use rustix::",
     "use libc::",
     "procfs::",
     "tracing::",

@@ -9,7 +9,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
+use rustix::fs::OFlags;
 
 /// How long another one is waited for that writes the same file.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -70,11 +70,11 @@ fn open_locked(path: &Path) -> io::Result<File> {
             .create(true)
             .truncate(false)
             .mode(0o600)
-            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
             .open(path)?;
         let opened = file.metadata()?;
         // In a directory that others may write to, somebody may have been here first.
-        let own = opened.uid() == nix::unistd::geteuid().as_raw() && opened.nlink() <= 1;
+        let own = opened.uid() == rustix::process::geteuid().as_raw() && opened.nlink() <= 1;
         if !opened.is_file() || !own {
             let why = format!("{} is another's: remove it", path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));

@@ -16,10 +16,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use rustix::io::Errno;
 use rustix::io::ioctl_fionbio;
+use rustix::process::{Pid, Signal, kill_process_group};
 use thiserror::Error;
 
 /// Most bytes retained of standard error: the last ones.
@@ -146,7 +145,9 @@ struct Exit(Option<ExitStatus>);
 fn exit(child: &mut Child) -> io::Result<Option<Exit>> {
     match child.try_wait() {
         Ok(status) => Ok(status.map(|status| Exit(Some(status)))),
-        Err(error) if error.raw_os_error() == Some(Errno::ECHILD as i32) => Ok(Some(Exit(None))),
+        Err(error) if error.raw_os_error() == Some(Errno::CHILD.raw_os_error()) => {
+            Ok(Some(Exit(None)))
+        }
         Err(error) => Err(error),
     }
 }
@@ -155,8 +156,7 @@ fn exit(child: &mut Child) -> io::Result<Option<Exit>> {
 fn kill(child: &mut Child) -> Option<Exit> {
     // It isn't reaped yet, so the id is still the child's, and its group's as long as any process
     // of the group lives.
-    let leader = i32::try_from(child.id()).map(Pid::from_raw);
-    if leader.is_err() || leader.is_ok_and(|leader| killpg(leader, Signal::SIGKILL).is_err()) {
+    if kill_process_group(Pid::from_child(child), Signal::KILL).is_err() {
         // If this fails, too, there is nothing left but to wait.
         let _ = child.kill();
     }
@@ -385,7 +385,7 @@ mod tests {
             }
             assert!(begun.elapsed() < LONG);
             let [grandchild] = ids(dir.path(), ["grandchild"]);
-            let _ = nix::sys::signal::kill(Pid::from_raw(grandchild), Signal::SIGKILL);
+            let _ = rustix::process::kill_process(Pid::from_raw(grandchild).unwrap(), Signal::KILL);
         }
     }
 

@@ -36,14 +36,16 @@ pub const STOP_VARIABLE: &str = "CGPU_STOPPOINT";
 /// to stop here.
 #[cfg(debug_assertions)]
 pub fn failpoint(place: &str) {
+    use rustix::process::{Signal, getpid, kill_process};
+
     debug_assert!(ALL.contains(&place), "{place} is not in failpoint::ALL");
     if std::env::var_os(VARIABLE).is_some_and(|asked| asked == place) {
-        let _ = nix::sys::signal::raise(nix::sys::signal::SIGKILL);
+        let _ = kill_process(getpid(), Signal::KILL);
     }
     if std::env::var_os(STOP_VARIABLE).is_some_and(|asked| asked == place) {
         static STOPPED: std::sync::Once = std::sync::Once::new();
         STOPPED.call_once(|| {
-            let _ = nix::sys::signal::raise(nix::sys::signal::SIGSTOP);
+            let _ = kill_process(getpid(), Signal::STOP);
         });
     }
 }

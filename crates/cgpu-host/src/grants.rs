@@ -10,8 +10,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use thiserror::Error;
 
 use crate::atomic_file::replace;
@@ -257,7 +257,7 @@ impl Grants {
 
     fn read(&self, path: &Path) -> Result<Option<Grant>, GrantError> {
         let failed = |source| GrantError::Io { path: path.to_owned(), source };
-        let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file.map_err(failed)?,
@@ -309,7 +309,8 @@ impl Grants {
         let failed = |source| GrantError::Io { path: path.clone(), source };
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(&path).map_err(failed)?;
+        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+        let file = options.open(&path).map_err(failed)?;
         let since = Instant::now();
         loop {
             match file.try_lock() {

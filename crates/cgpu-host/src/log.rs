@@ -15,9 +15,8 @@ use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Mutex;
 
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::unistd::{AccessFlags, access};
+use rustix::fs::{Access, OFlags, access};
+use rustix::io::Errno;
 use tracing::subscriber::set_global_default;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::SubscriberBuilder;
@@ -95,8 +94,8 @@ pub fn escaped(text: &str) -> String {
 /// Opens the log at its end, and waits for nobody: a named pipe may have no reader. A link is refused:
 /// who may write the directory, as syslog's group may `/var/log`, would choose the file that root writes.
 fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOFOLLOW;
-    how.append(true).mode(0o640).custom_flags(flags.bits()).open(path)
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+    how.append(true).mode(0o640).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
 /// Opens a log to read it: a regular file, and no link, for the same reason.
@@ -105,8 +104,8 @@ fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
 ///
 /// Where it can't be opened, or is something else.
 pub fn open_to_read(path: &Path) -> io::Result<File> {
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_NOFOLLOW;
-    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
         false => Err(io::Error::other("it is no regular file")),
@@ -130,10 +129,9 @@ pub fn reach_journald() -> io::Result<()> {
 pub fn is_writable(path: &Path) -> Result<(), String> {
     let absent = match fs::metadata(path) {
         Ok(_) => {
-            let why = |error: io::Error| match Errno::try_from(error) {
-                Ok(Errno::ELOOP) => "it is a symbolic link; name the file itself".to_owned(),
-                Ok(errno) => io::Error::from(errno).to_string(),
-                Err(error) => error.to_string(),
+            let why = |error: io::Error| match Errno::from_io_error(&error) {
+                Some(Errno::LOOP) => "it is a symbolic link; name the file itself".to_owned(),
+                _ => error.to_string(),
             };
             return open(path, &mut OpenOptions::new()).map(drop).map_err(why);
         }
@@ -142,7 +140,7 @@ pub fn is_writable(path: &Path) -> Result<(), String> {
     };
     // The first line makes it.
     let directory = path.parent().ok_or_else(|| absent.to_string())?;
-    let may = access(directory, AccessFlags::W_OK | AccessFlags::X_OK);
+    let may = access(directory, Access::WRITE_OK | Access::EXEC_OK);
     may.map_err(|errno| format!("{}: {}", directory.display(), io::Error::from(errno)))
 }
 

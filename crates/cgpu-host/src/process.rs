@@ -6,14 +6,12 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use nix::errno::Errno;
-use nix::sys::signal::kill;
-use nix::time::{ClockId, clock_gettime};
-use nix::unistd::Pid;
 use procfs::FromRead;
 use procfs::process::Stat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::PidfdFlags;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, test_kill_process};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use cgpu_core::ledger::Process;
@@ -73,7 +71,7 @@ impl ProcessId {
         match read {
             // Of one that ends while it is looked at, ESRCH.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) if error.raw_os_error() == Some(Errno::ESRCH as i32) => return Ok(None),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => return Ok(None),
             read => read?,
         };
         Stat::from_read(text.as_slice()).map(Some).map_err(io::Error::other)
@@ -108,7 +106,8 @@ impl ProcessId {
     /// Whether any process has the pid; cheap, and wrong only where a pid was used again.
     #[must_use]
     pub fn pid_taken(self) -> bool {
-        self.pid > 0 && kill(Pid::from_raw(self.pid), None) != Err(Errno::ESRCH)
+        let pid = Pid::from_raw(self.pid.max(0));
+        pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
     }
 
     /// Whether this very process is still there; one that can't be looked at is.
@@ -144,7 +143,7 @@ impl ProcStatus {
 
 /// A pidfd of the process that has `pid` now.
 pub fn pidfd(pid: i32) -> rustix::io::Result<OwnedFd> {
-    let pid = rustix::process::Pid::from_raw(pid).ok_or(rustix::io::Errno::SRCH)?;
+    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
     rustix::process::pidfd_open(pid, PidfdFlags::empty())
 }
 
@@ -202,13 +201,10 @@ pub fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
 }
 
-/// Seconds since boot, suspended time included; 0 where the kernel has no such clock.
+/// Seconds since boot, suspended time included.
 #[must_use]
 pub fn boot_time_s() -> u64 {
-    clock_gettime(ClockId::CLOCK_BOOTTIME)
-        .ok()
-        .and_then(|time| u64::try_from(time.tv_sec()).ok())
-        .unwrap_or(0)
+    u64::try_from(clock_gettime(ClockId::Boottime).tv_sec).unwrap_or(0)
 }
 
 /// Seconds since `process` began; 0 where the kernel doesn't tell.

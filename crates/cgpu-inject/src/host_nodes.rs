@@ -11,10 +11,9 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
 use rustix::fs::{
-    AtFlags, CWD, FileType, Gid, Mode, RenameFlags, StatxFlags, Uid, chmodat, chownat, makedev,
-    mknodat, renameat_with, statx, unlinkat,
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, RenameFlags, StatxFlags, Uid, chmodat, chownat,
+    makedev, mknodat, renameat_with, statx, unlinkat,
 };
 use thiserror::Error;
 
@@ -229,8 +228,8 @@ fn made(dev: &Path, name: &str, numbers: Numbers, rights: NodeRights) -> io::Res
     else {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     };
-    let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_PATH;
-    let dev = File::options().read(true).custom_flags(flags.bits()).open(dev)?;
+    let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::PATH).bits().cast_signed();
+    let dev = File::options().read(true).custom_flags(flags).open(dev)?;
     let new = format!(".{name}.cgpu-{:x}", RandomState::new().build_hasher().finish());
     let device = makedev(major, minor);
     mknodat(&dev, &new, FileType::CharacterDevice, Mode::empty(), device)?;

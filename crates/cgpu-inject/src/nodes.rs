@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::{major, minor};
+use rustix::fs::{major, minor};
 use thiserror::Error;
 use tracing::warn;
 
@@ -113,9 +113,7 @@ pub(super) enum PathKind {
 pub(super) fn lookup(path: &Path) -> Result<PathKind, NodeError> {
     match fs::metadata(path) {
         Ok(meta) if meta.file_type().is_char_device() => {
-            // Device numbers have at most 32 bits each.
-            let number = |part: u64| i64::try_from(part).unwrap_or(i64::MAX);
-            Ok(PathKind::Device(number(major(meta.rdev())), number(minor(meta.rdev()))))
+            Ok(PathKind::Device(major(meta.rdev()).into(), minor(meta.rdev()).into()))
         }
         Ok(_) => Ok(PathKind::File),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PathKind::Nothing),

@@ -12,15 +12,17 @@
 //! it is made of: no runtime has to take that right away by a second call, which costs runc as much as
 //! the first. Nothing in it is ever removed: a mount point that is gone here is gone in containers.
 
+use std::ffi::CStr;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use nix::fcntl::{Flock, FlockArg};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rustix::fs::{AtFlags, CWD, StatVfsMountFlags, StatxAttributes, StatxFlags, statvfs, statx};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, mount_remount,
+};
 use thiserror::Error;
 
 use super::driver::{Capability, DriverFile, Use, Width};
@@ -47,7 +49,10 @@ const DATA: &str = "data";
 const DIRECTORIES_MAX: usize = 6;
 
 /// For mount points and links: a driver has some hundred of both.
-const OPTIONS: &str = "mode=0700,size=4m";
+const OPTIONS: &CStr = c"mode=0700,size=4m";
+/// [`OPTIONS`] under SELinux: containers may read what has this type (container-selinux), and not what a tmpfs has by
+/// default; the driver's files keep their own.
+const LABELLED: &CStr = c"mode=0700,size=4m,context=system_u:object_r:container_ro_file_t:s0";
 
 /// Another driver's directory is kept that long: a create may be about to mount it.
 const RETAINED_S: u64 = 600;
@@ -156,7 +161,7 @@ pub fn prepare(
         .truncate(false)
         .mode(0o600)
         .open(&lock)
-        .and_then(|file| Ok(Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| e)?))
+        .and_then(|file| file.lock().map(|()| file))
         .map_err(failed("lock", &lock))?;
     if is_whole(&dir) {
         return Ok(Some(dir));
@@ -181,7 +186,7 @@ pub fn prepare(
     for (file, point) in data.filter_map(|file| Some((file, place_of(&dir, file)?))) {
         mount_datum(Path::new(&file.source), &point)?;
     }
-    read_only(&dir, MsFlags::empty())?;
+    read_only(&dir, MountFlags::empty())?;
     Ok(Some(dir))
 }
 
@@ -216,12 +221,9 @@ fn is_whole(dir: &Path) -> bool {
 
 /// A file system for mount points, whose mounts no other namespace gets.
 fn own_file_system(home: &Path) -> Result<(), TreeError> {
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    let tmpfs = |options: &str| mount(Some("cgpu"), home, Some("tmpfs"), flags, Some(options));
-    // Under SELinux containers may read what has this type (container-selinux), and not what a
-    // tmpfs has by default; the driver's files keep their own.
-    let labelled = Path::new("/sys/fs/selinux/enforce").exists()
-        && tmpfs(&format!("{OPTIONS},context=system_u:object_r:container_ro_file_t:s0")).is_ok();
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    let tmpfs = |options: &CStr| mount("cgpu", home, "tmpfs", flags, options);
+    let labelled = Path::new("/sys/fs/selinux/enforce").exists() && tmpfs(LABELLED).is_ok();
     match labelled {
         true => Ok(()),
         false => tmpfs(OPTIONS).map_err(failed("mount", home)),
@@ -259,7 +261,7 @@ fn make(dir: &Path, leaves: &[Leaf<'_>]) -> Result<(), TreeError> {
             bind(Path::new(leaf.source), &point)?;
         }
         // Also of one that is there: who mounted it may have been killed before this.
-        read_only(&point, MsFlags::empty())?;
+        read_only(&point, MountFlags::empty())?;
     }
     Ok(())
 }
@@ -276,7 +278,7 @@ fn mount_datum(source: &Path, point: &Path) -> Result<(), TreeError> {
         }
         bind(source, point)?;
     }
-    read_only(point, MsFlags::MS_NOEXEC)
+    read_only(point, MountFlags::NOEXEC)
 }
 
 fn make_file(path: &Path) -> Result<(), TreeError> {
@@ -285,27 +287,20 @@ fn make_file(path: &Path) -> Result<(), TreeError> {
 }
 
 fn bind(source: &Path, point: &Path) -> Result<(), TreeError> {
-    let none = None::<&str>;
     let what = format!("mount {} at", source.display());
-    mount(Some(source), point, none, MsFlags::MS_BIND, none).map_err(failed(&what, point))?;
+    mount_bind(source, point).map_err(failed(&what, point))?;
     private(point)
 }
 
 /// A mount belongs to the peer group of what it is made of, and systemd's are all shared.
 fn private(point: &Path) -> Result<(), TreeError> {
-    let none = None::<&str>;
-    mount(none, point, none, MsFlags::MS_PRIVATE, none).map_err(failed("make private", point))
+    mount_change(point, MountPropagationFlags::PRIVATE).map_err(failed("make private", point))
 }
 
-fn read_only(point: &Path, more: MsFlags) -> Result<(), TreeError> {
-    let none = None::<&str>;
-    let flags = more
-        | MsFlags::MS_BIND
-        | MsFlags::MS_REMOUNT
-        | MsFlags::MS_RDONLY
-        | MsFlags::MS_NOSUID
-        | MsFlags::MS_NODEV;
-    mount(none, point, none, flags, none).map_err(failed("make read-only", point))
+fn read_only(point: &Path, more: MountFlags) -> Result<(), TreeError> {
+    let flags =
+        more | MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    mount_remount(point, flags, c"").map_err(failed("make read-only", point))
 }
 
 /// Unmounts the directories of drivers that were there before. Their mount points stay, empty:
@@ -333,7 +328,7 @@ fn unmount(dir: &Path) {
         let Ok(kind) = entry.file_type() else { continue };
         if !kind.is_symlink() && is_mounted(&path) {
             // With what is mounted below it; what is busy is unmounted when it no longer is.
-            let _ = umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+            let _ = rustix::mount::unmount(&path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
         }
         if kind.is_dir() && !is_mounted(&path) {
             unmount(&path);

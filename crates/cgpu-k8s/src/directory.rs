@@ -1,11 +1,12 @@
 //! Waits until something in a directory is new or gone: [`Directory`].
 
+use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -36,15 +37,18 @@ impl Directory {
     }
 }
 
-fn notify_of_changes(path: &PathBuf, reported: &Notify) -> nix::Result<()> {
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
-    let what = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_DELETE | AddWatchFlags::IN_MOVED_TO;
-    inotify.add_watch(path, what | AddWatchFlags::IN_ONLYDIR)?;
+fn notify_of_changes(path: &PathBuf, reported: &Notify) -> rustix::io::Result<()> {
+    let inotify = inotify::init(CreateFlags::CLOEXEC)?;
+    let what = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::MOVED_TO;
+    inotify::add_watch(&inotify, path, what | WatchFlags::ONLYDIR)?;
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut events = Reader::new(&inotify, &mut buffer);
     loop {
         // What happened before it was watched counts, too.
-        reported.notify_one();
-        let events = inotify.read_events()?;
-        if events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_IGNORED)) {
+        if events.is_buffer_empty() {
+            reported.notify_one();
+        }
+        if events.next()?.events().contains(ReadFlags::IGNORED) {
             return Ok(());
         }
     }

@@ -5,8 +5,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// The most bytes that one read takes: more than a record of `/dev/kmsg` has.
 const CHUNK: usize = 16 << 10;
@@ -22,7 +22,7 @@ pub(crate) struct KernelLog {
 impl KernelLog {
     /// `/dev/kmsg`, or a file of its form.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let flags = OFlag::O_NONBLOCK.bits();
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
         Ok(KernelLog { file, rest: Vec::new() })
     }
@@ -37,7 +37,7 @@ impl KernelLog {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Lines were lost; the next read goes on with those that are there.
-                Err(error) if error.raw_os_error() == Some(Errno::EPIPE as i32) => {}
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::PIPE) => {}
                 Err(error) => return Err(error),
             }
         }

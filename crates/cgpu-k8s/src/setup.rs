@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,11 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use cgpu_host::atomic_file::replace;
 use clap::{Parser, Subcommand};
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
-use nix::sched::{CloneFlags, setns};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::stat::Mode;
-use rustix::io::Errno;
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities,
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, clear_ambient_capability_set,
+    move_into_link_name_space, remove_capability_from_bounding_set, set_capabilities,
 };
 use serde_json::json;
 
@@ -280,12 +277,15 @@ fn enter(
     let Some((program, arguments)) = command.split_first() else { bail!("no program is named") };
     let account = service_account()?;
     // Metrics bear the node's name; the pod has one of its own.
-    let network = network.then_some(("net", CloneFlags::CLONE_NEWNET));
-    let others = [("uts", CloneFlags::CLONE_NEWUTS), ("mnt", CloneFlags::CLONE_NEWNS)];
+    let network = network.then_some(("net", LinkNameSpaceType::Network));
+    let others =
+        [("uts", LinkNameSpaceType::HostNameAndNISDomainName), ("mnt", LinkNameSpaceType::Mount)];
     for (name, kind) in network.into_iter().chain(others) {
         let namespace = File::open(node.join("ns").join(name))
             .with_context(|| format!("cannot open the node's namespace {name}"))?;
-        setns(namespace, kind).context("the container has to be privileged to be on the node")?;
+        move_into_link_name_space(namespace.as_fd(), Some(kind))
+            .map_err(worded)
+            .context("the container has to be privileged to be on the node")?;
     }
     std::env::set_current_dir("/").context("the node has no root directory")?;
     let mut run = Command::new(program);
@@ -313,17 +313,25 @@ fn service_account() -> Result<Option<ServiceAccount>> {
     let server = std::env::var("KUBERNETES_SERVICE_HOST").ok();
     let port = std::env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".to_owned());
     let Some(host) = server.filter(|_| Path::new(ACCOUNT).is_dir()) else { return Ok(None) };
-    let directory = open(ACCOUNT, OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty())
+    let directory = open(ACCOUNT, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
+        .map_err(worded)
         .context("cannot open the service account")?;
-    let file = memfd_create("kubeconfig", MFdFlags::empty()).context("cannot make a kubeconfig")?;
-    let inherit = |fd: &OwnedFd| fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()));
-    inherit(&directory).and_then(|_| inherit(&file)).context("cannot keep the service account")?;
+    let file = memfd_create("kubeconfig", MemfdFlags::empty())
+        .map_err(worded)
+        .context("cannot make a kubeconfig")?;
+    let inherit = |fd: &OwnedFd| fcntl_setfd(fd, FdFlags::empty()).map_err(worded);
+    inherit(&directory).and_then(|()| inherit(&file)).context("cannot keep the service account")?;
     let text = kubeconfig(&host, &port, &format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let mut file = File::from(file);
     file.write_all(text.as_bytes()).context("cannot write a kubeconfig")?;
     let file = OwnedFd::from(file);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(Some(ServiceAccount { kubeconfig: path, _open: [directory, file] }))
+}
+
+/// The same error, for a message: with its name, and without "os error".
+fn worded(errno: Errno) -> nix::Error {
+    nix::Error::from_raw(errno.raw_os_error())
 }
 
 /// A kubeconfig with the service account of that directory. JSON is YAML.

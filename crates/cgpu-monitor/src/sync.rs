@@ -6,12 +6,12 @@
 //! who brings a pause ends that wait. During a pause no thread begins.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use rustix::event::{EventfdFlags, eventfd};
 
 /// How often a thread looks whether a pause is over, and a pause whether all threads have stopped.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -79,13 +79,13 @@ impl Notifier {
 pub(crate) struct ChangeFlag {
     is_set: AtomicBool,
     /// Readable after the flag was set.
-    event: EventFd,
+    event: OwnedFd,
 }
 
 impl ChangeFlag {
     /// Fails if the process can have no further descriptors.
     pub(crate) fn new() -> io::Result<Self> {
-        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         Ok(ChangeFlag { is_set: AtomicBool::new(false), event })
     }
 
@@ -93,13 +93,13 @@ impl ChangeFlag {
     pub(crate) fn set(&self) {
         if !self.is_set.swap(true, Ordering::Release) {
             // If the counter is full, the descriptor is readable anyway.
-            let _ = self.event.write(1);
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         }
     }
 
     /// Takes the flag. What was changed before the flag was set is visible to the caller afterwards.
     pub(crate) fn take(&self) -> bool {
-        let _ = self.event.read();
+        let _ = rustix::io::read(&self.event, &mut [0; 8]);
         self.is_set.swap(false, Ordering::AcqRel)
     }
 

@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use cgpu::host::require_root;
 use cgpu_cli::view::Snapshot;
 use cgpu_host::config::View;
-use nix::sys::stat::{Mode, umask};
 use nix::unistd::Group;
+use rustix::fs::Mode;
+use rustix::process::umask;
 use thiserror::Error;
 
 /// How long a snapshot is good for.
@@ -177,7 +178,7 @@ fn listen(view: &View) -> Result<UnixListener, SocketError> {
         Err(_) => {}
     }
     // Nobody else can connect before the group is set.
-    let before = umask(Mode::from_bits_truncate(0o177));
+    let before = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     umask(before);
     let listener = listener.map_err(unserved)?;

@@ -16,7 +16,7 @@ use cgpu_core::units::mib_to_bytes;
 use cgpu_host::inventory;
 use cgpu_host::registry::{Record, RegistryError};
 use fuser::Errno;
-use nix::sys::stat::major;
+use rustix::fs::major;
 use tracing::{info, warn};
 
 use crate::containers::{Records, Registered};
@@ -154,7 +154,7 @@ impl Shown {
     fn major(&self) -> u64 {
         let node = self.host.driver_nodes().dev.join("nvidiactl");
         let device = fs::metadata(node).map(|meta| meta.rdev()).unwrap_or_default();
-        if device == 0 { MAJOR } else { major(device) }
+        if device == 0 { MAJOR } else { major(device).into() }
     }
 
     /// Does what `bytes` written to the file of `node` wish; in force when it returns.

@@ -2,21 +2,20 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use cgpu::host::{Host, require_root};
 use clap::Parser;
 use fuser::{Config, MountOption, SessionACL};
-use nix::errno::Errno;
-use nix::mount::{MntFlags, umount2};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::files::Tree;
 use crate::host::Shown;
@@ -28,8 +27,8 @@ const THREADS: usize = 4;
 /// What is said once the tree is there; behind it, where.
 const MOUNTED_ON: &str = "mounted on ";
 
-/// How often it is seen whether somebody has unmounted the tree, in ms.
-const POLL_INTERVAL_MS: u16 = 500;
+/// How often it is seen whether somebody has unmounted the tree.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Shows GPUs and the containers that share them as a tree of files, until ended.
 #[derive(Debug, Parser)]
@@ -97,21 +96,21 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = writeln!(io::stdout(), "{MOUNTED_ON}{}", dir.display());
     if args.unheard {
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
-        dup2_stdin(&nowhere)?;
-        dup2_stdout(&nowhere)?;
-        dup2_stderr(&nowhere)?;
+        dup2_stdin(&nowhere).map_err(mount_point::worded)?;
+        dup2_stdout(&nowhere).map_err(mount_point::worded)?;
+        dup2_stderr(&nowhere).map_err(mount_point::worded)?;
     }
     loop {
-        let mut fds = [PollFd::new(reported.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(POLL_INTERVAL_MS)) {
-            Ok(0) | Err(Errno::EINTR) if session.guard.is_finished() => return Ok(()),
-            Ok(0) | Err(Errno::EINTR) => {}
+        let mut fds = [PollFd::new(&reported, PollFlags::IN)];
+        match poll(&mut fds, Timespec::try_from(POLL_INTERVAL).ok().as_ref()) {
+            Ok(0) | Err(Errno::INTR) if session.guard.is_finished() => return Ok(()),
+            Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => break,
-            Err(errno) => return Err(errno.into()),
+            Err(errno) => return Err(mount_point::worded(errno).into()),
         }
     }
     // Whoever is in it loses it with this process, and nobody else finds it.
-    umount2(&dir, MntFlags::MNT_DETACH).with_context(|| format!("cannot unmount {}", dir.display()))
+    mount_point::unmount(&dir).with_context(|| format!("cannot unmount {}", dir.display()))
 }
 
 /// Has a process of its own mount the tree, and returns once it has.

@@ -10,9 +10,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
-use nix::mount::{MntFlags, umount2};
 use procfs::process::Process;
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
 /// What is mounted, by the kernel's list (its "mount source").
 pub(crate) const SOURCE: &str = "cgpu-tree";
@@ -49,7 +49,7 @@ impl MountPoint {
                         "the tree is mounted on {shown} already; `cgpu unmount {shown}` takes it down"
                     );
                 }
-                umount2(&dir, MntFlags::MNT_DETACH).with_context(|| {
+                unmount(&dir).with_context(|| {
                     format!("nobody serves the tree on {shown}; umount -l {shown}")
                 })?;
             }
@@ -90,8 +90,7 @@ pub(crate) fn clear(dir: &Path) -> Result<()> {
     let dir = resolved(dir)?;
     match mounted_on(&dir)? {
         Some(Mounted::Tree) => {
-            umount2(&dir, MntFlags::MNT_DETACH)
-                .with_context(|| format!("cannot unmount {}", dir.display()))?;
+            unmount(&dir).with_context(|| format!("cannot unmount {}", dir.display()))?;
             let until = Instant::now() + LEAVING;
             while !is_free(&dir) {
                 if Instant::now() > until {
@@ -110,6 +109,20 @@ pub(crate) fn clear(dir: &Path) -> Result<()> {
         }
         None => bail!("no tree is mounted on {}", dir.display()),
     }
+}
+
+/// Unmounts what is mounted on `dir`, in use or not.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub(crate) fn unmount(dir: &Path) -> nix::Result<()> {
+    rustix::mount::unmount(dir, UnmountFlags::DETACH).map_err(worded)
+}
+
+/// The same error, for a message: with its name, and without "os error".
+pub(crate) fn worded(errno: Errno) -> nix::Error {
+    nix::Error::from_raw(errno.raw_os_error())
 }
 
 /// Whether nobody has the directory for a tree.
@@ -154,7 +167,8 @@ fn is_served(dir: &Path) -> bool {
     let (reports, reported) = mpsc::channel();
     // Left behind where it never comes back.
     std::thread::spawn(move || reports.send(fs::read(file)));
-    let gone = [Errno::ENOTCONN, Errno::ECONNABORTED].map(|errno| errno as i32);
-    let is_gone = |error: &io::Error| error.raw_os_error().is_some_and(|is| gone.contains(&is));
+    let gone = [Errno::NOTCONN, Errno::CONNABORTED];
+    let is_gone =
+        |error: &io::Error| Errno::from_io_error(error).is_some_and(|is| gone.contains(&is));
     !matches!(reported.recv_timeout(TIMEOUT), Ok(Err(error)) if is_gone(&error))
 }

@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use super::error::KmError;
 
@@ -99,7 +99,7 @@ impl Tree {
         let word = format!("{digit}{short_id}");
         match self.command(&word) {
             Ok(()) => {}
-            Err(source) if is(&source, Errno::ENOSPC) => {
+            Err(source) if is(&source, Errno::NOSPC) => {
                 return Err(KmError::NoSlot {
                     gpu,
                     max_inst: self.number(Cell { gpu, short_id: None, name: "max_inst" }).ok(),
@@ -107,7 +107,7 @@ impl Tree {
                     source,
                 });
             }
-            Err(source) if is(&source, Errno::EINVAL) => {
+            Err(source) if is(&source, Errno::INVAL) => {
                 return Err(KmError::CreateRefused { gpu, short_id: short_id.to_owned(), source });
             }
             Err(source) => {
@@ -267,5 +267,5 @@ fn write_once(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn is(error: &io::Error, errno: Errno) -> bool {
-    error.raw_os_error() == Some(errno as i32)
+    Errno::from_io_error(error) == Some(errno)
 }

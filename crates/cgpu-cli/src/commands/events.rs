@@ -1,20 +1,19 @@
 //! `cgpu events`: what happened to containers, and what happens now.
 
 use std::io::{self, Write};
-use std::os::fd::AsFd;
 use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::table::printable;
 use cgpu::host::Host;
 use cgpu::names;
 use cgpu_host::events::{Event, Filter, Follower, Names, Store};
 
-/// How often it looks for events that came, in milliseconds.
-const POLL_INTERVAL_MS: u16 = 100;
+/// How often it looks for events that came.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Most characters of a name, and of an id, in a line.
 const LONGEST_NAME: usize = 60;
@@ -120,13 +119,13 @@ pub(super) fn read(host: &Host) -> Result<(Follower, Vec<Event>)> {
 fn is_read() -> bool {
     let stdout = io::stdout();
     // What is asked for nothing is told of its end all the same.
-    let mut asked = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
-    match poll(&mut asked, PollTimeout::from(POLL_INTERVAL_MS)) {
+    let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
+    match poll(&mut asked, Timespec::try_from(POLL_INTERVAL).ok().as_ref()) {
         Ok(0) => true,
         Ok(_) => false,
         // A signal.
         Err(_) => {
-            std::thread::sleep(Duration::from_millis(POLL_INTERVAL_MS.into()));
+            std::thread::sleep(POLL_INTERVAL);
             true
         }
     }

@@ -8,7 +8,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::{major, minor};
+use rustix::fs::{major, minor};
 
 use super::facts::{BusGpu, Cdi, Driver, Files, Library, Node, NodeKind, Observed};
 use super::sentence;
@@ -245,9 +245,10 @@ fn nodes(
 
 fn seen(path: &Path) -> Observed<NodeKind> {
     match fs::metadata(path) {
-        Ok(meta) if meta.file_type().is_char_device() => {
-            Observed::Present(NodeKind::Device(major(meta.rdev()), minor(meta.rdev())))
-        }
+        Ok(meta) if meta.file_type().is_char_device() => Observed::Present(NodeKind::Device(
+            major(meta.rdev()).into(),
+            minor(meta.rdev()).into(),
+        )),
         Ok(_) => Observed::Present(NodeKind::File),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Observed::Absent,
         Err(error) => Observed::Unreadable(error.to_string()),

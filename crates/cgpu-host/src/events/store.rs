@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
+use rustix::fs::OFlags;
 
 use super::Event;
 
@@ -72,9 +72,9 @@ impl Store {
 
     /// The newest file, made where it is missing, and its bytes.
     fn open(&self) -> io::Result<(File, u64)> {
-        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
         let mut options = OpenOptions::new();
-        options.append(true).create(true).mode(0o640).custom_flags(flags.bits());
+        options.append(true).create(true).mode(0o640).custom_flags(flags.bits().cast_signed());
         let file = options.open(&self.files[0])?;
         let meta = file.metadata()?;
         match meta.is_file() {

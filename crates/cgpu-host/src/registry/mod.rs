@@ -31,8 +31,8 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use nix::time::{ClockId, clock_gettime};
-use nix::unistd::geteuid;
+use rustix::process::geteuid;
+use rustix::time::{ClockId, clock_gettime};
 
 pub use error::RegistryError;
 pub use gpu_settings::GpuSettings;
@@ -408,9 +408,12 @@ impl Locked<'_> {
         let now_s = boot_time_s();
         let count = self.entries.len();
         // Which ones get the closer look changes from create to create.
-        let first = match clock_gettime(ClockId::CLOCK_MONOTONIC) {
-            Ok(time) if count > 0 => usize::try_from(time.tv_nsec() / 1000).unwrap_or(0) % count,
-            _ => 0,
+        let first = match count {
+            0 => 0,
+            count => {
+                let time = clock_gettime(ClockId::Monotonic);
+                usize::try_from(time.tv_nsec / 1000).unwrap_or(0) % count
+            }
         };
         let mut stale = Vec::new();
         for (at, entry) in self.entries.iter().enumerate() {

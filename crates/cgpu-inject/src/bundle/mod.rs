@@ -20,7 +20,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
+use rustix::fs::OFlags;
 use serde_json::Value;
 use thiserror::Error;
 
@@ -162,7 +162,7 @@ impl Bundle {
         // Opening a FIFO would wait for a writer, and the engine for us, for ever.
         let opened = OpenOptions::new()
             .read(true)
-            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
             .open(&config)
             .map_err(|source| failed(source, remedy))?;
         if !opened.metadata().map_err(|source| failed(source, remedy))?.is_file() {

@@ -11,8 +11,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 
 use super::parser::{self, Form};
@@ -172,8 +172,8 @@ fn content(file: &Path, form: Form) -> Option<Content> {
 /// The bytes of the file, or why they don't count.
 fn bytes(file: &Path) -> io::Result<Result<Vec<u8>, &'static str>> {
     // Judged is what was opened, and not what is there by then. A pipe would wait for who writes into it.
-    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-    let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(file)?;
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(file)?;
     let meta = opened.metadata()?;
     if !meta.is_file() {
         return Ok(Err("it is no regular file"));

@@ -10,7 +10,7 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use nix::sys::stat::{major, minor};
+use rustix::fs::{major, minor};
 use thiserror::Error;
 
 use super::merger::{Collected, HostNode};
@@ -183,9 +183,7 @@ fn check_at(file: &Path, node: &Node, host: &HostFacts) -> Result<HostNode, Stal
             Err(Stale::NotADevice { file: file(), path: path() })
         };
     }
-    // Device numbers have at most 32 bits each.
-    let number = |part: u64| i64::try_from(part).unwrap_or(i64::MAX);
-    let found = (number(major(meta.rdev())), number(minor(meta.rdev())));
+    let found = (i64::from(major(meta.rdev())), i64::from(minor(meta.rdev())));
     // A GPU's node is stated by its name, too: behind it is that GPU and nothing else.
     let stated = match nature(node, None) {
         Nature::Gpu(gpus) => {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::sync::ChangeFlag;
 use cgpu_core::ledger::Process;
@@ -43,16 +43,13 @@ impl AuditWait {
 
     /// Waits to be woken or for the exit of one of `watched`, for `timeout` at most. Each exit is reported once.
     pub(crate) fn wait(&self, watched: &mut Watched, timeout: Option<Duration>) -> WaitEnd {
-        let timeout = timeout.map_or(PollTimeout::NONE, |timeout| {
-            // A poll counts whole milliseconds: one more, so that `timeout` has passed.
-            PollTimeout::try_from(timeout + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX)
-        });
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let pidfds = watched.values().flatten().map(AsFd::as_fd);
         let asked = std::iter::once(self.wake.descriptor()).chain(pidfds);
-        let mut asked: Vec<_> = asked.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let count = poll(&mut asked, timeout).unwrap_or(0);
-        let exited: Vec<bool> =
-            asked.iter().skip(1).map(|of| of.any().unwrap_or_default()).collect();
+        let mut asked: Vec<_> =
+            asked.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let count = poll(&mut asked, timeout.as_ref()).unwrap_or(0);
+        let exited: Vec<bool> = asked.iter().skip(1).map(|of| !of.revents().is_empty()).collect();
         let is_woken = self.wake.take();
         let pidfds = watched.values_mut().filter(|pidfd| pidfd.is_some());
         for (pidfd, _) in pidfds.zip(&exited).filter(|(_, exited)| **exited) {

@@ -26,9 +26,9 @@ use nix::libc::{
     self, SECCOMP_IOCTL_NOTIF_ID_VALID, SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND,
     SECCOMP_IOCTL_NOTIF_SET_FLAGS, seccomp_notif, seccomp_notif_resp, seccomp_notif_sizes,
 };
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use nix::unistd::{Pid, getpid};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, getpid};
 
 #[cfg(test)]
 use crate::caller::test_callers::TestCallers;
@@ -264,10 +264,10 @@ impl Queue {
             if let [single] = listeners {
                 return single.receive().map(|notice| (&**single, notice));
             }
-            let asked = listeners.iter().map(|of| PollFd::new(of.descriptor(), PollFlags::POLLIN));
+            let asked = listeners.iter().map(|of| PollFd::new(&of.descriptor, PollFlags::IN));
             let mut asked: Vec<PollFd<'_>> = asked.collect();
-            poll(&mut asked, PollTimeout::NONE).ok()?;
-            let has = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
+            poll(&mut asked, None).ok()?;
+            let has = |fd: &PollFd<'_>| fd.revents().contains(PollFlags::IN);
             // Another listener comes first each time: one with calls at all times would hold up the others for ever.
             let first = self.first.fetch_add(1, Ordering::Relaxed) % listeners.len().max(1);
             let all = listeners.iter().zip(&asked);
@@ -338,8 +338,9 @@ impl RecvWait {
 fn signal_thread(thread: Pid) {
     let signal = SIGNAL as libc::c_int;
     // SAFETY: takes numbers only; the thread is one of this process, and waits.
-    let reported =
-        unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), thread.as_raw(), signal) };
+    let reported = unsafe {
+        libc::syscall(libc::SYS_tgkill, getpid().as_raw_pid(), thread.as_raw_pid(), signal)
+    };
     if let Err(errno) = Errno::result(reported) {
         tracing::error!(%errno, "a thread can't be told of a change");
     }
@@ -385,7 +386,7 @@ mod tests {
         let (sender, receiver) = channel();
         let other = Arc::clone(&waiting);
         std::thread::spawn(move || {
-            let me = nix::unistd::gettid();
+            let me = rustix::thread::gettid();
             let nap = || poll(&mut [], PollTimeout::NONE).is_err().then_some(());
             // The first wait is interrupted. The second one knows as little as the first, and ends at once.
             let slept = other.wait(me, 0, nap);

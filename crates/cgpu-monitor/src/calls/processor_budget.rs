@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::sync::Lock;
 
@@ -86,8 +86,8 @@ impl ProcessorBudget {
 
 /// The processor time that this process has taken, in microseconds.
 fn taken_us() -> u64 {
-    let taken = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID);
-    taken.map_or(0, |taken| u64::try_from(Duration::from(taken).as_micros()).unwrap_or(u64::MAX))
+    let taken = Duration::try_from(clock_gettime(ClockId::ProcessCPUTime));
+    taken.map_or(0, |taken| u64::try_from(taken.as_micros()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

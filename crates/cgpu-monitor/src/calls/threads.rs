@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use nix::unistd::gettid;
+use rustix::thread::gettid;
 
 use crate::caller::{Listeners, QUEUES, Queue, Scratch};
 use crate::calls::dispatch::serve;

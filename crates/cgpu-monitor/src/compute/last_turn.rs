@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use nix::sys::time::TimeSpec;
-use nix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::state::ChannelName;
 use cgpu_core::sched::{Span, turn_at};
@@ -127,8 +126,8 @@ fn has(channels: &Numbered, (name, number): (&ChannelName, &u64)) -> bool {
 
 /// Microseconds of the host's clock.
 pub(crate) fn now_us() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap_or_else(|_| TimeSpec::new(0, 0));
-    u64::try_from(Duration::from(now).as_micros()).unwrap_or(0)
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic));
+    now.map_or(0, |now| u64::try_from(now.as_micros()).unwrap_or(0))
 }
 
 #[cfg(test)]

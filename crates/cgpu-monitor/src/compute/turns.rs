@@ -6,14 +6,12 @@
 //! get more than its time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::eventfd::EventFd;
-use nix::sys::time::TimeSpec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::compute::last_turn::{LastTurn, Numbered, SwitchTimes, now_us};
 use crate::compute::slices::{
@@ -161,7 +159,7 @@ pub(crate) fn end_turns(monitor: &Monitor) {
     }
 }
 
-fn take_turns_forever(monitor: &Monitor, changed: &EventFd) {
+fn take_turns_forever(monitor: &Monitor, changed: &OwnedFd) {
     let mut all: Vec<LastTurn> = monitor.uuids.iter().map(|_| LastTurn::default()).collect();
     loop {
         let at_work = monitor.work.begin();
@@ -185,21 +183,22 @@ fn take_turns_forever(monitor: &Monitor, changed: &EventFd) {
 fn wait_for_next_turn(
     monitor: &Monitor,
     wake_us: Option<u64>,
-    changed: &EventFd,
+    changed: &OwnedFd,
     watched: &[Option<Arc<OwnedFd>>],
 ) {
-    let wait = wake_us
-        .map(|wake_us| TimeSpec::from(Duration::from_micros(wake_us.saturating_sub(now_us()))));
+    let wait = wake_us.and_then(|wake_us| {
+        Timespec::try_from(Duration::from_micros(wake_us.saturating_sub(now_us()))).ok()
+    });
     let watched = || (0..).zip(watched).filter_map(|(gpu, pidfd)| Some((gpu, pidfd.as_ref()?)));
-    let mut asked = vec![PollFd::new(changed.as_fd(), PollFlags::POLLIN)];
-    asked.extend(watched().map(|(_, pidfd)| PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)));
-    if !ppoll(&mut asked, wait, None).is_ok_and(|ready| ready > 0) {
+    let mut asked = vec![PollFd::new(changed, PollFlags::IN)];
+    asked.extend(watched().map(|(_, pidfd)| PollFd::new(pidfd, PollFlags::IN)));
+    if !poll(&mut asked, wait.as_ref()).is_ok_and(|ready| ready > 0) {
         return;
     }
-    let is_ready = |of: &PollFd<'_>| of.revents().is_some_and(|revents| !revents.is_empty());
+    let is_ready = |of: &PollFd<'_>| !of.revents().is_empty();
     let mut ready = asked.iter().map(is_ready);
     if ready.next() == Some(true) {
-        let _ = changed.read();
+        let _ = rustix::io::read(changed, &mut [0; 8]);
     }
     let mut unsupervised = monitor.unsupervised.lock();
     for ((gpu, _), _) in watched().zip(ready).filter(|(_, ready)| *ready) {

@@ -48,11 +48,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::prctl::set_name;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use runtimes::Runtimes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::thread::set_name;
 use startup::Confinement;
 use tracing::warn;
 use update::Requests;
@@ -367,24 +367,22 @@ impl Daemon {
         timeout = timeout.into_iter().chain(due).min();
         events.extend(listeners.iter().map(|of| (Wakeup::HungUp(of.number()), of.descriptor())));
         // Poll always tells of a hang-up. Once there are threads for calls, they receive the calls.
-        let calls = if self.has_call_threads() { PollFlags::empty() } else { PollFlags::POLLIN };
+        let calls = if self.has_call_threads() { PollFlags::empty() } else { PollFlags::IN };
         let flags =
-            |wakeup| if matches!(wakeup, Wakeup::HungUp(_)) { calls } else { PollFlags::POLLIN };
-        let polled = events.iter().map(|(wakeup, of)| PollFd::new(*of, flags(*wakeup)));
+            |wakeup| if matches!(wakeup, Wakeup::HungUp(_)) { calls } else { PollFlags::IN };
+        let polled =
+            events.iter().map(|(wakeup, of)| PollFd::from_borrowed_fd(*of, flags(*wakeup)));
         let mut polled: Vec<PollFd<'_>> = polled.collect();
-        // A poll ends up to a millisecond early.
-        let timeout =
-            timeout.map(|timeout| PollTimeout::try_from(timeout + Duration::from_millis(1)));
-        match poll(&mut polled, timeout.transpose().unwrap_or(None).unwrap_or(PollTimeout::NONE)) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
             // For want of memory, or of descriptors by a limit that is lower now: this is tried again.
             Err(_) => std::thread::sleep(TICK),
         }
-        let happened: Vec<PollFlags> =
-            polled.iter().map(|of| of.revents().unwrap_or(PollFlags::empty())).collect();
+        let happened: Vec<PollFlags> = polled.iter().map(PollFd::revents).collect();
         let woken = events.iter().zip(happened).filter(|(_, happened)| !happened.is_empty());
         let woken = woken.map(|((wakeup, _), happened)| match wakeup {
-            Wakeup::HungUp(_) if happened == PollFlags::POLLIN => Wakeup::Call,
+            Wakeup::HungUp(_) if happened == PollFlags::IN => Wakeup::Call,
             wakeup => *wakeup,
         });
         woken.collect()

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Once;
 
 use nix::sys::socket::{getsockopt, sockopt};
+use rustix::process::geteuid;
 use tracing::warn;
 
 use crate::processes::{Provenance, home_of, mount_namespace};
@@ -21,7 +22,7 @@ use cgpu_host::registry::Registry;
 
 /// Whether the process that connected `socket` may read what the monitor knows: it is the monitor's user.
 pub(crate) fn may_ask(socket: &impl AsFd) -> bool {
-    let own = nix::unistd::geteuid().as_raw();
+    let own = geteuid().as_raw();
     getsockopt(socket, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == own)
 }
 
@@ -48,10 +49,10 @@ fn judge(socket: &impl AsFd, (state_dir, started_in): (&Path, &str)) -> Result<i
     let unknown = |error: io::Error| format!("it can't be known who asks: {error}");
     let peer =
         getsockopt(socket, sockopt::PeerCredentials).map_err(|errno| unknown(errno.into()))?;
-    if peer.uid() != nix::unistd::geteuid().as_raw() {
+    if peer.uid() != geteuid().as_raw() {
         return Err(format!("user {} asks, and only root may", peer.uid()));
     }
-    // A process in a pid namespace beside or above ours has no number here.
+    // A process in a pid namespace beside or above ours has no number here: 0, which rustix's `UCred` can't hold.
     let pid = peer.pid();
     if pid <= 0 {
         return Err("who asks is in another pid namespace".to_owned());

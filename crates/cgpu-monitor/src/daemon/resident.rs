@@ -3,7 +3,9 @@
 
 use std::fs;
 
+#[cfg(target_env = "gnu")]
 use nix::libc;
+use rustix::mm::{Advice, madvise};
 
 /// Gives back pages of the program that only its start needed: the kernel maps sixteen around each page that is run,
 /// and a monitor runs a few of them for as long as its container lives.
@@ -16,7 +18,7 @@ pub(crate) fn give_back_startup_code() {
         let start = std::ptr::with_exposed_provenance_mut(from);
         // SAFETY: these are a file's pages that can't be written, mapped a moment ago and never unmapped. The kernel
         // reads a page from the file again when it is run.
-        unsafe { libc::madvise(start, bytes, libc::MADV_DONTNEED) };
+        let _ = unsafe { madvise(start, bytes, Advice::LinuxDontNeed) };
     }
 }
 

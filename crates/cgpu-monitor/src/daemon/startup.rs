@@ -8,8 +8,10 @@
 use std::{fs, io};
 
 use caps::{CapSet, Capability, CapsHashSet};
-use nix::sys::prctl::{set_dumpable, set_no_new_privs};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{
+    DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
+};
+use rustix::thread::set_no_new_privs;
 use tracing::warn;
 
 use crate::daemon::deny_list;
@@ -96,8 +98,8 @@ pub(crate) fn drop_privileges(confinement: Confinement) -> io::Result<()> {
         caps::set(None, set, &retained).map_err(io::Error::other)?;
     }
     caps::clear(None, CapSet::Inheritable).map_err(io::Error::other)?;
-    set_no_new_privs()?;
-    set_dumpable(false)?;
+    set_no_new_privs(true)?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     match confinement {
         Confinement::Begins => confine(deny_list::program()),
         Confinement::Lasts => Ok(()),

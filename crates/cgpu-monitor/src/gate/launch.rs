@@ -27,12 +27,12 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::{CloneFlags, clone};
-use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, setsid};
+use nix::unistd::{ForkResult, fork};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with, socketpair,
 };
+use rustix::process::{Pid, WaitOptions, setsid, waitpid};
 use thiserror::Error;
 
 use super::fd_passing::{self, Wait};
@@ -307,7 +307,7 @@ pub fn start_monitor(program: &Path) -> Result<StartedMonitor, LaunchError> {
 impl Drop for StartedMonitor {
     fn drop(&mut self) {
         // A child that has not ended yet is left to whichever process inherits it.
-        let _ = waitpid(self.child, Some(WaitPidFlag::WNOHANG));
+        let _ = waitpid(Some(self.child), WaitOptions::NOHANG);
     }
 }
 
@@ -398,10 +398,11 @@ fn spawn_monitor(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
     // child runs alone in the memory, on a stack of its own, and `become_monitor` needs little of it.
     let child =
         unsafe { clone(Box::new(&mut become_monitor), &mut stack, flags, Some(libc::SIGCHLD)) }?;
+    let child = Pid::from_raw(child.as_raw()).ok_or(Errno::ESRCH)?;
     match failed.get() {
         None => Ok(child),
         Some(errno) => {
-            let _ = waitpid(child, None); // fails where SIGCHLD is ignored: nothing is left to reap
+            let _ = waitpid(Some(child), WaitOptions::empty()); // fails where SIGCHLD is ignored: nothing is left to reap
             Err(errno)
         }
     }

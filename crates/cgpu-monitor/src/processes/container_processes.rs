@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::{fs, io};
 
-use nix::libc;
+use rustix::io::Errno;
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::caller::threads_by_fd_table;
@@ -144,7 +144,7 @@ pub(crate) fn is_of_host(pid: i32) -> Option<bool> {
 
 /// Whether procfs gives this error because the process has ended.
 fn is_gone(error: &io::Error) -> bool {
-    [Some(libc::ENOENT), Some(libc::ESRCH)].contains(&error.raw_os_error())
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::SRCH))
 }
 
 /// The pids of all processes of the host.

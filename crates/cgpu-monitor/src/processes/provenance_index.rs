@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use nix::libc;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 
@@ -263,8 +263,8 @@ pub(crate) fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
 /// anybody may have of a node that he can't open.
 fn reaches_driver(fdinfo: &str) -> bool {
     let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"));
-    let flags = flags.and_then(|flags| i32::from_str_radix(flags.trim(), 8).ok());
-    flags.is_some_and(|flags| flags & libc::O_PATH == 0)
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & OFlags::PATH.bits() == 0)
 }
 
 #[cfg(test)]

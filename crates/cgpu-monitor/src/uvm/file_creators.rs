@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use crate::shared::Monitor;
 use crate::snapshot::{Creator, Record};
@@ -112,10 +112,7 @@ fn is_over(in_progress: &Initialization) -> bool {
     match std::fs::read_to_string(path) {
         Ok(text) => text != "running\n" && !is_init_call(&text),
         Err(error) => {
-            let is_gone = matches!(
-                error.raw_os_error().map(Errno::from_raw),
-                Some(Errno::ENOENT | Errno::ESRCH)
-            );
+            let is_gone = matches!(Errno::from_io_error(&error), Some(Errno::NOENT | Errno::SRCH));
             is_gone || !process.alive()
         }
     }
