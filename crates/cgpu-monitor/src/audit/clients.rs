@@ -1,18 +1,18 @@
-//! Whose memory the driver shows: which processes were seen with which client, and what becomes of a client whose maker is
-//! dead, or whose container has ended.
+//! The processes to which the driver attributes memory: which processes were seen with which client, and what happens
+//! to a client whose creator is dead, or whose container has ended.
 //!
-//! **The maker is dead.** The driver reports memory under the pid of the process that made the memory's client
-//! (`NV2080_CTRL_CMD_GPU_GET_PID_INFO`). When the maker is dead and another process still has the client's file, by a
-//! descriptor that a fork inherited, say, the memory stays. The kernel may give the maker's pid to a process of another
-//! container, which would then seem to have the memory. So a process that keeps such a file is killed, like a process
-//! that takes memory past the monitor. CUDA serves no process that was forked after CUDA began, so no process loses
-//! memory that it could use.
+//! **The creator is dead.** The driver reports memory under the pid of the process that made the memory's client
+//! (`NV2080_CTRL_CMD_GPU_GET_PID_INFO`). If the creator is dead and another process still has the client's file, by a
+//! descriptor that a fork inherited, say, the memory stays. The kernel may give the creator's pid to a process of
+//! another container, to which the memory would then seem to belong. So a process that retains such a file is killed,
+//! like a process that takes untracked memory. CUDA serves no process that was forked after CUDA began, so no process
+//! loses memory that it could use.
 //!
-//! **The container has ended.** A client lives as long as the file through which it was made. Where a program of the
-//! host has a descriptor of that file, the client outlives the container, with its memory, and the program isn't killed
-//! for it ([`HolderFacts`](crate::processes::HolderFacts)). But the driver frees a client for whoever asks
-//! through the client's file (`rmclientValidate` compares the file, not the process), so the monitor asks through a
-//! duplicate of the program's descriptor. The program keeps a file without a client.
+//! **The container has ended.** A client lives as long as the file through which it was made. If a program of the host
+//! has a descriptor of that file, the client outlives the container, with its memory, and the program isn't killed for
+//! it ([`HolderFacts`](crate::processes::HolderFacts)). But the driver frees a client for any process that asks through
+//! the client's file (`rmclientValidate` compares the file, not the process), so the monitor asks through a duplicate
+//! of the program's descriptor. The program retains a file without a client.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -33,18 +33,18 @@ use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
 use nvrm::about::Held;
 
-/// How long memory may show under a dead process's pid before the processes that have its client are killed. The driver
-/// may close the process's files later than the kernel says that the process is gone.
+/// How long memory may be attributed to a dead process's pid before the processes that have its client are killed. The
+/// driver may close the process's files later than the kernel reports that the process has exited.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long such memory may show at most. All the container's processes that called or have a client's file are
-/// killed then: the file may be in a socket.
+/// How long such memory may be attributed at most. All the container's processes that called or have a client's file
+/// are killed then: the file may be in a socket.
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
 
 /// The kind of node that a client's file is opened on.
 const CLIENT_NODE: NodeKind = NodeKind::Control;
 
-/// The clients and the processes that were seen with them. A process is in several pairs where it used several clients.
+/// The clients and the processes that were seen with them. A process is in several pairs if it used several clients.
 fn client_users(state: &ContainerState) -> impl Iterator<Item = (Client, Process)> {
     state.ledger.holders().filter(|(client, _)| *client != NO_CLIENT)
 }
@@ -76,7 +76,7 @@ enum KillScope {
 }
 
 impl KillScope {
-    /// The scope once memory has shown for `lasted` under a dead process's pid.
+    /// The scope once memory has been attributed to a dead process's pid for `lasted`.
     fn after(lasted: Duration) -> Self {
         match lasted {
             _ if lasted >= LONGEST_GRACE => KillScope::AllCallers,
@@ -86,8 +86,8 @@ impl KillScope {
     }
 }
 
-/// Kills processes that keep memory of dead processes: of those in `dead` whose pids no process has now, and of
-/// forgotten processes. `all` is what the driver shows, by GPU.
+/// Kills processes that retain memory of dead processes: of those in `dead` whose pids no process has now, and of
+/// forgotten processes. `all` is the driver usage, by GPU.
 pub(crate) fn end_client_users(
     monitor: &Monitor,
     dead: &[Process],
@@ -137,7 +137,7 @@ pub(crate) fn with_clients(
     there.map(|(_, process)| process).collect()
 }
 
-/// The container's processes that never called and have a client's file that no living caller has. Empty where the
+/// The container's processes that never called and have a client's file that no living caller has. Empty if the
 /// callers' files can't be listed.
 fn inheritors(monitor: &Monitor) -> BTreeSet<Process> {
     let callers = living_callers(&monitor.state());
@@ -170,7 +170,7 @@ pub(crate) fn free_left_clients(monitor: &Monitor, pid: u32) {
     for file in control_files(monitor, pid) {
         let rm = Rm { release: &monitor.release, device: &file };
         for client in &left {
-            // Fails where the client was made through another file.
+            // Fails if the client was made through another file.
             let _ = rm.free(client.0, client.0, client.0);
         }
     }
@@ -183,8 +183,8 @@ pub(crate) fn free_left_clients(monitor: &Monitor, pid: u32) {
     }
 }
 
-/// Whether the driver still has a client of a container that has ended: then somebody has the client's file, or it lies
-/// in a socket.
+/// Whether the driver still has a client of a container that has ended: then a process has the client's file, or the
+/// file is in a socket.
 pub(crate) fn has_left_clients(monitor: &Monitor) -> bool {
     let all: BTreeSet<Client> = client_users(&monitor.state()).map(|(client, _)| client).collect();
     let is_there = |client: Client| {
@@ -199,7 +199,7 @@ fn control_files(monitor: &Monitor, pid: u32) -> Vec<Device> {
     let open = open_files_of(monitor, pid, NodeKind::Control).unwrap_or_default();
     let files = open.into_iter().filter_map(|(tid, descriptor)| {
         let file = duplicate(pid, tid, descriptor)?;
-        // The process may have put another file in its place: what counts is the duplicate.
+        // The process may have replaced the file meanwhile: what counts is the duplicate.
         let device = Device::of(&monitor.settings.nodes, file)?;
         let mount = device.mount?;
         let is_left = device.kind == NodeKind::Control
@@ -217,8 +217,8 @@ fn duplicate(pid: u32, tid: u32, descriptor: i32) -> Option<OwnedFd> {
     pidfd_getfd(pidfd, descriptor, PidfdGetfdFlags::empty()).ok()
 }
 
-/// The pid under which the driver shows most beyond what its process is charged for. A client's charges count for the
-/// first process that was seen with the client, which is mostly its maker.
+/// The pid to which the driver attributes most beyond what its process is charged for. A client's charges count for the
+/// first process that was seen with the client, which is mostly its creator.
 pub(crate) fn least_charged(state: &ContainerState, gpu: usize, held: &[Held]) -> Option<u32> {
     let charges = state.ledger.charged_by_client(gpu);
     let mut owners: BTreeMap<Client, Process> = BTreeMap::new();
@@ -235,8 +235,8 @@ pub(crate) fn least_charged(state: &ContainerState, gpu: usize, held: &[Held]) -
     held.iter().max_by_key(excess).map(|held| held.pid)
 }
 
-/// The processes to kill for the memory that the driver shows under `pid`: the caller with that pid; where it is dead,
-/// the living processes that were seen with one of its clients; where there are none, all living callers.
+/// The processes to kill for the memory that the driver attributes to `pid`: the caller with that pid; if it is dead,
+/// the living processes that were seen with one of its clients; if there are none, all living callers.
 pub(crate) fn processes_to_kill(state: &ContainerState, pid: u32) -> BTreeSet<Process> {
     let callers = living_callers(state);
     let of_pid = |process: &&Process| process.pid() == pid;
@@ -292,7 +292,7 @@ mod tests {
             let (client, parent, handle) = (Client(client), Handle(client), Handle(7));
             state.enter(Entry::Commit { gpu: 0, bytes, client, parent, handle });
         }
-        // Each is shown with 9 bytes. 4 of the maker's are charged, and 1 of the user's.
+        // 9 bytes are attributed to each. 4 of the creator's are charged, and 1 of the user's.
         let [creator, user, dead] = [creator, user, dead(1)].map(held);
         assert_eq!(least_charged(&state, 0, &[creator, user, dead]), Some(dead.pid));
         assert_eq!(least_charged(&state, 0, &[creator, user]), Some(user.pid));
@@ -311,7 +311,7 @@ mod tests {
         }
         let of = |state: &ContainerState, process: Process| processes_to_kill(state, process.pid());
         assert_eq!(of(&state, first), [first].into());
-        assert_eq!(of(&state, gone), [first, second].into(), "nobody was seen with a client of it");
+        assert_eq!(of(&state, gone), [first, second].into(), "no process was seen with its client");
         state.note_user(5, gone);
         state.note_user(5, second);
         assert_eq!(of(&state, gone), [second].into());

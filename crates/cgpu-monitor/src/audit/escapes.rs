@@ -1,10 +1,10 @@
-//! Finds outside processes that have the container's descriptors, and decides what becomes of them.
+//! Finds outside processes that have the container's descriptors, and decides what happens to them.
 //!
-//! A descriptor can be sent to a process that no filter watches. Memory that is taken through it shows in the
-//! driver's figures alone: for the process that made the client, which may be dead by then, or for an outside process
-//! that made a client of its own. So the figures of these processes are asked for, too. Then processes are searched for
-//! that aren't the container's and have a file which was opened in the container
-//! ([`ProvenanceIndex`](crate::processes)). [`HolderFacts`] says what becomes of each.
+//! A descriptor can be sent to a process that no filter watches. Memory that is taken through it appears in the driver
+//! usage alone: under the process that made the client, which may be dead by then, or under an outside process that
+//! made a client of its own. So the driver usage of these processes is queried, too. Then the monitor searches for
+//! processes that aren't the container's and have a file which was opened in the container
+//! ([`ProvenanceIndex`](crate::processes)). [`HolderFacts`] decides what happens to each.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use crate::shared::Monitor;
 use cgpu_host::events::Event;
 use cgpu_host::process::{ProcStatus, ProcessId, is_running, pidfd};
 
-/// The shortest time between two looks at whether outside processes have taken memory.
+/// The shortest time between two checks whether outside processes have taken memory.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The time between two searches for descriptors while memory in use isn't explained; the first search comes no later
@@ -33,20 +33,19 @@ const SEARCH: Duration = Duration::from_millis(200);
 /// How often descriptors are searched while memory of dead processes stays in use.
 const SLOW_SEARCH: Duration = Duration::from_secs(2);
 
-/// A search begins when so many more bytes are in use that no known process has: the client of a dead outside process
-/// may have them, say. The driver's own needs, contexts for example, are less, or are searched for in vain.
+/// A search begins if so many more bytes are in use that no known process has: the client of a dead outside process may
+/// have them, say. The driver's own needs, contexts for example, are less, or are searched for in vain.
 const UNEXPLAINED_BYTES: i128 = 16 << 20;
 
-/// Looks in a row that may be dropped because the figures changed meanwhile.
+/// Checks in a row that may be dropped because the driver usage changed meanwhile.
 const MOST_CHANGED_CHECKS: u32 = 1;
 
-/// How long descriptors are searched for after memory was found that nobody asked the monitor for.
+/// How long descriptors are searched for after untracked memory was found.
 const SUSPICION: Duration = Duration::from_secs(3);
 
-/// The most programs of the host of which the log is told.
+/// The most programs of the host that are logged.
 const MOST_REPORTED: usize = 256;
 
-/// What a search found.
 #[derive(Debug, Default)]
 pub(crate) struct Search {
     /// Whether a process was killed.
@@ -55,18 +54,18 @@ pub(crate) struct Search {
     pub(crate) holders: Vec<Holder>,
 }
 
-/// Notes that memory is in use that nobody asked the monitor for.
+/// Notes that untracked memory is in use: memory for which no call asked the monitor.
 pub(crate) fn suspect(monitor: &Monitor) {
     monitor.escapes.lock().suspicion = Some(Instant::now() + SUSPICION);
 }
 
-/// How long ago descriptors were searched for; [`Duration::MAX`] where they never were.
+/// How long ago descriptors were searched for; [`Duration::MAX`] if they never were.
 pub(crate) fn since_search(monitor: &Monitor) -> Duration {
     monitor.escapes.lock().searched.map_or(Duration::MAX, |searched| searched.elapsed())
 }
 
-/// Looks at the figures of outside processes. Where those figures, or the container's own, give reason to, searches
-/// for outside processes that have the container's descriptors.
+/// Checks the driver usage of outside processes. If that usage, or the container's own, gives reason to, searches for
+/// outside processes that have the container's descriptors.
 pub(crate) fn end_escapes(monitor: &Monitor) {
     let provenances = &monitor.provenances;
     let now = Instant::now();
@@ -102,7 +101,7 @@ fn check_driver_usage(monitor: &Monitor, callers: &BTreeSet<u32>) {
         (found.other_bytes, found.suspicion)
     };
     let now = Instant::now();
-    // All processes are asked for only with reason: there are many processes, and many monitors that ask.
+    // All processes are queried only with reason: there are many processes, and many monitors that query.
     let has_called = !callers.is_empty() || provenances.has_dead_caller();
     let often = monitor.audit_interval(has_called, now).scan_interval;
     if last.is_some_and(|(bytes, at)| bytes == other_bytes && now - at < often)
@@ -128,7 +127,7 @@ fn check_driver_usage(monitor: &Monitor, callers: &BTreeSet<u32>) {
         }
         meet_running(monitor, *pid, callers, Evidence::OwnMemory);
     }
-    // Memory that is taken during the look is in one figure and not in the other.
+    // Memory that is taken during the check is in one of the two figures and not in the other.
     let mut found = monitor.escapes.lock();
     if before != after && found.changed_checks < MOST_CHANGED_CHECKS {
         found.changed_checks += 1;
@@ -184,7 +183,7 @@ pub(crate) fn search_after_end(monitor: &Monitor, evidence: Evidence) -> Search 
     search
 }
 
-/// Tells once of each program of the host that has a descriptor of a container that has ended.
+/// Logs each program of the host that has a descriptor of a container that has ended, once.
 fn report_holders(monitor: &Monitor, holders: &[Holder]) {
     for holder in holders {
         let mut found = monitor.escapes.lock();
@@ -197,8 +196,8 @@ fn report_holders(monitor: &Monitor, holders: &[Holder]) {
     }
 }
 
-/// What becomes of a process that isn't the container's and has a descriptor of it: where it is to be killed, it
-/// was. `None` where it is no such process, or another one of the host's may.
+/// What happens to a process that isn't the container's and has a descriptor of it: if it is to be killed, it was.
+/// `None` if it is no such process, or another container's process that may have the descriptor.
 fn meet(
     monitor: &Monitor,
     pid: u32,
@@ -219,7 +218,7 @@ fn meet(
         return None;
     }
     let is_of_host = is_of_host(pid.cast_signed())?;
-    // Of one that ends it can't be told any more whose it is: its cgroup is none, and it has no descriptors either.
+    // The container of a process that is exiting can't be determined any more: it has no cgroup and no descriptors.
     if !is_running(&pidfd) {
         return None;
     }
@@ -234,7 +233,7 @@ fn meet(
     let name = name.as_ref().and_then(|status| status.field("Name")).unwrap_or_default();
     let holder = Holder { pid: pid.cast_signed(), program: name.to_owned() };
     match consequence {
-        // Where it has GPUs of its own, it is no business of this container's.
+        // If it has GPUs of its own, it is no business of this container's.
         Consequence::Ignored if !is_of_host => return None,
         Consequence::Ignored | Consequence::ContainerEnds => {}
         Consequence::Killed => {
@@ -247,7 +246,7 @@ fn meet(
     Some((consequence, holder))
 }
 
-/// Whether the driver shows memory of the container's GPUs under `pid`.
+/// Whether the driver attributes memory of the container's GPUs to `pid`.
 fn has_memory(monitor: &Monitor, pid: u32) -> bool {
     driver_usage_of(monitor, &[pid]).is_some_and(|(usage, _)| !usage.is_empty())
 }

@@ -1,10 +1,10 @@
-//! What audits know: the driver's figures, when the last audit was, what is doubted, and what looks at outside processes
-//! found. [`check`](crate::audit::reconciliation) audits, and [`judge`](crate::audit::judge) judges the figures.
+//! What audits know: the driver usage, when the last audit was, what is doubted, and what checks of outside processes
+//! found. [`check`](crate::audit::reconciliation) audits, and [`judge`](crate::audit::judge) judges the driver usage.
 //!
-//! The driver is asked on the [rm_lock](crate::state::RmLock), so that figures and books are of one moment: the
-//! driver rounds up the memory that it gives a call, and shows that memory before the call is back. Where a call
-//! doesn't leave the lane in time, the driver is asked all the same. The memory that such a call gets may be missing
-//! in the books, so an excess is tolerated, but not for long ([`Doubts`]).
+//! The driver is queried under the [RM lock](crate::state::RmLock), so that driver usage and state are of one moment:
+//! the driver rounds up the memory that it gives a call, and reports that memory before the call returns. If a call
+//! doesn't release the RM lock in time, the driver is queried all the same. The memory that such a call gets may be
+//! missing in the state, so an excess is tolerated, but not for long ([`Doubts`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -20,13 +20,13 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(4);
 /// The longest such pause, after an audit that took long.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often the driver is asked for each client, where no process died and no call would be refused.
+/// How often the driver is asked for each client, if no process died and no call would be refused.
 const CLIENT_CHECK_PAUSE: Duration = Duration::from_secs(2);
 
 /// The most objects of a GPU that the driver is asked for one by one in an audit.
 pub(crate) const MOST_ASKED: usize = 2048;
 
-/// How long a GPU may show more memory than was asked for while a call hangs.
+/// How long the driver usage of a GPU may exceed what was asked for while a call hangs.
 const DOUBT: Duration = Duration::from_millis(400);
 
 /// When and why an audit was made.
@@ -45,12 +45,12 @@ impl Audited {
     }
 }
 
-/// The pids of dead processes under which the driver shows memory, and since when.
+/// The pids of dead processes to which the driver attributes memory, and since when.
 #[derive(Debug, Default)]
 pub(crate) struct LingeringPids(Lock<BTreeMap<u32, Instant>>);
 
 impl LingeringPids {
-    /// Notes that the driver shows memory under `pids`, and under no others. Returns since how long, for each pid.
+    /// Notes that the driver attributes memory to `pids`, and to no others. Returns since how long, for each pid.
     pub(crate) fn note(&self, pids: &BTreeSet<u32>, now: Instant) -> Vec<(u32, Duration)> {
         let mut all = self.0.lock();
         all.retain(|pid, _| pids.contains(pid));
@@ -59,7 +59,7 @@ impl LingeringPids {
     }
 }
 
-/// When audits looked, and what they doubt.
+/// When audits ran, and what they doubt.
 #[derive(Debug, Default)]
 pub(crate) struct AuditHistory {
     /// The last audit. The lock lets one audit run at a time.
@@ -101,13 +101,13 @@ impl AuditHistory {
 pub(crate) struct DeadPids {
     /// The pids of forgotten processes that no process has now.
     pub(crate) former: BTreeSet<u32>,
-    /// Dead processes in the books whose pids other processes have now. The memory that the driver shows under such a
+    /// Dead processes in the state whose pids other processes have now. The memory that the driver attributes to such a
     /// pid is the other process's.
     pub(crate) reused: BTreeSet<Process>,
 }
 
 impl DeadPids {
-    /// The pids under which the driver shows the container's memory.
+    /// The pids to which the driver attributes the container's memory.
     pub(crate) fn pids_to_ask(&self, state: &ContainerState) -> BTreeSet<u32> {
         let processes = state.processes.difference(&self.reused);
         let pids = processes.map(|process| process.pid());
@@ -116,48 +116,48 @@ impl DeadPids {
     }
 }
 
-/// The driver's figures of a GPU.
+/// The driver usage of a GPU.
 #[derive(Debug)]
 pub(crate) struct Holdings {
     pub(crate) held: Vec<Held>,
-    /// The memory of the container that is in the monitor's figure, because of stakes, in bytes.
+    /// The memory of the container that is attributed to the monitor, because of pins, in bytes.
     pub(crate) own_bytes: u64,
 }
 
-/// The GPUs that show more memory than was asked for while a call hangs, and since when.
+/// The GPUs whose driver usage exceeds what was asked for while a call hangs, and since when.
 #[derive(Debug, Default)]
 pub(crate) struct Doubts(Lock<BTreeMap<usize, Instant>>);
 
 impl Doubts {
-    /// Notes that a GPU shows more. `true` where it has done so for longer than [`DOUBT`].
+    /// Notes that the driver usage of a GPU is too high. `true` if it has been for longer than [`DOUBT`].
     pub(crate) fn note(&self, gpu: usize) -> bool {
         let mut all = self.0.lock();
         all.entry(gpu).or_insert_with(Instant::now).elapsed() > DOUBT
     }
 
-    /// Notes that a GPU shows no more than was asked for.
+    /// Notes that the driver usage of a GPU is no more than was asked for.
     pub(crate) fn clear(&self, gpu: usize) {
         self.0.lock().remove(&gpu);
     }
 }
 
-/// What the looks at outside processes found.
+/// What the checks of outside processes found.
 #[derive(Debug, Default)]
 pub(crate) struct EscapeFindings {
-    /// Bytes of outside processes and of the container's dead ones, at the last look.
+    /// Bytes of outside processes and of the container's dead ones, at the last check.
     pub(crate) usage: BTreeMap<u32, u64>,
     /// Bytes in use less those of all processes, up to a constant: the least since the last search that their growth
     /// caused. Smaller growth is not stored, so that it adds up.
     pub(crate) unexplained: Option<i128>,
-    /// Looks in a row during which the bytes in use changed, so that they could not be compared.
+    /// Checks in a row during which the bytes in use changed, so that they could not be compared.
     pub(crate) changed_checks: u32,
-    /// Bytes in use less those of the container's processes, up to a constant: at the last full look, and its time.
+    /// Bytes in use less those of the container's processes, up to a constant: at the last full check, and its time.
     pub(crate) other_bytes: Option<(i128, Instant)>,
     pub(crate) checked: Option<Instant>,
     pub(crate) searched: Option<Instant>,
     /// Until when descriptors are searched for, because memory in use is not explained.
     pub(crate) suspicion: Option<Instant>,
-    /// Pids of the host's programs of which the log was told.
+    /// Pids of the host's programs that were logged.
     pub(crate) reported_holders: BTreeSet<i32>,
 }
 

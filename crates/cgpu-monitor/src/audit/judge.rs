@@ -1,28 +1,28 @@
-//! Judges the driver's figures: whether memory was taken past the monitor, or given back unseen.
+//! Judges the driver usage: whether memory was taken untracked, or given back unseen.
 //!
-//! Pure: figures go in, a [`Finding`] comes out. The figures and the ledger's expectation are not of the same instant;
-//! [`judge`] says what can be concluded all the same.
+//! Pure: driver usage goes in, a [`Finding`] comes out. The driver usage and the ledger's expectation are not of the
+//! same instant; [`judge`] says what can be concluded all the same.
 
 use cgpu_core::ledger::Expected;
 
-/// What the figures of a GPU mean.
+/// What the driver usage of a GPU means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// The figures are as expected, or can't be told apart from that.
+    /// The driver usage is as expected, or can't be distinguished from that.
     Fine,
-    /// The driver shows less memory than counts. The audit is to look which of the ledger's objects are gone.
-    /// Afterwards no more counts than this, or than the ledger's charges where these are more.
+    /// The driver reports less memory than counts. The audit must check which of the ledger's objects are gone.
+    /// Afterwards no more counts than this, or than the ledger's charges if these are more.
     LessShown {
         /// The memory that the driver has, in bytes.
         driver_bytes: u64,
     },
-    /// There is more memory than was asked for, and the quota has room for it, so it counts from now on. A call that
-    /// changed after the monitor looked took it, or the driver itself.
+    /// There is more memory than was asked for, and it fits the quota, so it counts from now on. A call that changed
+    /// after the monitor checked it took the memory, or the driver itself.
     Unasked {
         /// The memory that counts from now on, in bytes.
         driver_bytes: u64,
     },
-    /// Memory was taken past the monitor, and past the quota.
+    /// Memory was taken untracked, and beyond the quota.
     Exceeds {
         /// How much was taken in all, in bytes.
         excess_bytes: u64,
@@ -31,27 +31,28 @@ pub(crate) enum Finding {
     },
 }
 
-/// Compares what the driver shows of a GPU with what the ledger expects: `made_bytes` of all processes of the
-/// container together, and `own_bytes` of the monitor.
+/// Compares the driver usage of a GPU with what the ledger expects: `made_bytes` of all processes of the container
+/// together, and `own_bytes` of the monitor.
 ///
 /// The ledger reserves memory before the driver is asked for it, and frees the charge after the driver has freed the
-/// memory. So even beside a call that hangs, the processes show no more than [`Expected::peak_bytes`], the peak
-/// around the question; memory above the peak has gone past the monitor. A figure below the expected one may be due
-/// to the call that hangs, so that [`Finding::LessShown`] means something only where no call was on the lane.
+/// memory. So even next to a call that hangs, no more is attributed to the processes than [`Expected::peak_bytes`], the
+/// peak around the query; memory above the peak was taken untracked. A usage below the expected one may be due to the
+/// call that hangs, so that [`Finding::LessShown`] means something only if no call held the RM lock.
 ///
-/// Memory counts once, as made; duplicates don't count. Memory that an export or a mapping made by a call keeps, and
-/// that no process shows as made any more, shows in the monitor's own figure, `own_bytes`, because a stake stands
-/// before the export or mapping ([`PinPlace`](cgpu_core::ledger::PinPlace)). Managed memory has no stake, and shows in
-/// no figure. The processes and the monitor together show no more than [`Expected::most_bytes`].
+/// Memory counts once, as made; duplicates don't count. Memory that is retained by an export or a mapping made by a
+/// call, and that is attributed to no process as made any more, is attributed to the monitor itself, in `own_bytes`,
+/// because a pin stands before the export or mapping ([`PinPlace`](cgpu_core::ledger::PinPlace)). Managed memory has no
+/// pin, and is in no driver usage. No more than [`Expected::most_bytes`] is attributed to the processes and the monitor
+/// together.
 ///
-/// Memory that nobody asked for is charged. A process is killed for such memory only where it doesn't fit the quota:
-/// the quota is the promise, and the driver may count memory that it takes for itself.
+/// Untracked memory is charged. A process is killed for such memory only if it doesn't fit the quota: the quota is the
+/// promise, and the driver may count memory that it takes for itself.
 #[must_use]
 pub(crate) fn judge(made_bytes: u64, own_bytes: u64, expected: &Expected) -> Finding {
     let over_peak = made_bytes.saturating_sub(expected.peak_bytes);
     let over_most = made_bytes.saturating_add(own_bytes).saturating_sub(expected.most_bytes);
-    // The driver has at least this much. The hidden bytes count where they are more than the monitor's figure: they
-    // contain managed memory, which is in no figure.
+    // The driver has at least this much. The hidden bytes count if they are more than the monitor's usage: they
+    // contain managed memory, which is in no driver usage.
     let mut driver_bytes = made_bytes.saturating_add(own_bytes.max(expected.hidden_bytes));
     if over_most > 0 {
         driver_bytes = driver_bytes.max(expected.charged_bytes.saturating_add(over_most));
@@ -100,7 +101,7 @@ mod tests {
     /// Untracked memory that counts already is not judged as taken again.
     #[test]
     fn charged_untracked_memory_is_no_new_excess() {
-        // 10 that nobody asked for count already. A call that is to be undone was given 2 past the quota.
+        // 10 untracked bytes count already. A call that is to be undone was given 2 beyond the quota.
         let usage = Usage { limit_bytes: 100, used_bytes: 102 };
         let expected = Expected { charged_bytes: 92, usage, ..expected(92, 0, 102) };
         assert_eq!(judge(102, 0, &expected), Finding::Fine);
@@ -111,12 +112,12 @@ mod tests {
     /// Untracked memory that counts already stays charged while the driver reports it.
     #[test]
     fn reported_untracked_memory_stays_charged() {
-        // 30 were exported, and their makers' objects are freed. 10 that nobody asked for count already, and other
-        // objects of as many were freed unseen.
+        // 30 were exported, and their creators' objects are freed. 10 untracked bytes count already, and other objects
+        // of as many were freed unseen.
         let usage = Usage { limit_bytes: 100, used_bytes: 80 };
         let expected = Expected { charged_bytes: 70, usage, ..expected(70, 0, 80) };
         assert_eq!(judge(50, 30, &expected), Finding::Fine);
-        // The 10 that nobody asked for are gone.
+        // The 10 untracked bytes are gone.
         assert_eq!(judge(50, 20, &expected), Finding::LessShown { driver_bytes: 70 });
         let too_much = Finding::LessShown { driver_bytes: 75 };
         assert_eq!(judge(40, 35, &expected), too_much, "rather too much");
@@ -136,15 +137,15 @@ mod tests {
         assert_eq!(judge(60, 0, &expected(0, 60, 60)), exceeds);
     }
 
-    /// Memory in the monitor's own figure leaves no space for memory that no call asked for.
+    /// Memory attributed to the monitor itself leaves no space for memory that no call asked for.
     #[test]
     fn monitors_own_memory_hides_no_untracked_memory() {
-        // 40 were exported, and their maker's object is freed. The objects of another 30 were freed unseen.
+        // 40 were exported, and their creator's object is freed. The objects of another 30 were freed unseen.
         let expected = expected(70, 0, 70);
         let exceeds = Finding::Exceeds { excess_bytes: 30, driver_bytes: 100 };
         assert_eq!(judge(60, 40, &expected), exceeds);
         assert_eq!(judge(30, 40, &expected), Finding::Fine);
-        // 10 of the charged bytes show nowhere: the driver is to be asked for each object.
+        // 10 of the charged bytes are attributed nowhere: the driver is to be asked for each object.
         assert_eq!(judge(60, 0, &expected), Finding::LessShown { driver_bytes: 60 });
     }
 

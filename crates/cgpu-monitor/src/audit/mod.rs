@@ -1,4 +1,4 @@
-//! The audit: asks the driver and the kernel what the container has, compares the answers with the books, and acts.
+//! The audit: asks the driver and the kernel what the container has, compares the answers with the state, and acts.
 
 mod clients;
 mod escapes;

@@ -1,11 +1,11 @@
 //! Asks the driver what the container's processes have, and acts on the answers.
 //!
-//! [`judge`](crate::audit::judge) decides what the answers mean. An audit never reads a process's memory:
-//! the process could make the audit wait. The audit's thread audits ([`audit_thread`](crate::daemon)),
-//! and so does a call that would be refused for the quota.
+//! [`judge`](crate::audit::judge) decides what the answers mean. An audit never reads a process's memory: the process
+//! could make the audit wait. The audit thread audits ([`audit_thread`](crate::daemon)), and so does a call that would
+//! be refused for the quota.
 //!
-//! The driver's figures tell how much memory there is, and not whose. So the driver is asked for clients and objects by
-//! their handles, and those that it does not have any more are removed from the books.
+//! The driver usage says how much memory there is, and not whose it is. So the driver is asked for clients and
+//! objects by their handles, and those that it does not have any more are removed from the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -33,31 +33,30 @@ use nvrm::about::Held;
 /// thread of a call that waits.
 const MOST_WAIT: Duration = Duration::from_secs(1);
 
-/// How often a call that waits looks whether another thread's audit is over.
+/// How often a waiting call checks whether another thread's audit has finished.
 const POLL_PAUSE: Duration = Duration::from_micros(200);
 
 /// What the driver is asked for one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
-    /// Each client. Figures can't show that a client is gone: memory with two names is shown twice, and memory that a
-    /// call has got before its return is both shown and reserved.
+    /// Each client. Driver usage can't show that a client is gone: memory with two handles is reported twice, and
+    /// memory that a call has got before its return is both reported and reserved.
     Clients,
     /// Each object.
     Objects,
 }
 
-/// What an audit saw.
 #[derive(Debug)]
 struct DriverAnswers {
     own: Arc<MonitorClient>,
     dead: Vec<Process>,
     dead_pids: DeadPids,
-    /// The driver's figures, by the container's GPUs.
+    /// The driver usage, by the container's GPUs.
     all: Vec<Vec<Held>>,
 }
 
-/// Brings the books in line with the driver, for a call on the lane that came at `came` and would be refused
-/// otherwise. Other calls come onto the lane meanwhile.
+/// Reconciles the state with the driver, for a call under the RM lock that came at `came` and would be refused
+/// otherwise. Other calls take the RM lock meanwhile.
 pub(crate) fn reconcile(monitor: &Monitor, rm_lock: &mut UnderRmLock<'_>, came: Instant) {
     let asked = Instant::now();
     while asked.elapsed() < MOST_WAIT {
@@ -65,7 +64,7 @@ pub(crate) fn reconcile(monitor: &Monitor, rm_lock: &mut UnderRmLock<'_>, came: 
             rm_lock.leave_while(|| std::thread::sleep(POLL_PAUSE));
             continue;
         };
-        // An audit for another refused call that began after this call came has told everything.
+        // An audit for another refused call that began after this call came has reported everything.
         let reported_all = |last: Audited| last.occasion == Occasion::Refusal && last.began >= came;
         if last.is_some_and(reported_all) {
             break;
@@ -91,9 +90,9 @@ pub(crate) fn reconcile(monitor: &Monitor, rm_lock: &mut UnderRmLock<'_>, came: 
     free_pins(monitor, rm_lock);
 }
 
-/// Audits on the lane, or beside a call that hangs on the lane.
+/// Audits under the RM lock, or next to a call that hangs while it holds the RM lock.
 pub(crate) fn audit(monitor: &Monitor, occasion: Occasion) {
-    // Locked before the lane is entered: a thread that has this lock may take a while off the lane.
+    // Locked before the RM lock is taken: a thread that has this lock may take a while without the RM lock.
     let mut last = monitor.history.last.lock();
     let rm_lock = monitor.rm_lock.enter_for_monitor();
     let began = Instant::now();
@@ -103,8 +102,8 @@ pub(crate) fn audit(monitor: &Monitor, occasion: Occasion) {
     *last = Some(Audited { occasion, began, ended: Instant::now() });
 }
 
-/// Compares the driver's figures with the books for each GPU, and acts on them: kills processes, corrects what
-/// counts, and removes objects that are gone. `None` where the books have no process, or the driver doesn't answer.
+/// Compares the driver usage with the state for each GPU, and acts on it: kills processes, corrects what counts, and
+/// removes objects that are gone. `None` if the state has no process, or the driver doesn't answer.
 fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<DriverAnswers> {
     let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
     let dead: Vec<Process> =
@@ -129,15 +128,15 @@ fn ask_all(monitor: &Monitor, rm_lock: Option<&UnderRmLock<'_>>) -> Option<Drive
     Some(DriverAnswers { own, dead, dead_pids, all })
 }
 
-/// The driver's figures of the container's processes on a GPU, dead ones included, and of the monitor.
+/// The driver usage of the container's processes on a GPU, dead ones included, and of the monitor.
 fn ask(
     monitor: &Monitor,
     own: &MonitorClient,
     gpu: usize,
     dead_pids: &DeadPids,
 ) -> Option<Holdings> {
-    // The list of pids is of the moment in which the watch begins. A process that came and took memory after the
-    // list was made would be missing in the figures, and its memory would seem to be freed.
+    // The list of pids is of the moment in which the watch begins. A process that came and took memory after the list
+    // was made would be missing in the driver usage, and its memory would seem to be freed.
     let pids: Vec<u32> = {
         let mut state = monitor.state();
         state.ledger.watch();
@@ -153,7 +152,7 @@ fn ask(
     Some(Holdings { held, own_bytes })
 }
 
-/// Acts on what an audit saw. Calls may be on the lane meanwhile.
+/// Acts on what an audit saw. Calls may hold the RM lock meanwhile.
 fn act_on(monitor: &Monitor, seen: Option<DriverAnswers>, occasion: Occasion) {
     let Some(DriverAnswers { own, dead, dead_pids, all }) = seen else { return };
     if occasion != Occasion::Tick || monitor.history.take_client_check_due() {
@@ -165,8 +164,8 @@ fn act_on(monitor: &Monitor, seen: Option<DriverAnswers>, occasion: Occasion) {
     forget_dead_processes(monitor, &dead, &all, (&dead_pids.reused, &have_clients));
 }
 
-/// Acts on the driver's figures of a GPU. Returns how many bytes the driver has, where these are fewer than the
-/// books have: the caller is to look which of the books' objects are gone.
+/// Acts on the driver usage of a GPU. Returns how many bytes the driver has, if these are fewer than the state has: the
+/// caller must check which of the state's objects are gone.
 fn act_on_driver_usage(
     monitor: &Monitor,
     rm_lock: Option<&UnderRmLock<'_>>,
@@ -210,7 +209,7 @@ fn act_on_driver_usage(
 }
 
 /// Forgets dead processes that hold nothing by clients which other processes keep open. `with_clients` hold some.
-/// Memory under a pid that another process has now is the other process's (`reused`).
+/// Memory attributed to a pid that another process has now is the other process's (`reused`).
 fn forget_dead_processes(
     monitor: &Monitor,
     dead: &[Process],
@@ -227,7 +226,7 @@ fn forget_dead_processes(
         let has = |held: &Held| held.pid == pid && held.bytes() > 0;
         let is_shown = all.iter().flatten().any(has) || with_clients.contains(process);
         let holds = !reused.contains(process) && is_shown;
-        // A process's files of nvidia-uvm end first. Another thread ends them: UVM may keep that thread waiting.
+        // A process's nvidia-uvm files end first. Another thread ends them: UVM may keep that thread waiting.
         let is_retained = |number| files.iter().any(|file| file.number == number);
         let has_files = state.creators.bound_to(*process).any(is_retained);
         if has_files {
@@ -248,7 +247,7 @@ fn forget_dead_processes(
         has_forgotten = true;
     }
     if has_forgotten {
-        // No figure tells that these clients are gone. Where one is in use all the same, none of its memory counts
+        // No driver usage shows that these clients are gone. If one is in use all the same, none of its memory counts
         // anyway.
         for client in state.ledger.uncharged_orphans() {
             state.enter(Entry::Free { client, handle: Handle(client.0) });
@@ -258,15 +257,15 @@ fn forget_dead_processes(
             drop(state);
             clear_up(monitor, &files);
         } else {
-            // The memory of the dead processes is looked at once more.
+            // The memory of the dead processes is checked once more.
             state.due.schedule(Instant::now());
             monitor.audit_wait.wake();
         }
     }
 }
 
-/// Closes the books where no process that called is left. Memory that only a file of nvidia-uvm maps is freed at
-/// once. Exported memory stays: a process that never called may have its file, and may pass the file on.
+/// Clears the state if no process that called is left. Memory that only an nvidia-uvm file maps is freed at once.
+/// Exported memory stays: a process that never called may have its file, and may pass the file on.
 fn clear_up(monitor: &Monitor, files: &[Arc<UvmFile>]) {
     end_files(monitor, files);
     let retained = monitor.uvm_files.all().iter().map(|file| file.number).collect();
@@ -279,7 +278,7 @@ fn clear_up(monitor: &Monitor, files: &[Arc<UvmFile>]) {
     }
 }
 
-/// The event of a process that is killed because it took `excess_bytes` of a GPU past the monitor.
+/// The event of a process that is killed because it took `excess_bytes` of a GPU untracked.
 fn past_the_monitor(settings: &Settings, gpu: usize, excess_bytes: u64) -> Event {
     let gpu = settings.gpus.get(gpu);
     Event {
@@ -290,11 +289,11 @@ fn past_the_monitor(settings: &Settings, gpu: usize, excess_bytes: u64) -> Event
     }
 }
 
-/// Removes the ledger's objects on a GPU that are gone, where the driver shows less memory than the ledger.
+/// Removes the ledger's objects on a GPU that are gone, if the driver reports less memory than the ledger.
 ///
-/// The driver's figures alone don't tell which: the driver shows the memory of a client under the process that made
-/// the client, which may be a dead process that was never seen. So the driver is asked for each client and for its
-/// objects. An object that is there counts, whichever process has it.
+/// The driver usage alone doesn't show which: the driver attributes the memory of a client to the process that made the
+/// client, which may be a dead process that was never seen. So the driver is asked for each client and for its objects.
+/// An object that is there counts, whichever process has it.
 fn remove_gone_objects(
     monitor: &Monitor,
     _: &UnderRmLock<'_>,
@@ -315,9 +314,9 @@ fn remove_gone_objects(
     }
 }
 
-/// Enters as freed the objects of `names` that are gone. `false` where the driver can't tell.
+/// Enters as freed the objects of `names` that are gone. `false` if the driver can't say.
 ///
-/// Calls may be underway, so an object is removed only while its serial number is the one in `names`.
+/// Calls may be in progress, so an object is removed only while its serial number is the one in `names`.
 fn remove_gone_names(
     monitor: &Monitor,
     own: &MonitorClient,
@@ -337,7 +336,7 @@ fn remove_gone_names(
         let there = *clients
             .entry(client)
             .or_insert_with(|| own.presence(client.0, client.0) != Presence::NoClient);
-        // Where the client is there, the monitor saw each free of its objects, except by a call that was killed.
+        // If the client is there, the monitor saw each free of its objects, except by a call that was killed.
         let mut is_there = || {
             asked += 1;
             asked > MOST_ASKED || own.presence(client.0, handle.0) == Presence::There

@@ -1,11 +1,11 @@
-//! Keeps the files that memory was exported to, and has the driver free that memory.
+//! Retains the files that memory was exported to, and has the driver free that memory.
 //!
-//! The driver keeps exported memory while the file is open, wherever its descriptor went, and nothing tells when the
-//! last descriptor is closed. So the monitor keeps the file open, too, and can tell at an
-//! import which memory the file has. When no object names the memory any more, and no process of the container is
-//! found with the file, the monitor clears the file: the driver frees the memory, even where a descriptor of the file
-//! is hidden. The monitor also clears all files when the container is gone. Memory is put into a file and taken out
-//! of it on the [rm_lock](crate::state::RmLock).
+//! The driver retains exported memory while the file is open, wherever its descriptor went, and nothing reports when
+//! the last descriptor is closed. So the monitor keeps the file open, too, and can determine at an import which memory
+//! the file has. If no object names the memory any more, and no process of the container is found with the file, the
+//! monitor clears the file: the driver frees the memory, even if a descriptor of the file is hidden. The monitor also
+//! clears all files when the container has ended. Memory is put into a file and taken out of it under the [RM
+//! lock](crate::state::RmLock).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use cgpu_core::ledger::{Entry, Hold};
 use nvrm::export;
 use nvrm::number::{NV_ERR_INVALID_PARAMETER, NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD};
 
-/// How often the container's processes are searched for the kept files.
+/// How often the container's processes are searched for the retained files.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many searches in a row must not find a file before it is cleared: a descriptor may be on its way from one
+/// How many searches in a row must not find a file before it is cleared: a descriptor may be in transit from one
 /// process to another.
 const MISSES: u32 = 3;
 
 /// How often the processes are searched for a call that would be refused otherwise.
 const REFUSAL_SCAN: Duration = Duration::from_millis(300);
 
-/// Keeps a file from before an update.
+/// Retains a file from before an update.
 pub(crate) fn resume_export(monitor: &Monitor, number: u64, file: OwnedFd) {
     if let Some(file) = Device::of(&monitor.settings.nodes, file) {
         monitor.exports.keep(number, Arc::new(file));
@@ -54,8 +54,8 @@ pub(crate) fn forget_export(monitor: &Monitor, number: u64) {
     forget_places(monitor, number, |_| true);
 }
 
-/// Has the driver free the memory in the places of a file for which `is_wanted` is true, whoever has the file open.
-/// `false` where the driver did not: the memory stays charged.
+/// Has the driver free the memory in the places of a file for which `is_wanted` is true, whichever processes have the
+/// file open. `false` if the driver did not: the memory stays charged.
 pub(crate) fn clear_export(
     monitor: &Monitor,
     exported: &Exported,
@@ -74,7 +74,7 @@ pub(crate) fn clear_export(
         let mut params = export::clear(exported.file.descriptor(), first, count);
         let command = NV0000_CTRL_CMD_OS_UNIX_EXPORT_OBJECTS_TO_FD;
         match rm.control(own.client, own.client, command, &mut params) {
-            // The driver answers so where nothing was ever exported to the file.
+            // The driver answers so if nothing was ever exported to the file.
             Ok(()) | Err(Failure::Status(NV_ERR_INVALID_PARAMETER)) => {}
             Err(error) => {
                 if monitor.log.limit.take_line() {
@@ -88,13 +88,13 @@ pub(crate) fn clear_export(
     true
 }
 
-/// Clears all files: the container is gone.
+/// Clears all files: the container has ended.
 pub(crate) fn clear_exports(monitor: &Monitor) {
     let files: Vec<(u64, Arc<Device>)> = {
         let files = monitor.exports.files.lock();
         files.iter().map(|(number, export)| (*number, Arc::clone(&export.file))).collect()
     };
-    // The files are cleared even where a call hangs on the lane: no process waits for that call any more.
+    // The files are cleared even if a call hangs while it holds the RM lock: no process waits for that call any more.
     let _rm_lock = monitor.rm_lock.enter_for_monitor();
     for (number, file) in files {
         if clear_export(monitor, &Exported { number, file }, |_| true) {
@@ -103,12 +103,12 @@ pub(crate) fn clear_exports(monitor: &Monitor) {
     }
 }
 
-/// Frees exported memory that no object names and whose file no process has, where it is time to search.
+/// Frees exported memory that no object names and whose file no process has, if a search is due.
 pub(crate) fn scan_exports(monitor: &Monitor) {
     find_exports(monitor, SCAN_INTERVAL);
 }
 
-/// Sweeps sooner, for a call that would be refused. Waits while another sweep may let a file be cleared.
+/// Scans sooner, for a call that would be refused. Waits while another scan may let a file be cleared.
 pub(crate) fn scan_exports_for_refusal(monitor: &Monitor) {
     for _ in 0..=MISSES {
         if !find_exports(monitor, REFUSAL_SCAN) {
@@ -119,7 +119,7 @@ pub(crate) fn scan_exports_for_refusal(monitor: &Monitor) {
 }
 
 /// Searches the container's processes for files that are empty or have unnamed memory, at most once each `pause`.
-/// Clears files that were missed [`MISSES`] times. `true` where another search may let a file be cleared.
+/// Clears files that were missed [`MISSES`] times. `true` if another search may let a file be cleared.
 fn find_exports(monitor: &Monitor, pause: Duration) -> bool {
     let unnamed: Vec<(u64, Arc<Device>)> = {
         let state = monitor.state();
@@ -155,7 +155,7 @@ fn find_exports(monitor: &Monitor, pause: Duration) -> bool {
     missed
 }
 
-/// Clears the places of a file whose memory no object names, and forgets the file where it is empty then.
+/// Clears the places of a file whose memory no object names, and forgets the file if it is empty then.
 fn clear_unnamed(monitor: &Monitor, rm_lock: &UnderRmLock<'_>, exported: &Exported) {
     let number = exported.number;
     let unnamed: Vec<u32> = {

@@ -1,4 +1,4 @@
-//! What the audit's thread waits for: to be woken, and the exits of the container's processes.
+//! What the audit thread waits for: to be woken, and the exits of the container's processes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,15 +13,12 @@ use cgpu_core::ledger::Process;
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WaitEnd {
-    /// The time limit passed.
     Timeout,
-    /// Another thread woke this one.
     Woken,
-    /// A watched process exited.
     ProcessExited,
 }
 
-/// By what other threads wake the audit's.
+/// By what other threads wake the audit thread.
 #[derive(Debug)]
 pub(crate) struct AuditWait {
     wake: ChangeFlag,
@@ -36,7 +33,7 @@ impl AuditWait {
         Ok(AuditWait { wake: ChangeFlag::new()? })
     }
 
-    /// Wakes the audit's thread. If it doesn't wait, its next wait ends at once.
+    /// Wakes the audit thread. If it doesn't wait, its next wait ends at once.
     pub(crate) fn wake(&self) {
         self.wake.set();
     }

@@ -1,16 +1,16 @@
-//! Calls whose callers a signal interrupts: entered only where the kernel is older than Linux 5.19, and lacks
-//! `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`. There any signal ends a caller's wait, and the kernel makes the call again, or
-//! tells the program, which mostly makes it again.
+//! Calls whose callers a signal interrupts: entered only if the kernel is older than Linux 5.19, and lacks
+//! `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`. There any signal ends a caller's wait, and the kernel makes the call
+//! again, or reports the interruption to the program, which mostly makes the call again.
 //!
-//! - **Nobody took the reply.** It is kept. Where the thread makes the same call next, it is given the kept reply. Where
-//!   the thread makes another call, or ends, what the first call made is freed. A thread has one such reply at most. A
-//!   device file that is kept here keeps its client alive, so few replies are kept.
+//! - **The reply is unclaimed.** It is retained. If the thread makes the same call next, it is given the retained
+//!   reply. If the thread makes another call, or ends, what the first call made is freed. A thread has one such reply
+//!   at most. A device file that is retained here keeps its client alive, so few replies are retained.
 //! - **The monitor isn't done with the first call when the second one comes.** The driver can't have two calls of a
 //!   thread at once: a thread is back before it calls again. So the second call waits for the first one.
-//! - **The reply was sent, and is lost:** the kernel looks for signals before it looks for the reply
-//!   (`seccomp_do_user_notification`, `wait_for_completion_interruptible` and then the lock). Of 5,000 signals that come
-//!   in the middle of a call, about one does that. The caller then makes the call again, with the answer in its memory,
-//!   and is known by that.
+//! - **The reply was sent, and is lost:** the kernel checks for signals before it checks for the reply
+//!   (`seccomp_do_user_notification`, `wait_for_completion_interruptible` and then the lock). Of 5,000 signals that
+//!   come in the middle of a call, about one does that. The caller then makes the call again, with the answer in its
+//!   memory, and is recognised by that.
 //!
 //! A program that repeats a call by itself deceives only itself.
 
@@ -26,7 +26,7 @@ use crate::sync::Lock;
 use cgpu_host::process::ProcessId;
 use nvrm::call::Object;
 
-/// How many replies are kept.
+/// How many replies are retained.
 const MOST_RETAINED: usize = 32;
 
 /// Of how many threads the last answer is known.
@@ -67,7 +67,7 @@ pub(crate) struct UnclaimedCall {
     pub(crate) is_ok: bool,
     /// The file that the call was made through.
     pub(crate) device: Option<Device>,
-    /// The objects that the call made, to be freed where nobody takes the reply.
+    /// The objects that the call made, to be freed if the reply stays unclaimed.
     pub(crate) made: Vec<Object>,
 }
 
@@ -90,11 +90,10 @@ struct Served {
     waiting: usize,
 }
 
-/// What is kept for the thread of a call.
+/// What is retained for the thread of a call.
 #[derive(Debug)]
 pub(crate) enum Match {
     Nothing,
-    /// The same call.
     Same(UnclaimedCall),
     /// Another call, which is to be undone first.
     Undo(UnclaimedCall),
@@ -102,7 +101,7 @@ pub(crate) enum Match {
 
 impl Interrupted {
     /// Begins a call of `thread`, once none of its calls is served, as long as `waits` says that it is worth it. `true`
-    /// where it is begun; [`Self::leave`] ends it.
+    /// if it is begun; [`Self::leave`] ends it.
     ///
     /// If the caller still waits after that, the call is the thread's last one, and no other is served: an earlier one
     /// that comes later finds that its caller is gone.
@@ -129,14 +128,14 @@ impl Interrupted {
         }
     }
 
-    /// Keeps a call. Returns the oldest call, to be undone, where too many are kept.
+    /// Retains a call. Returns the oldest call, to be undone, if too many are retained.
     pub(crate) fn keep(&self, call: UnclaimedCall) -> Option<UnclaimedCall> {
         let mut all = self.unclaimed.lock();
         all.push_back(call);
         if all.len() > MOST_RETAINED { all.pop_front() } else { None }
     }
 
-    /// Takes out the call that is kept for `thread`, whose next call is `read`.
+    /// Takes out the call that is retained for `thread`, whose next call is `read`.
     pub(crate) fn take(&self, thread: ProcessId, read: Fingerprint) -> Match {
         match self.remove(|retained| retained.thread == thread) {
             None => Match::Nothing,
@@ -156,7 +155,7 @@ impl Interrupted {
         all.remove(at)
     }
 
-    /// Whether no call is kept.
+    /// Whether no call is retained.
     pub(crate) fn is_empty(&self) -> bool {
         self.unclaimed.lock().is_empty()
     }
@@ -175,7 +174,7 @@ impl Interrupted {
         self.answered.lock().remove(&thread)
     }
 
-    /// What a snapshot has of them: the calls that are kept, and the last answers.
+    /// What a snapshot has of them: the calls that are retained, and the last answers.
     pub(crate) fn records(&self) -> (Vec<RetainedReply>, Vec<(ProcessId, u64)>) {
         let retained = self.unclaimed.lock();
         let record = |call: &UnclaimedCall| RetainedReply {
@@ -192,7 +191,7 @@ impl Interrupted {
         (retained.iter().map(record).collect(), answered.collect())
     }
 
-    /// Keeps a call that a snapshot has, with the file of its descriptor.
+    /// Retains a call that a snapshot has, with the file of its descriptor.
     pub(crate) fn resume(&self, reply: RetainedReply, device: Option<Device>) {
         let RetainedReply { thread, seen, output, reply, is_ok, made, .. } = reply;
         let object = |(client, parent, handle)| Object { client, parent, handle };

@@ -11,8 +11,8 @@
 //! signal to the waiting thread. The signal goes only to a thread that waits: a call in the driver would fail by it.
 #![allow(
     unsafe_code,
-    reason = "seccomp's ioctls have no safe interface in our crates; a signal's handler is set, and a thread is told, by \
-              raw calls"
+    reason = "seccomp's ioctls have no safe interface in our crates; a signal's handler is set, and a thread is \
+              notified, by raw calls"
 )]
 
 use std::io;
@@ -120,7 +120,7 @@ impl Listener {
         self.descriptor.as_fd()
     }
 
-    /// Receives a notification. `None` where its caller has gone, or a signal interrupted the wait.
+    /// Receives a notification. `None` if its caller has gone, or a signal interrupted the wait.
     pub(crate) fn receive(&self) -> Option<seccomp_notif> {
         // SAFETY: all zeroes are a notification, and the kernel demands that it is zeroed.
         let mut notice: seccomp_notif = unsafe { std::mem::zeroed() };
@@ -144,7 +144,7 @@ impl Listener {
         valid == 0
     }
 
-    /// Answers notification `id`. `true` where its caller still waited.
+    /// Answers notification `id`. `true` if its caller still waited.
     pub(crate) fn send(&self, id: u64, (error, flags): (i32, u32)) -> bool {
         #[cfg(test)]
         if let Some(callers) = &self.callers {
@@ -163,7 +163,7 @@ impl Listener {
 ///
 /// # Errors
 ///
-/// Where sizes differ, or the kernel has no user notification.
+/// If sizes differ, or the kernel has no user notification.
 pub fn check_sizes() -> io::Result<()> {
     let mut sizes =
         seccomp_notif_sizes { seccomp_notif: 0, seccomp_notif_resp: 0, seccomp_data: 0 };
@@ -181,7 +181,6 @@ pub fn check_sizes() -> io::Result<()> {
     Ok(())
 }
 
-/// All listeners.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     queues: [Queue; QUEUES],
@@ -198,7 +197,7 @@ pub(crate) struct Queue {
 }
 
 impl Listeners {
-    /// No listener yet. Fails where the signal that ends a wait can't be handled.
+    /// No listener yet. Fails if the signal that ends a wait can't be handled.
     pub(crate) fn new() -> io::Result<Self> {
         handle_signal()?;
         Ok(Listeners { queues: Default::default() })
@@ -229,12 +228,11 @@ impl Listeners {
         self.queues.iter().all(Queue::is_empty)
     }
 
-    /// Has all threads that wait for calls look at their listeners again.
+    /// Has all threads that wait for calls check their listeners again.
     pub(crate) fn wake(&self) {
         self.queues.iter().for_each(|queue| queue.waiting.note_change());
     }
 
-    /// The queues.
     pub(crate) fn queues(&self) -> &[Queue; QUEUES] {
         &self.queues
     }
@@ -302,8 +300,7 @@ impl RecvWait {
         self.changes.load(Ordering::SeqCst)
     }
 
-    /// Waits by `wait`, which a change beyond the `known` ones interrupts. `None` at once where there is such a
-    /// change.
+    /// Waits by `wait`, which a change beyond the `known` ones interrupts. `None` at once if there is such a change.
     pub(crate) fn wait<T>(
         &self,
         thread: Pid,
@@ -342,7 +339,7 @@ fn signal_thread(thread: Pid) {
         libc::syscall(libc::SYS_tgkill, getpid().as_raw_pid(), thread.as_raw_pid(), signal)
     };
     if let Err(errno) = Errno::result(reported) {
-        tracing::error!(%errno, "a thread can't be told of a change");
+        tracing::error!(%errno, "a thread can't be notified of a change");
     }
 }
 
@@ -372,7 +369,7 @@ mod tests {
         listeners.remove(3);
         listeners.remove(16);
         assert_eq!((numbers(3), numbers(15)), (vec![], vec![15, 17]));
-        assert_eq!(listeners.queues()[3].changes(), known + 1, "its thread is told");
+        assert_eq!(listeners.queues()[3].changes(), known + 1, "its thread is notified");
         add(18);
         assert_eq!(numbers(3), [18], "the queue is used again");
         assert_eq!(listeners.all().len(), QUEUES + 1);

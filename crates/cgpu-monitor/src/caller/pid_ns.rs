@@ -105,7 +105,7 @@ mod tests {
                 break (asked, numbers);
             }
         };
-        // Before the map is old, no process is looked for again.
+        // Before the map is old, no process is searched for again.
         assert_eq!(numbers.in_ns(child.id()), Some(child.id()));
         std::thread::sleep(FRESH + Duration::from_millis(1));
         let numbers = asked.of(own.pid, Process::from(own), &BTreeSet::new());

@@ -1,4 +1,4 @@
-//! Copies of a call's struct and of what it points at, in buffers that each thread keeps for its next call; and which
+//! Copies of a call's struct and of what it points at, in buffers that each thread retains for its next call; and which
 //! copies go back to the caller.
 //!
 //! The whole page of the call's struct is copied: most programs have both the struct and its parameters on their
@@ -13,7 +13,7 @@ use nvrm::{Layout, Meaning, control};
 /// Bytes that are copied at once: no machine has smaller pages.
 const PAGE_BYTES: usize = 4096;
 
-/// The largest buffer, in bytes, that a thread keeps for its next call.
+/// The largest buffer, in bytes, that a thread retains for its next call.
 const RETAINED_BYTES: usize = 16 << 10;
 
 /// One of the copies of a call.
@@ -25,16 +25,15 @@ pub(crate) enum Copy {
     Piece(usize, usize),
 }
 
-/// The copies of a call, in buffers that a thread keeps for the next one.
+/// The copies of a call, in buffers that a thread retains for the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// The call's struct.
     pub(crate) bytes: Buffer,
     /// The parameters: what the struct points at.
     pub(crate) params: Buffer,
     /// What the parameters point at, one piece after another.
     pub(crate) list: Buffer,
-    /// The struct and its parameters as they were read; empty where they aren't remembered.
+    /// The struct and its parameters as they were read; empty if they aren't remembered.
     pub(crate) input: Vec<u8>,
     page: Page,
 }
@@ -42,7 +41,7 @@ pub(crate) struct Scratch {
 /// A page of the caller's memory, as it was when the struct was read.
 #[derive(Debug)]
 struct Page {
-    /// The page's address; `None` where no page is copied.
+    /// The page's address; `None` if no page is copied.
     begin: Option<u64>,
     bytes: Box<[u8; PAGE_BYTES]>,
 }
@@ -54,7 +53,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Copies the page of `address`, where it has all `size` bytes from there on.
+    /// Copies the page of `address`, if it has all `size` bytes from there on.
     fn load(&mut self, target: &Target, address: u64, size: usize) {
         let begin = address & !(PAGE_BYTES as u64 - 1);
         let fits = size != 0 && size as u64 <= PAGE_BYTES as u64 - (address - begin);
@@ -96,7 +95,6 @@ impl Scratch {
         }
     }
 
-    /// Copies the call's struct.
     pub(crate) fn read_struct(
         &mut self,
         target: &Target,
@@ -111,7 +109,6 @@ impl Scratch {
         self.page.read(target, address, &mut self.bytes)
     }
 
-    /// Copies the parameters.
     pub(crate) fn read_params(
         &mut self,
         target: &Target,
@@ -122,7 +119,7 @@ impl Scratch {
         self.page.read(target, address, &mut self.params)
     }
 
-    /// Copies a piece of what the parameters point at to its place in the list, which has room for it.
+    /// Copies a piece of what the parameters point at to its place in the list, which has space for it.
     pub(crate) fn read_piece(
         &mut self,
         target: &Target,
@@ -152,12 +149,12 @@ impl Scratch {
         part.view(&self.bytes)?.u64(meaning)
     }
 
-    /// The struct as it was read; empty where it isn't remembered.
+    /// The struct as it was read; empty if it isn't remembered.
     pub(crate) fn bytes_read(&self) -> &[u8] {
         self.input.get(..self.bytes.len()).unwrap_or_default()
     }
 
-    /// The parameters as they were read; empty where they aren't remembered.
+    /// The parameters as they were read; empty if they aren't remembered.
     pub(crate) fn params_read(&self) -> &[u8] {
         self.input.get(self.bytes.len()..).unwrap_or_default()
     }
@@ -216,7 +213,7 @@ impl WriteBack {
         self.0.iter().flatten().any(|(_, written)| *written == copy)
     }
 
-    /// Writes all copies to the caller's memory. Fails where the memory can't be written.
+    /// Writes all copies to the caller's memory. Fails if the memory can't be written.
     pub(crate) fn write(&self, target: &Target, scratch: &Scratch) -> Result<(), Errno> {
         let copies = |(address, copy)| (address, scratch.copy(copy));
         target.write(&self.0.map(|write| write.map(copies)))

@@ -1,8 +1,8 @@
 //! The threads and processes that call: their memory and their descriptors.
 //!
-//! A tid comes from a notification, and names the calling thread for sure only while the notification is valid, which
-//! whoever reads through a tid asks afterwards. A remembered thread has a descriptor that names exactly this thread
-//! and tells when it has ended, so a later thread with the same tid isn't taken for it. The descriptor is a pidfd of
+//! A tid comes from a notification, and names the calling thread for sure only while the notification is valid. Code
+//! that reads through a tid checks that afterwards. A remembered thread has a descriptor that names exactly this thread
+//! and reports when it has ended, so a later thread with the same tid isn't taken for it. The descriptor is a pidfd of
 //! the thread or, before Linux 6.9, which has pidfds of processes only, the thread's directory in `/proc`.
 #![allow(unsafe_code, reason = "calls on pidfds have no safe interface in our crates")]
 
@@ -47,10 +47,10 @@ pub(crate) struct Target {
     pub(crate) is_of_runtime: bool,
     /// The thread's pidfd or its directory: see [`is_there`].
     thread_fd: OwnedFd,
-    /// The pidfd of the thread's process, where the thread has no pidfd. It duplicates descriptors of the process's
-    /// first thread.
+    /// The pidfd of the thread's process, if the thread has no pidfd. It duplicates descriptors of the process's first
+    /// thread.
     process_pidfd: Option<OwnedFd>,
-    /// Whether the books have the process: it stays there as long as it lives.
+    /// Whether the state has the process: it stays there as long as it lives.
     pub(crate) is_noted: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Target {
 #[derive(Debug)]
 pub(crate) struct Targets {
     known: Lock<HashMap<i32, Arc<Target>>>,
-    /// The host's mount namespace, where calls from there don't count as the container's.
+    /// The host's mount namespace, if calls from there don't count as the container's.
     ignored: Option<MountNamespace>,
 }
 
@@ -102,7 +102,7 @@ impl Targets {
     ///
     /// # Errors
     ///
-    /// `ESRCH` where no thread has it, or why that can't be known.
+    /// `ESRCH` if no thread has it, or why that can't be known.
     pub(crate) fn get(&self, tid: i32) -> Result<Arc<Target>, Errno> {
         let known = self.known(tid);
         match known.filter(|target| is_there(target.thread_fd.as_fd())) {
@@ -145,8 +145,8 @@ impl Targets {
         Ok(target)
     }
 
-    /// A duplicate of `descriptor` of the thread that has `tid`, and that thread. `probable` is what [`Targets::probable`]
-    /// has found for this call, if it was asked.
+    /// A duplicate of `descriptor` of the thread that has `tid`, and that thread. `probable` is what
+    /// [`Targets::probable`] has found for this call, if it was asked.
     pub(crate) fn duplicate(
         &self,
         tid: i32,
@@ -175,7 +175,7 @@ impl Targets {
 /// [`pidfd_send_signal(2)`]: https://man7.org/linux/man-pages/man2/pidfd_send_signal.2.html
 fn is_there(thread_fd: BorrowedFd<'_>) -> bool {
     let nothing = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: takes numbers only; signal 0 is sent to nobody.
+    // SAFETY: takes numbers only; signal 0 reaches no process.
     let asked =
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, thread_fd.as_raw_fd(), 0, nothing, 0) };
     matches!(Errno::result(asked), Ok(_) | Err(Errno::EPERM))
@@ -208,7 +208,7 @@ impl Target {
         Ok(Target { tid, thread, pid, process, is_of_runtime, thread_fd, process_pidfd, is_noted })
     }
 
-    /// A duplicate of one of the thread's descriptors. `ESRCH` where the thread has ended.
+    /// A duplicate of one of the thread's descriptors. `ESRCH` if the thread has ended.
     pub(crate) fn duplicate(&self, descriptor: i32) -> Result<OwnedFd, Errno> {
         if self.process_pidfd.is_some() && !is_there(self.thread_fd.as_fd()) {
             return Err(Errno::ESRCH);
@@ -285,7 +285,7 @@ pub(crate) fn compare_files(one: (u32, i32), other: (u32, i32)) -> Result<Orderi
     }
 }
 
-/// Whether the thread and descriptor of `place` name `file`. `None` where that can't be told.
+/// Whether the thread and descriptor of `place` name `file`. `None` if that can't be determined.
 pub(crate) fn has_file(place: (u32, i32), file: &Device) -> Option<bool> {
     match compare_files((std::process::id(), file.descriptor()), place) {
         Ok(order) => Some(order.is_eq()),

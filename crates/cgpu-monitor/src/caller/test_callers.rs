@@ -1,4 +1,4 @@
-//! Callers for tests without a kernel: what a listener is told of a caller, and what the caller is answered.
+//! Callers for tests without a kernel: what is reported to a listener of a caller, and what the caller is answered.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ impl TestCallers {
         matches!(self.all().get(&id), Some(Caller::Waits | Caller::GoesThen))
     }
 
-    /// Answers call `id` with an error and flags, as the kernel takes them. `true` where its caller waited.
+    /// Answers call `id` with an error and flags, as the kernel takes them. `true` if its caller waited.
     pub(crate) fn reply(&self, id: u64, (error, flags): (i32, u32)) -> bool {
         let mut all = self.all();
         match all.get_mut(&id) {

@@ -1,12 +1,12 @@
 //! Makes an object below another one, and frees objects: `NV_ESC_RM_ALLOC`, `NV_ESC_RM_ALLOC_MEMORY`, `NV_ESC_RM_FREE`,
 //! and `NV_ESC_RM_VID_HEAP_CONTROL`, by which a program allocates memory, frees memory, or asks about memory.
 //!
-//! [`allocate`] copies the parameters and the access rights, and enters the lane. It reads from the parameters how much
-//! memory the object takes, finds the GPU, and has the object made and [charged](crate::calls::charge). Last,
-//! it enters what else is to be known of the object. Pointers in the copies lead to the monitor's buffers while the
-//! driver has the copies, and are the caller's again when the copies go back.
+//! [`allocate`] copies the parameters and the access rights, and takes the RM lock. It reads from the parameters how
+//! much memory the object takes, finds the GPU, and has the object made and [charged](crate::calls::charge). Last, it
+//! enters what else is to be known of the object. Pointers in the copies lead to the monitor's buffers while the driver
+//! has the copies, and are the caller's again when the copies go back.
 //!
-//! [`free`] has the driver free an object, and then takes the object out of the books.
+//! [`free`] has the driver free an object, and then takes the object out of the state.
 
 use crate::caller::{Copy, Reply};
 use crate::calls::charge::{
@@ -110,7 +110,7 @@ fn note_subdevice(case: &Case<'_>, rm_lock: &UnderRmLock<'_>, made: Object) {
     state.note(client, parent, handle);
     match gpu {
         Some(gpu) => [parent, handle].iter().for_each(|of| state.devices.set_gpu(client, *of, gpu)),
-        // The books may know the GPU of an earlier object with this handle.
+        // The state may know the GPU of an earlier object with this handle.
         None => state.devices.forget(client, handle),
     }
 }
@@ -172,7 +172,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
         _ => false,
     };
     if case.retry.repeats && is_gone {
-        // The first time freed it, and the books know.
+        // The first time freed it, and the state has that.
         case.patch(Meaning::Status, NV_OK.into());
     }
     if is_done {
@@ -193,7 +193,7 @@ pub(crate) fn free(case: &mut Case<'_>, client: u32, handle: u32) -> Result<Repl
 fn show_usage(case: &mut Case<'_>, part: Option<&'static Layout>, gpu: Option<usize>) {
     let shown = shown_memory(gpu.and_then(|gpu| case.state().ledger.usage(gpu)));
     let (total, free) = (shown.total_bytes, shown.free_bytes);
-    // The GPU's own figures don't go to the caller, whatever the driver left in these fields.
+    // The driver usage of the GPU doesn't go to the caller, whatever the driver left in these fields.
     for part in [Some(case.head()), part].into_iter().flatten() {
         let largest = case.scratch.field(part, Meaning::LargestFree).unwrap_or(0).min(free);
         case.scratch.patch(part, Meaning::TotalMemory, total);

@@ -1,12 +1,12 @@
 //! Makes objects, and charges their memory to a GPU before the driver gives it.
 //!
-//! [`make_charged`] reserves the memory in the books, asks the driver, and enters what the driver gave. So the driver
-//! never has more than the books, except for what it rounds up: the quota is checked again after the entry. [`make`] has
-//! the driver make an object, under a handle that the caller or the monitor chooses.
+//! [`make_charged`] reserves the memory in the state, asks the driver, and enters what the driver gave. So the driver
+//! never has more than the state, except for what it rounds up: the quota is checked again after the entry. [`make`]
+//! has the driver make an object, under a handle that the caller or the monitor chooses.
 //!
-//! [`find_gpu`] and others find the GPU of a device or subdevice of the caller's: in the books, or by asking the driver
-//! for the GPU's UUID. The driver's answer is remembered only on the lane: elsewhere the handle may be another object's
-//! soon.
+//! [`find_gpu`] and others find the GPU of the caller's device or subdevice: in the state, or by asking the driver for
+//! the GPU's UUID. The driver's answer is remembered only under the RM lock: otherwise the handle may be another
+//! object's soon.
 
 use std::time::Instant;
 
@@ -28,15 +28,16 @@ use nvrm::{Answer, Layout, Meaning};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewObject {
     pub(crate) object: Object,
-    /// The part of the struct that has the handle; `None` where the struct has the handle itself.
+    /// The part of the struct that has the handle; `None` if the struct has the handle itself.
     pub(crate) part: Option<&'static Layout>,
 }
 
 /// How many handles the monitor tries before it lets the driver choose one.
 const TRIES: u32 = 4;
 
-/// Reserves memory for an object on the GPU above it, and notes that the caller uses the client. If the quota has no
-/// room, asks the driver what the container has, and tries once more. Returns the GPU's place in the container's order.
+/// Reserves memory for an object on the GPU above it, and notes that the caller uses the client. If the memory doesn't
+/// fit the quota, asks the driver what the container has, and tries once more. Returns the GPU's place in the
+/// container's order.
 fn reserve(
     case: &mut Case<'_>,
     rm_lock: &mut UnderRmLock<'_>,
@@ -63,7 +64,7 @@ fn reserve(
         && bytes <= usage.limit_bytes
     {
         reconcile(case.monitor, rm_lock, case.came);
-        // Other calls may have been on the lane meanwhile.
+        // Other calls may have held the RM lock meanwhile.
         if find_gpu_under_rm_lock(case, rm_lock, client, parent) != Some(gpu) {
             return Err(case.deny(&RefusalReason::ParentGone));
         }
@@ -72,11 +73,11 @@ fn reserve(
     Ok((gpu, case.or_deny(decision)?))
 }
 
-/// Makes an object, and charges its memory where it takes some: checks that the memory fits the quota, asks the driver,
+/// Makes an object, and charges its memory if it takes some: checks that the memory fits the quota, asks the driver,
 /// and enters what the driver gave. No other function grants an allocation of the resource manager's.
 ///
 /// `asked_bytes` is what the object takes, if it takes memory. `given` reads from the copies how many bytes the driver
-/// gave. Notes that the caller uses the client. `None` where the driver made no object, and the call's struct says why.
+/// gave. Notes that the caller uses the client. `None` if the driver made no object, and the call's struct says why.
 pub(crate) fn make_charged(
     case: &mut Case<'_>,
     rm_lock: &mut UnderRmLock<'_>,
@@ -115,12 +116,12 @@ pub(crate) fn make_charged(
     let serial = state.ledger.serial_of(client, Handle(handle));
     drop(state);
     if !is_granted {
-        // Without an audit, memory that the driver showed before it was entered may count twice.
+        // Without an audit, memory that the driver reported before it was entered may count twice.
         reconcile(case.monitor, rm_lock, Instant::now());
         is_granted = is_within(&case.state());
     }
     if !is_granted {
-        // Other calls may have been on the lane meanwhile, and may have freed the object.
+        // Other calls may have held the RM lock meanwhile, and may have freed the object.
         if case.state().ledger.serial_of(client, Handle(handle)) == serial {
             unmake(case, rm_lock, object.client, object.parent, handle);
         }
@@ -131,13 +132,13 @@ pub(crate) fn make_charged(
     Ok(Some(Object { client: object.client, parent: object.parent, handle }))
 }
 
-/// Whether an object exists, as the books and the driver say.
+/// Whether an object exists, as the state and the driver say.
 fn exists(case: &Case<'_>, Object { client, handle, .. }: Object) -> bool {
     let known = case.state().ledger.contains(Client(client), Handle(handle));
     known && presence(case.monitor, client, handle) == Some(Presence::There)
 }
 
-/// Enters an object without memory that was made, where the books have an object with its handle.
+/// Enters an object without memory that was made, if the state has an object with its handle.
 fn note_made(case: &Case<'_>, object: Object, handle: u32) -> Object {
     let mut state = case.state();
     // The object that had the handle before is gone.
@@ -147,8 +148,8 @@ fn note_made(case: &Case<'_>, object: Object, handle: u32) -> Object {
     Object { client: object.client, parent: object.parent, handle }
 }
 
-/// Asks the driver to make an object, and returns the handle that the object got; `None` where the driver made none,
-/// and the struct says why.
+/// Asks the driver to make an object, and returns the handle that the object got; `None` if the driver made none, and
+/// the struct says why.
 pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<u32>, EarlyReply> {
     let NewObject { object, part } = new_object;
     let place = part.unwrap_or(case.head());
@@ -173,7 +174,7 @@ pub(crate) fn make(case: &mut Case<'_>, new_object: NewObject) -> Result<Option<
     Ok(Some(made.unwrap_or(handle)).filter(|_| case.status() == NV_OK))
 }
 
-/// Takes `count` handles, and returns the first; [`nth_handle`] tells the others.
+/// Takes `count` handles, and returns the first; [`nth_handle`] gives the others.
 pub(crate) fn next_handles(case: &Case<'_>, count: u32) -> u32 {
     nth_handle(case.monitor.counters.next_handles(count), 0)
 }
@@ -199,12 +200,12 @@ struct GpuAnswer {
     is_device: bool,
 }
 
-/// The container's GPU; `None` where it has several.
+/// The container's GPU; `None` if it has several.
 pub(crate) fn only_gpu(case: &Case<'_>) -> Option<usize> {
     (case.monitor.uuids.len() == 1).then_some(0)
 }
 
-/// The GPU of a channel group. Where it isn't known: the container's only GPU, or one where slices are set.
+/// The GPU of a channel group. If it isn't known: the container's only GPU, or one on which slices are set.
 pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.state().groups.gpu(client, handle);
     let shares = &case.monitor.shares;
@@ -212,14 +213,14 @@ pub(crate) fn gpu_of_group(case: &Case<'_>, client: u32, handle: u32) -> Option<
     known.or_else(|| only_gpu(case)).or_else(sliced)
 }
 
-/// The container's GPU of a device or subdevice, for a call that isn't on the lane. For a call that is on the lane see
-/// [`find_gpu_under_rm_lock`].
+/// The container's GPU of a device or subdevice, for a call that doesn't hold the RM lock. For a call that holds the RM
+/// lock see [`find_gpu_under_rm_lock`].
 pub(crate) fn find_gpu(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     known_gpu(case, client, handle).or_else(|| find_gpu_of_caller(case, client, handle))
 }
 
-/// Like [`find_gpu`], but whichever node the call is made on. Where a GPU is found, the client is the
-/// container's: the books know devices of such clients alone, and the driver answers through a client's own file alone.
+/// Like [`find_gpu`], but whichever node the call is made on. If a GPU is found, the client is the container's: the
+/// state has devices of such clients alone, and the driver answers through a client's own file alone.
 pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) -> Option<usize> {
     let known = case.state().devices.gpu(client, handle);
     if known.is_some() {
@@ -232,7 +233,7 @@ pub(crate) fn find_gpu_of_caller(case: &mut Case<'_>, client: u32, handle: u32) 
     remember_gpu(case, &rm_lock, client, handle)
 }
 
-/// The container's GPU of a device or subdevice, for a call on the lane.
+/// The container's GPU of a device or subdevice, for a call that holds the RM lock.
 pub(crate) fn find_gpu_under_rm_lock(
     case: &Case<'_>,
     rm_lock: &UnderRmLock<'_>,
@@ -281,7 +282,7 @@ fn remember_gpu(
     Some(gpu)
 }
 
-/// On which GPU another name of memory shows. The name hangs below `parent`, and the GPU `of` has the memory.
+/// To which GPU another handle of memory is attributed. The handle is below `parent`, and the GPU `of` has the memory.
 pub(crate) fn shown_below(
     case: &Case<'_>,
     rm_lock: &UnderRmLock<'_>,
@@ -298,7 +299,7 @@ pub(crate) fn shown_below(
     }
 }
 
-/// Asks a subdevice for its GPU's UUID: the one that the device has, or the object itself where it is a subdevice.
+/// Asks a subdevice for its GPU's UUID: the one that the device has, or the object itself if it is a subdevice.
 fn ask_existing_subdevice(case: &Case<'_>, client: u32, handle: u32) -> Option<GpuAnswer> {
     let rm = case.rm().ok()?;
     if let Ok(subdevice) = rm.find_subdevice(client, handle) {
@@ -308,7 +309,7 @@ fn ask_existing_subdevice(case: &Case<'_>, client: u32, handle: u32) -> Option<G
     rm.uuid(client, handle).ok().map(|uuid| GpuAnswer { uuid, is_device: false })
 }
 
-/// Does as [`ask_existing_subdevice`]. Where that finds none, makes a subdevice of the device, asks it, and frees it.
+/// Does as [`ask_existing_subdevice`]. If that finds none, makes a subdevice of the device, asks it, and frees it.
 fn ask_subdevice(
     case: &Case<'_>,
     _: &UnderRmLock<'_>,

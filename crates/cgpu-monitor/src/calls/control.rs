@@ -1,12 +1,12 @@
 //! `NV_ESC_RM_CONTROL`: makes a control on copies of its parameters and of what the parameters point at.
 //!
-//! [`control()`] looks the control up in the [table](nvrm::control), copies the parameters, checks the clients
-//! that they name, and makes the control in the way of its kind. The driver follows addresses in the memory of the
-//! process that asks it, the monitor. So no address that the caller chose is left in what the driver is given. An opaque
+//! [`control()`] looks the control up in the [table](nvrm::control), copies the parameters, checks the clients that
+//! they name, and makes the control in the way of its kind. The driver follows addresses in the memory of the process
+//! that asks it, the monitor. So no address that the caller chose is left in what the driver is given. An opaque
 //! control is made as it is, unless its parameters hold an address of the monitor's own.
 //!
-//! - Controls that show how much memory a GPU has show the container's quota ([`show_memory`]). The driver's figures of
-//!   the whole GPU never go to the caller. Where the call's GPU, and so the quota, isn't known, the call shows 0 bytes.
+//! - Controls that show how much memory a GPU has show the container's quota ([`show_memory`]). The driver usage of the
+//!   whole GPU never goes to the caller. If the call's GPU, and so the quota, isn't known, the call shows 0 bytes.
 //! - Before a control that schedules a channel group, the group gets its slice ([`before_control`]).
 
 use nix::errno::Errno;
@@ -57,7 +57,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
     if size > MAX_PARAMS_BYTES {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_ARGUMENT)));
     }
-    // Where the caller gives no parameters, the driver answers by their size.
+    // If the caller gives no parameters, the driver answers by their size.
     if params != 0 {
         case.read_params(params, size)?;
     }
@@ -92,7 +92,7 @@ pub(crate) fn control(case: &mut Case<'_>, call: &Call) -> Result<Reply, EarlyRe
 fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, EarlyReply> {
     let pieces = Pieces::of(control, &case.scratch.params);
     let pieces = pieces.map_err(|answer| case.answer(answer))?;
-    // The driver needs an address even where there are no bytes.
+    // The driver needs an address even if there are no bytes.
     case.scratch.list.reset_list(pieces.bytes().max(8));
     for piece in pieces.iter().filter(|piece| piece.direction != Direction::Out) {
         case.read_piece(piece.address, (piece.at, piece.bytes))?;
@@ -118,7 +118,7 @@ fn nested(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, Early
     Ok(case.executed(None))
 }
 
-/// Makes a control that tells of processes: it tells of the container's, under the pids that the caller knows.
+/// Makes a control that lists processes: it lists the container's, under the pids that the caller knows.
 fn processes(case: &mut Case<'_>, control: u32, params: u64) -> Result<Reply, EarlyReply> {
     if !processes::is_size(control, case.scratch.params.len()) {
         return Err(case.answer(Answer::Status(NV_ERR_INVALID_PARAM_STRUCT)));
@@ -191,8 +191,8 @@ fn show_quota(case: &mut Case<'_>, (client, object): (u32, u32), list: fbinfo::L
     }
 }
 
-/// Prepares a control that matters for shares, before the control is made. `true` where the control is not made and
-/// its program is told that it was.
+/// Prepares a control that matters for shares, before the control is made. `true` if the control is not made and its
+/// success is faked.
 fn before_control(
     case: &mut Case<'_>,
     (client, object): (u32, u32),
@@ -268,7 +268,7 @@ fn after_control(case: &mut Case<'_>, name: ChannelName, control: u32, done: boo
     }
 }
 
-/// Refuses a channel that the books don't know where no more may compute outside groups: it counts as one of these.
+/// Refuses a channel that the state doesn't have if no more may compute outside groups: it counts as one of these.
 fn capacity_for_unseen_channel(
     case: &mut Case<'_>,
     channel: ChannelName,

@@ -1,20 +1,20 @@
 //! Serves one driver call, from its receipt to its reply, in this order:
 //! 1. A thread of [`threads`](crate::calls::threads) receives the notification.
 //! 2. [`serve`] decodes the system call from its registers.
-//! 3. [`ioctl`] lets requests continue that only look like the driver's. [`read_escape`] copies the struct of a call to
-//!    `nvidiactl` or `nvidiaN` (an escape, `NV_ESC_…`), unwraps it, and has [`decide`](crate::decide) judge the
-//!    call by these bytes. The descriptor's file is not looked at yet: some calls don't need it
+//! 3. [`ioctl`] passes requests through that only look like the driver's. [`read_escape`] copies the struct of a call
+//!    to `nvidiactl` or `nvidiaN` (an escape, `NV_ESC_…`), unwraps it, and has [`decide`](crate::decide) judge the call
+//!    by these bytes. The descriptor's file is not checked yet: some calls don't need it
 //!    ([`Continued::needs_no_descriptor`]). What was read is the caller's if the caller still waits.
 //! 4. [`identify`] duplicates the descriptor, finds out which driver file it is, and notes the calling process.
-//! 5. [`answer_escape`] refuses the call, lets it continue, or has the function for its kind make it, such as
+//! 5. [`answer_escape`] refuses the call, passes it through, or has the function for its kind make it, such as
 //!    [`allocate`]. [`serve_uvm`] copies and judges calls to `nvidia-uvm` itself. [`serve_map`] charges managed memory,
-//!    and continues the mapping.
-//! 6. To be executed, a call waits for the lane where it makes, names or frees objects.
-//!    [`decide`](crate::decide) says by the books what is charged or entered, or why the call is refused. The
-//!    driver is called on the copies, and the books get the result.
+//!    and passes the mapping through.
+//! 6. To be proxied, a call waits for the RM lock if it makes, names or frees objects. [`decide`](crate::decide)
+//!    determines from the state what is charged or entered, or why the call is refused. The driver is called on the
+//!    copies, and the state gets the result.
 //! 7. [`finish`], while the caller waits, writes the results to the caller's memory and replies.
 //!
-//! Where signals interrupt calls, a call first waits for its thread's earlier call, and the results are kept if the
+//! If signals interrupt calls, a call first waits for its thread's earlier call, and the results are retained if the
 //! caller doesn't take the reply.
 
 use std::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ pub(crate) fn serve(case: &mut Case<'_>) {
         }
         None => {
             if case.monitor.log.limit.take_line() {
-                tracing::warn!(number = data.nr, "a system call that nobody asked for");
+                tracing::warn!(number = data.nr, "an unexpected system call");
             }
             Err(Errno::ENOSYS.into())
         }
@@ -73,7 +73,7 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
         Some(retained) => retained.is_ok,
         None => was_done || reply == Reply::Done && has_succeeded(case),
     };
-    // Where signals interrupt calls, an earlier call of the thread may have written to that memory since it was read.
+    // If signals interrupt calls, an earlier call of the thread may have written to that memory since it was read.
     if case.monitor.interrupted.is_none() {
         case.effects.writes.drop_unchanged(case.scratch);
     }
@@ -100,7 +100,7 @@ fn finish(case: &mut Case<'_>, mut reply: Reply) {
     case.scratch.shrink();
 }
 
-/// Writes the output to the caller's memory: this call's, or the kept output of the same call made earlier.
+/// Writes the output to the caller's memory: this call's, or the retained output of the same call made earlier.
 fn write_output(case: &Case<'_>) -> Result<(), Errno> {
     let Some(target) = &case.target else { return Ok(()) };
     match &case.retry.retained {
@@ -122,13 +122,13 @@ fn ioctl(
     request: u32,
     argument: u64,
 ) -> Result<Reply, EarlyReply> {
-    // The filter also traps requests of a size that no known release has. Those of other files continue.
+    // The filter also traps requests of a size that no known release has. Those of other files are passed through.
     if !traps::is_decided_by_monitor(request) {
         refuse_grown(case, descriptor, request)?;
         return Ok(continue_other_call(case));
     }
-    // The struct is read before the descriptor is looked at: some calls continue whatever their descriptor is, and a
-    // look at it would prove nothing.
+    // The struct is read before the descriptor is checked: some calls are passed through whatever their descriptor is,
+    // and a check of it would prove nothing.
     let mut escape = None;
     if traps::is_escape(request) {
         let target = case.monitor.targets.probable(case.tid());
@@ -155,8 +155,9 @@ fn ioctl(
     }
 }
 
-/// Refuses an escape whose struct has grown in a newer driver. `Ok` where its descriptor is no file of the resource
-/// manager's: it continues. A program that swaps the descriptor could as well have used a request of another type.
+/// Refuses an escape whose struct has grown in a newer driver. `Ok` if its descriptor is no file of the resource
+/// manager: it is passed through. A program that swaps the descriptor could as well have used a request of another
+/// type.
 fn refuse_grown(case: &mut Case<'_>, descriptor: i32, request: u32) -> Result<(), EarlyReply> {
     let is_driver_file = identify(case, descriptor).is_ok()
         && matches!(case.device()?.kind, NodeKind::Control | NodeKind::Gpu(_));
@@ -189,7 +190,7 @@ pub(crate) enum Unread {
 }
 
 impl ReadEscape {
-    /// Why the call continues whichever file its descriptor is; `None` where it doesn't.
+    /// Why the call is passed through whichever file its descriptor is; `None` if it isn't.
     pub(crate) fn passes(&self) -> Option<Continued> {
         match self.verdict {
             Verdict::Continue(passed) if !self.wrapped && passed.needs_no_descriptor() => {
@@ -241,8 +242,8 @@ fn answer_escape(
             log_once(case, &decoded.call);
             Err(case.answer(answer))
         }
-        // A call that continues is unwrapped anew by the driver, and may be any other call by then, even a control. No
-        // program wraps a call whose size fits a request.
+        // A call that is passed through is unwrapped again by the driver, and may be any other call by then, even a
+        // control. No program wraps a call whose size fits a request.
         Verdict::Continue(_) if wrapped => Err(case.answer(Answer::Errno(refuse::EINVAL))),
         Verdict::Continue(passed) => {
             case.still_waits()?;
@@ -258,7 +259,7 @@ fn answer_escape(
     }
 }
 
-/// Executes a call by its kind. Each kind asks whether the caller still waits when all that it needs is read.
+/// Proxies a call by its kind. Each kind asks whether the caller still waits when all that it needs is read.
 fn execute(case: &mut Case<'_>, decoded: &Decoded) -> Result<Reply, EarlyReply> {
     match decoded.call {
         Call::Alloc(alloc) => allocate(case, &alloc),
@@ -284,8 +285,7 @@ fn execute_plain(case: &mut Case<'_>) -> Result<Reply, EarlyReply> {
     Ok(case.executed(None))
 }
 
-/// Tells the log once for each control and each class that it was refused. For an unknown one, the line has what a
-/// report needs.
+/// Logs once for each control and each class that it was refused. For an unknown one, the line has what a report needs.
 fn log_once(case: &Case<'_>, call: &Call) {
     let Some(refusal) = decide::refusal(&case.monitor.release, call) else { return };
     let (topic, size) = match *call {

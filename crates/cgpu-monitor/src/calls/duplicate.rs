@@ -1,6 +1,6 @@
-//! `NV_ESC_RM_DUP_OBJECT`: gives an object, and its memory, another name. On the lane, [`duplicate`] checks that the
-//! books have room, has the driver make the object, and enters its name. The memory is not charged again. A duplicate
-//! of GPU memory that the books don't know is freed, and refused: that memory was taken past the monitor.
+//! `NV_ESC_RM_DUP_OBJECT`: gives an object, and its memory, another handle. Under the RM lock, [`duplicate`] checks
+//! that the state has space, has the driver make the object, and enters its handle. The memory is not charged again. A
+//! duplicate of GPU memory that the state doesn't have is freed, and refused: that memory is untracked.
 
 use crate::caller::Reply;
 use crate::calls::charge::{NewObject, make, shown_below, unmake};
@@ -28,7 +28,8 @@ pub(crate) fn duplicate(
     Ok(case.executed(made))
 }
 
-/// Makes an object that keeps the memory of `source` alive. Figures show it on the GPU of the object above it.
+/// Makes an object that keeps the memory of `source` alive. Driver usage attributes it to the GPU of the object above
+/// it.
 fn make_name(
     case: &mut Case<'_>,
     rm_lock: &UnderRmLock<'_>,

@@ -1,14 +1,14 @@
 //! Memory in files: a program exports memory to a descriptor, and another program imports it.
 //!
-//! For an export the monitor keeps a new file, clears the places that the export is to fill, and enters what each place
-//! will hold. Then the driver exports, and the monitor puts its stakes. A place is entered before the driver fills it,
-//! and taken out of the books after the driver has cleared it: the books have too much in between, never too little. If
-//! the driver refuses the export, a place that was cleared stays empty, where the driver alone would leave the old
-//! memory in it. Memory of the host is entered when it is exported, as memory of 0 bytes: nothing else tells which
+//! For an export the monitor retains a new file, clears the places that the export is to fill, and enters what each
+//! place will hold. Then the driver exports, and the monitor puts its pins. A place is entered before the driver fills
+//! it, and taken out of the state after the driver has cleared it: the state has too much in between, never too little.
+//! If the driver refuses the export, a place that was cleared stays empty, whereas the driver alone would leave the
+//! old memory in it. Memory of the host is entered when it is exported, as memory of 0 bytes: nothing else says which
 //! objects name it. The driver is asked each time whether memory is the host's.
 //!
-//! An import makes objects that name the memory. [`import`] looks for the file among the kept ones, chooses the handles
-//! that the caller left open, has the objects made, and enters them.
+//! An import makes objects that name the memory. [`import`] searches for the file among the retained ones, chooses the
+//! handles that the caller left open, has the objects made, and enters them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ use nvrm::export::{self, Does, Places};
 use nvrm::number::*;
 use nvrm::{Answer, Layout};
 
-/// Makes a control on the file of a descriptor of the caller's, by the monitor's own descriptor of the same file.
+/// Makes a control on the file of the caller's descriptor, by the monitor's own descriptor of the same file.
 pub(crate) fn export_or_import(
     case: &mut Case<'_>,
     does: Does,
@@ -73,7 +73,7 @@ pub(crate) fn export_or_import(
     Ok(case.executed(made))
 }
 
-/// Exports objects to `file`. `true` where the driver has put all of them there.
+/// Exports objects to `file`. `true` if the driver has put all of them there.
 fn export(
     case: &mut Case<'_>,
     rm_lock: &UnderRmLock<'_>,
@@ -94,7 +94,7 @@ fn export(
     done
 }
 
-/// Whether anybody has exported to the file, as the driver says.
+/// Whether any process has exported to the file, as the driver says.
 fn is_in_use(case: &Case<'_>, client: u32, file: &Device) -> bool {
     let params = export::ask(&case.monitor.release, file.descriptor());
     let Some(mut params) = params else { return false };
@@ -102,7 +102,7 @@ fn is_in_use(case: &Case<'_>, client: u32, file: &Device) -> bool {
     case.rm().is_ok_and(|rm| rm.control(client, client, command, &mut params).is_ok())
 }
 
-/// Clears the places of a kept file, enters what they will hold, and has the driver export. `true` where done.
+/// Clears the places of a retained file, enters what they will hold, and has the driver export. `true` if done.
 fn export_to(
     case: &mut Case<'_>,
     control: FileControl,
@@ -134,8 +134,8 @@ fn export_to(
     Err(case.deny(&RefusalReason::PastMonitor("exported")))
 }
 
-/// The objects that aren't known to be memory of a GPU: all of them are memory of the host. Fails where one of them
-/// isn't the host's, and so may be memory that nobody has counted.
+/// The objects that aren't known to be memory of a GPU: all of them are memory of the host. Fails if one of them isn't
+/// the host's, and so may be untracked memory.
 fn find_host_objects(
     case: &mut Case<'_>,
     control: FileControl,
@@ -166,8 +166,8 @@ fn are_as_charged(case: &Case<'_>, client: Client, places: &Places) -> bool {
     })
 }
 
-/// Puts a stake before each export of a GPU's memory, right behind the object that was exported. `true` where each
-/// export has its stake.
+/// Puts a pin before each export of a GPU's memory, right behind the object that was exported. `true` if each export
+/// has its pin.
 fn pin_all(case: &Case<'_>, client: Client, places: &Places, exported: &Exported) -> bool {
     let Ok(device) = case.device() else { return false };
     places.named().all(|(index, object)| {
@@ -181,7 +181,6 @@ fn pin_all(case: &Case<'_>, client: Client, places: &Places, exported: &Exported
 /// An export or an import that is to be made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FileControl {
-    /// The layout of the control's parameters.
     pub(crate) layout: &'static Layout,
     pub(crate) does: Does,
     pub(crate) client: u32,

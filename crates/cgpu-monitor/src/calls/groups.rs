@@ -15,7 +15,7 @@ use nvrm::channel::{ANY_CHANNEL, ENGINE_GRAPHICS};
 /// A class above this number that ends in [`ANY_CHANNEL`] is a channel's.
 const HIGHEST_OBJECT: u32 = 0xff;
 
-/// Makes room for a group that is to be made: at the limit, forgets groups that are gone. Returns the GPU, or refuses
+/// Makes space for a group that is to be made: at the limit, forgets groups that are gone. Returns the GPU, or refuses
 /// the call.
 pub(crate) fn evict_for_group(
     case: &mut Case<'_>,
@@ -32,8 +32,8 @@ pub(crate) fn evict_for_group(
     }
 }
 
-/// The GPU of a group that is to get another name, which keeps the group when the first name is freed. The GPU has room
-/// for the name. `None` where the object is no known group.
+/// The GPU of a group that is to get another handle, which keeps the group when the first handle is freed. The GPU has
+/// capacity for the handle. `None` if the object is no known group.
 pub(crate) fn evict_for_handle_of_group(
     case: &mut Case<'_>,
     (client, handle): (u32, u32),
@@ -42,8 +42,8 @@ pub(crate) fn evict_for_handle_of_group(
     gpu.map(|gpu| capacity_on(case, gpu)).transpose()
 }
 
-/// Enters a channel whose call continues. Outside a group it is entered as a group, whether the driver makes it or not.
-/// A channel whose handle the driver chooses is entered under another handle, and counts until its client ends.
+/// Enters a channel whose call is passed through. Outside a group it is entered as a group, whether the driver makes it
+/// or not. A channel whose handle the driver chooses is entered under another handle, and counts until its client ends.
 pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Result<(), EarlyReply> {
     let Alloc { object, class, .. } = *alloc;
     let is_channel = class > HIGHEST_OBJECT && class & 0xff == ANY_CHANNEL;
@@ -74,9 +74,8 @@ pub(crate) fn enter_passing_channel(case: &mut Case<'_>, alloc: &Alloc) -> Resul
     enter_computing_channel(case, gpu, object)
 }
 
-/// The engine of a channel that is to be made outside a group: `NV_CHANNEL_ALLOC_PARAMS.engineType`
-/// (alloc_channel.h, alike in nvos.h before); 0 where it can't be read. The program can change it until the driver
-/// reads it.
+/// The engine of a channel that is to be made outside a group: `NV_CHANNEL_ALLOC_PARAMS.engineType` (alloc_channel.h,
+/// alike in nvos.h before); 0 if it can't be read. The program can change it until the driver reads it.
 fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
     const ENGINE_TYPE: u64 = 128;
     let mut engine = [0; 4];
@@ -86,9 +85,9 @@ fn engine_of_channel(case: &Case<'_>, alloc: &Alloc) -> u32 {
     read.and_then(Result::ok).map_or(0, |()| u32::from_le_bytes(engine))
 }
 
-/// Refuses a channel that computes outside groups where the container has too many of these.
+/// Refuses a channel that computes outside groups if the container has too many of these.
 pub(crate) fn capacity_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result<(), EarlyReply> {
-    // Where slices are set, no slice can be set for such a channel.
+    // If slices are set, no slice can be set for such a channel.
     let are_slices_set = case.monitor.shares.round(gpu).is_some_and(|round| !round.each);
     if !are_slices_set {
         return Ok(());
@@ -98,7 +97,7 @@ pub(crate) fn capacity_outside_groups(case: &mut Case<'_>, gpu: usize) -> Result
     })
 }
 
-/// Enters a channel that is scheduled by itself and that nobody was seen to make: it counts as one outside a group.
+/// Enters a channel that is scheduled by itself and whose creation was not seen: it counts as one outside a group.
 pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, u32)) {
     let Some(gpu) = gpu_of_group(case, client, handle) else { return };
     let Ok(process) = case.target().map(|target| target.process) else { return };
@@ -109,7 +108,7 @@ pub(crate) fn enter_unseen_channel(case: &mut Case<'_>, (client, handle): (u32, 
     }
 }
 
-/// Enters a channel that computes, and whose call continues.
+/// Enters a channel that computes, and whose call is passed through.
 fn enter_computing_channel(
     case: &mut Case<'_>,
     gpu: usize,
@@ -128,20 +127,20 @@ fn enter_computing_channel(
     case.or_deny(decision)
 }
 
-/// Enters a group that was made, for `engine` where it is known.
+/// Enters a group that was made, for `engine` if it is known.
 pub(crate) fn enter_group(case: &Case<'_>, gpu: usize, made: Object, engine: Option<u32>) {
     let reach = engine.and_then(|engine| reach(case, engine));
     case.state().write(group(gpu, made, true, reach));
     case.monitor.shares.wake();
 }
 
-/// Enters another name of a group: it outlives the first name, and counts as one more group.
+/// Enters another handle of a group: it outlives the first handle, and counts as one more group.
 pub(crate) fn enter_name_of_group(case: &Case<'_>, gpu: usize, made: Object, source: (u32, u32)) {
     let reach = case.state().groups.named(source).and_then(|group| group.reach);
     enter_group(case, gpu, made, reach.map(|reach| reach.engine));
 }
 
-/// Enters a group that nobody was seen to make and that is about to run: it counts as one that computes from now on.
+/// Enters a group whose creation was not seen and that is about to run: it counts as one that computes from now on.
 pub(crate) fn enter_unseen_group(
     case: &mut Case<'_>,
     gpu: usize,
@@ -159,12 +158,12 @@ fn reach(case: &Case<'_>, engine: u32) -> Option<Reach> {
     Some(Reach { process, descriptor: case.descriptor(), engine })
 }
 
-/// Returns the GPU where it has room for one more group, and refuses the call otherwise.
+/// Returns the GPU if it has capacity for one more group, and refuses the call otherwise.
 fn capacity_on(case: &mut Case<'_>, gpu: usize) -> Result<usize, EarlyReply> {
     with_capacity_on(case, gpu, |_| ()).map(|()| gpu)
 }
 
-/// Calls `enter` where a GPU has room for one more group, and refuses the call otherwise.
+/// Calls `enter` if a GPU has capacity for one more group, and refuses the call otherwise.
 fn with_capacity_on(
     case: &mut Case<'_>,
     gpu: usize,
@@ -176,7 +175,7 @@ fn with_capacity_on(
     })
 }
 
-/// Decides. Where there is no room, forgets the groups of a GPU that are gone, and decides again.
+/// Decides. If the capacity is used up, forgets the groups of a GPU that are gone, and decides again.
 fn decide_twice(
     case: &mut Case<'_>,
     gpu: usize,

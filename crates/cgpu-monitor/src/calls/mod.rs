@@ -1,5 +1,5 @@
-//! Serves calls: [`dispatch`] has the steps of one call, and the kinds of calls to the resource manager have files of their
-//! own. Those to `nvidia-uvm` are in [`uvm`](crate::uvm).
+//! Serves calls: [`dispatch`] has the steps of one call, and the kinds of calls to the resource manager have files of
+//! their own. Those to `nvidia-uvm` are in [`uvm`](crate::uvm).
 
 mod alloc;
 mod charge;

@@ -1,8 +1,8 @@
 //! How much of a processor a monitor may take for a container whose own processes are limited.
 //!
-//! The monitor runs outside of the container's cgroup: a throttled monitor would hold locks of the driver, which are the
-//! whole host's. So its time isn't limited by the kernel. Instead, the next call of a container waits as long as its
-//! monitor has taken more than the container's limit allows. Work that was begun is never delayed.
+//! The monitor runs outside of the container's cgroup: a throttled monitor would hold locks of the driver, which are
+//! the whole host's. So its time isn't limited by the kernel. Instead, the next call of a container waits as long as
+//! its monitor has taken more than the container's limit allows. Work that was begun is never delayed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const LEAST: u64 = 20;
 /// How often it is asked how much was taken, in microseconds.
 const POLL_INTERVAL_US: u64 = 1000;
 
-/// The longest pause, in microseconds: meanwhile nobody looks whether the monitor is to stop.
+/// The longest pause, in microseconds: meanwhile no thread checks whether the monitor is to stop.
 const LONGEST_US: u64 = 100_000;
 
 /// The budget; without a limit nothing waits.
@@ -56,7 +56,7 @@ impl Allowance {
 }
 
 impl ProcessorBudget {
-    /// The budget of a container whose limit is in thousandths of a processor; `None` where it has none.
+    /// The budget of a container whose limit is in thousandths of a processor; `None` if it has no limit.
     pub(crate) fn new(limit: Option<u64>) -> Self {
         let allowance = |limit: u64| Allowance {
             rate: limit.max(LEAST),
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(allowance.wait_us(0, 205_000), 50_000, "5 ms take 50 ms");
         assert_eq!(allowance.wait_us(50_000, 205_000), 0, "they have passed");
         assert_eq!(allowance.wait_us(50_000, 300_000), LONGEST_US, "in pieces");
-        // A long rest gives a burst, and no more.
+        // A long idle time gives a burst, and no more.
         assert_eq!(allowance.wait_us(1_000_000_000, 500_000), 0);
         assert_eq!(allowance.wait_us(1_000_000_000, 501_000), 10_000);
     }
@@ -119,7 +119,7 @@ mod tests {
         let mut allowance = Allowance { rate: 250, left_us: BURST_US, at_us: 0, used_us: 0 };
         let (mut now_us, mut used_us) = (0, 0);
         for _ in 0..10_000 {
-            // A call takes 1 ms, whoever may begin one.
+            // A call takes 1 ms, whichever thread begins one.
             now_us += allowance.wait_us(now_us, used_us) + 1000;
             used_us += 1000;
         }

@@ -1,12 +1,12 @@
 //! The threads that a container needs once it calls the driver. They are started at the container's first call.
 //!
-//! Each queue of listeners has a thread ([`Workers`]). It waits for a call, receives it and serves it at once, the driver's
-//! part included, since handing a call to another thread costs more than most calls take. One more thread watches these,
-//! and one waits to take the place of another. If a thread is busy with the same call at two looks in a row, the watcher
-//! takes its queue, and the other waits for a queue when its call is done. So a call that hangs holds up its own caller,
-//! and other callers for two looks only. The watcher sleeps while no call comes.
+//! Each queue of listeners has a thread ([`Workers`]). It waits for a call, receives it and serves it at once, the
+//! driver's part included, since handing a call to another thread costs more than most calls take. One more thread
+//! watches these, and one waits to take the place of another. If a thread is busy with the same call at two polls in a
+//! row, the watcher takes its queue, and the other waits for a queue when its call is done. So a call that hangs holds
+//! up its own caller, and other callers for two polls only. The watcher sleeps while no call comes.
 //!
-//! The support threads look after what calls make. The first call waits for one thread alone; no further call is answered
+//! The support threads maintain what calls make. The first call waits for one thread alone; no further call is answered
 //! without support threads.
 
 use std::io;
@@ -35,17 +35,17 @@ const FREE: usize = 2;
 /// The most threads that answer calls.
 const MOST: usize = 32;
 
-/// The support threads, which look after what calls make.
+/// The support threads, which maintain what calls make.
 const SUPPORT_THREADS: [NamedThread; 3] = [
     ("mappings", |monitor| audit_mappings_forever(monitor)),
     ("shares", set_slices_forever),
     ("shares heard", |monitor| follow_shares_forever(monitor)),
 ];
 
-/// Time between two looks. Each look costs the threads that take turns on the watcher's processor some 20 µs.
+/// Time between two polls. Each poll costs the threads that take turns on the watcher's processor some 20 µs.
 const POLL_INTERVAL: Duration = Duration::from_micros(400);
 
-/// Looks in a row without a call after which the watcher sleeps.
+/// Polls in a row without a call after which the watcher sleeps.
 const TIMEOUT: u32 = 20;
 
 /// A thread's name, and its function.
@@ -112,7 +112,8 @@ impl CallService {
         let _ = self.start_threads(0);
     }
 
-    /// Has a thread wait for the calls of a listener that has come since. If no thread is free, one more is to be started.
+    /// Has a thread wait for the calls of a listener that has come since. If no thread is free, one more is to be
+    /// started.
     pub(crate) fn serve_new_listener(&self) {
         self.workers.call();
         let mut threads = self.threads.lock();
@@ -126,8 +127,8 @@ impl CallService {
         self.listeners.queues().iter().filter(|queue| !queue.is_empty()).count() + others
     }
 
-    /// Starts the threads that calls need and that aren't started yet. Where a thread can't be started, calls wait
-    /// until a later call of this function has started it.
+    /// Starts the threads that calls need and that aren't started yet. If a thread can't be started, calls wait until a
+    /// later call of this function has started it.
     pub(crate) fn start_missing_threads(self: &Arc<Self>) {
         let mut threads = self.threads.lock();
         let started = match *threads {
@@ -184,7 +185,7 @@ impl CallService {
             let (number, watch) = self.workers.wait_for_queue(needs_thread);
             // The first call's thread is alone: the others are started when the first call is answered.
             if watch == Watch::Unwatched && self.support_started.is_completed() {
-                // Where there are enough already, no thread watches this one until a call ends.
+                // If there are enough already, no thread watches this one until a call ends.
                 let _ = self.start_thread();
             }
             if let Some(queue) = queues.get(number) {
@@ -273,7 +274,7 @@ impl Workers {
         self.roles.lock().spawned
     }
 
-    /// Has `start` start one more thread, where fewer than `most` were started. Fails where `start` fails.
+    /// Has `start` start one more thread, if fewer than `most` were started. Fails if `start` fails.
     pub(crate) fn start_another(
         &self,
         most: usize,
@@ -427,7 +428,7 @@ mod tests {
         assert_eq!((asked, workers.threads()), (4, 2));
     }
 
-    /// Threads, of which one has a queue, one watches it, and one waits; they tell which queues they take. The queues
+    /// Threads, of which one has a queue, one watches it, and one waits; they report which queues they take. The queues
     /// below `needed` need a thread.
     struct Three {
         workers: Arc<Workers>,

@@ -37,8 +37,8 @@ impl SwitchTimes {
         *mean = (3 * *mean + took_us) / 4;
     }
 
-    /// Whether a container with these spans is to be on at `now_us`, allowing for the time of calls that are made
-    /// then; and when to look again.
+    /// Whether a container with these spans is to be on at `now_us`, allowing for the time of calls that are made then;
+    /// and when to check again.
     pub(crate) fn turn(self, frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>) {
         let (off_early_us, on_early_us) = (self.off_us, self.on_us + self.off_us / 2);
         let check = |early_us| {
@@ -51,7 +51,7 @@ impl SwitchTimes {
     }
 }
 
-/// Channels, each with its number: a channel that is made anew under the same name has another one.
+/// Channels, each with its number: a channel that is recreated under the same name has another one.
 pub(crate) type Numbered = BTreeMap<ChannelName, u64>;
 
 /// What was done last on a GPU.
@@ -72,7 +72,7 @@ pub(crate) struct LastTurn {
     pub(crate) missing: BTreeMap<ChannelName, Instant>,
     /// Channels that were found to be gone, until the caller forgets them.
     pub(crate) gone: Vec<ChannelName>,
-    /// The channels that other monitors were told of last.
+    /// The channels that were reported last to other monitors.
     pub(crate) reported: Option<Vec<ChannelName>>,
 }
 
@@ -152,7 +152,7 @@ mod tests {
             let now_us = now_us + 400_000;
             assert_eq!((turn(&one, now_us), turn(&other, now_us)), expected, "{now_us}");
         }
-        // The next look is when something changes, and not before.
+        // The next check is when something changes, and not before.
         assert_eq!(times.turn(40_000, &one, 402_000).1, Some(419_300));
         assert_eq!(times.turn(40_000, &one, 419_300).1, Some(419_400));
         assert_eq!(times.turn(40_000, &[Span { from_us: 0, to_us: 40_000 }], 5), (true, None));
@@ -163,7 +163,7 @@ mod tests {
     struct Counts(BTreeMap<ChannelName, u32>);
 
     impl Counts {
-        /// Enables or disables the first `most` channels. `true` where those are all.
+        /// Enables or disables the first `most` channels. `true` if those are all.
         fn set(&mut self, disable: bool, channels: &Numbered, most: usize) -> bool {
             for name in channels.keys().take(most) {
                 let count = self.0.entry(*name).or_default();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever fails, in whole or in part, whichever channels are made anew, and whichever were disabled before an
+        /// Whatever fails, entirely or in part, whichever channels are recreated, and whichever were disabled before an
         /// update: once calls succeed, the right channels are off, and one call brings each of them back.
         #[test]
         fn no_channel_is_disabled_twice(
@@ -204,7 +204,7 @@ mod tests {
             let mut all: Numbered = (0..8).map(|handle| ((1, handle), 0)).collect();
             let mut last = LastTurn::default();
             for (number, (off, most, recreated)) in (1..).zip(turns) {
-                // A channel is freed and made again under its name.
+                // A channel is freed and recreated under its name.
                 driver.0.remove(&(1, recreated));
                 all.insert((1, recreated), number);
                 let off = off.into_iter().map(|handle| (1, handle)).collect();
@@ -225,8 +225,8 @@ mod tests {
         times.note_duration(true, Duration::from_micros(1600));
         times.note_duration(false, Duration::from_secs(10));
         assert_eq!((times.off_us, times.on_us), (1000, 2300));
-        // Where it takes far longer to go off, a container comes on no earlier than the other one goes off, and stays
-        // no longer.
+        // If it takes far longer to go off, a container comes on no earlier than the other one goes off, and stays no
+        // longer.
         let times = SwitchTimes { off_us: 2000, on_us: 400 };
         let spans = [Span { from_us: 20_000, to_us: 40_000 }];
         for (now_us, on) in [(18_599, false), (18_600, true), (37_999, true), (38_000, false)] {

@@ -30,16 +30,16 @@ pub(crate) struct Shares {
 /// What is known of a GPU.
 #[derive(Debug, Default)]
 pub(crate) struct OnGpu {
-    /// The container's round; `None` where the monitor sets no slices.
+    /// The container's period; `None` if the monitor sets no slices.
     pub(crate) round: Option<Period>,
-    /// When the container may run: a frame's length in microseconds, and spans of it; `None` where it may always run.
+    /// When the container may run: a frame's length in microseconds, and spans of it; `None` if it may always run.
     pub(crate) turns: Option<(u64, Vec<Span>)>,
-    /// When each container on the GPU may run; `None` where all may always run.
+    /// When each container on the GPU may run; `None` if all may always run.
     pub(crate) frame: Option<Turns>,
     /// By the control's name, why the driver refused the last control that was to hold a share.
     failures: BTreeMap<&'static str, Failure>,
-    /// Groups whose slices can't be set, because no descriptor of their program leads to them: since when, and
-    /// whether the log was told.
+    /// Groups whose slices can't be set, because no descriptor of their program leads to them: since when, and whether
+    /// that was logged.
     out_of_reach: BTreeMap<(u32, u32), (Instant, bool)>,
     /// The container's processes that were not on the GPU lately.
     pub(crate) resting: BTreeSet<Process>,
@@ -53,18 +53,18 @@ impl Shares {
         Shares { gpus: Lock::new(gpus), changed: Notifier::default() }
     }
 
-    /// Asks or changes what is known of a GPU. Returns the default where the container has no such GPU.
+    /// Queries or changes what is known of a GPU. Returns the default if the container has no such GPU.
     pub(crate) fn on<T: Default>(&self, gpu: usize, ask: impl FnOnce(&mut OnGpu) -> T) -> T {
         self.gpus.lock().get_mut(gpu).map(ask).unwrap_or_default()
     }
 
-    /// The container's round on a GPU; `None` where the monitor sets no slices.
+    /// The container's period on a GPU; `None` if the monitor sets no slices.
     pub(crate) fn round(&self, gpu: usize) -> Option<Period> {
         self.on(gpu, |on| on.round)
     }
 
-    /// When the container may run on a GPU: the frame's length in microseconds, and its spans; `None` where it may
-    /// always run.
+    /// When the container may run on a GPU: the frame's length in microseconds, and its spans; `None` if it may always
+    /// run.
     pub(crate) fn turns(&self, gpu: usize) -> Option<(u64, Vec<Span>)> {
         self.on(gpu, |on| on.turns.clone())
     }
@@ -74,7 +74,7 @@ impl Shares {
         self.on(gpu, |on| on.frame.is_some())
     }
 
-    /// When each container on a GPU may run; `None` where that is as in `known`.
+    /// When each container on a GPU may run; `None` if that is as in `known`.
     pub(crate) fn frame_if_not(&self, gpu: usize, known: Option<&Turns>) -> Option<Option<Turns>> {
         self.on(gpu, |on| (on.frame.as_ref() != known).then(|| on.frame.clone()))
     }
@@ -91,7 +91,7 @@ impl Shares {
     }
 
     /// Notes that the slice of an existing group can't be set. `true` the first time that this has been so for long:
-    /// the log is to be told then.
+    /// that is to be logged then.
     pub(crate) fn note_out_of_reach(&self, gpu: usize, group: (u32, u32)) -> bool {
         self.on(gpu, |on| {
             let (since, is_reported) =
@@ -105,7 +105,7 @@ impl Shares {
         self.on(gpu, |on| on.out_of_reach.remove(&group));
     }
 
-    /// Of the groups that were out of reach, keeps those whose slices are in `due`, which are to be set: the others
+    /// Of the groups that were out of reach, retains those whose slices are in `due`, which are to be set: the others
     /// have the slices that they are to have.
     pub(crate) fn keep_out_of_reach(&self, gpu: usize, due: &[ScheduledSlice]) {
         let is_due = |group: &(u32, u32)| due.iter().any(|due| (due.client, due.handle) == *group);
@@ -130,8 +130,8 @@ impl Shares {
         self.changed.wake();
     }
 
-    /// The processes of `computing` that no sample shows at work, without new ones, which samples may not show yet.
-    /// None where no sample shows any of `computing`: the samples say nothing then.
+    /// The processes of `computing` that no sample shows as busy, without new ones, which samples may not show yet.
+    /// None if no sample shows any of `computing`: the samples say nothing then.
     pub(crate) fn find_resting(
         &self,
         gpu: usize,
@@ -154,7 +154,7 @@ impl Shares {
         computing.iter().filter(|process| is_old(process) && !is_seen(process)).copied().collect()
     }
 
-    /// Notes the driver's answer to a control that holds a share. `true` where it differs from the last answer.
+    /// Notes the driver's answer to a control that holds a share. `true` if it differs from the last answer.
     pub(crate) fn note_failure(
         &self,
         gpu: usize,
@@ -169,7 +169,7 @@ impl Shares {
     }
 }
 
-/// Whether a process was at work on the GPU. A process that rests is in samples, too.
+/// Whether a process was busy on the GPU. An idle process is in samples, too.
 pub(crate) fn was_seen(samples: &[Sample], process: Process) -> bool {
     let pid = process.pid();
     samples.iter().any(|sample| sample.pid == Some(pid) && sample.busy > 0)

@@ -1,11 +1,11 @@
 //! The container's shares of its GPUs' computing time: slices of its channel groups.
 //!
-//! A file says what the container has of a GPU ([`share`](cgpu_host::registry::share)). Whoever makes, changes or removes
-//! containers writes the file, and a thread of the monitor follows it. A group gets its slice in the call that
-//! schedules it; when the share or the number of groups changes later, through a descriptor of its program: the driver
-//! takes such a control only through the client's own file, and a file that the monitor kept open would keep the client's
-//! memory. Slices outlast the monitor: the driver has them. A program is told that it has the slice that it asked for.
-//! Groups and channels that the driver does not have any more are forgotten.
+//! A file says what the container has of a GPU ([`share`](cgpu_host::registry::share)). The command that creates,
+//! changes or removes containers writes the file, and a thread of the monitor follows it. A group gets its slice in the
+//! call that schedules it; when the share or the number of groups changes later, through a descriptor of its program:
+//! the driver takes such a control only through the client's own file, and a file that the monitor kept open would keep
+//! the client's memory. Slices outlast the monitor: the driver has them. A program gets a faked success for the slice
+//! that it asked for. Groups and channels that the driver does not have any more are forgotten.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,17 +25,17 @@ use cgpu_host::registry::notice::Notice;
 use cgpu_host::registry::share;
 use nvrm::number::{NV_ERR_INVALID_CLIENT, NV_ERR_INVALID_OBJECT_HANDLE, NV_ERR_OBJECT_NOT_FOUND};
 
-/// Up to how many processes are told apart by the samples. There are some seventy samples: with more processes, one
-/// that computes could be in none.
+/// Up to how many processes the samples distinguish. There are some seventy samples: with more processes, one that
+/// computes could be in none.
 const MOST_DISTINGUISHED: usize = 8;
 
-/// How often the monitor looks which of several processes rest, in milliseconds: while one of them was seen to
+/// How often the monitor checks which of several processes are idle, in milliseconds: while one of them was seen to
 /// compute, and while none was.
 const BUSY_POLL_MS: u16 = 1000;
 
 const IDLE_POLL_MS: u16 = 5000;
 
-/// After how long shares are read though nobody told of a change, for whatever reason.
+/// After how long shares are read although no change was reported, for whatever reason.
 const UNHEARD: Duration = Duration::from_secs(60);
 
 /// How much of a process is searched whose descriptor names another file by now: a program has one or two files of
@@ -48,7 +48,7 @@ const MOST_FILES: usize = 16;
 pub(crate) fn follow_shares_forever(monitor: &Monitor) {
     let dir = share::dir(&monitor.settings.state_dir);
     loop {
-        // The notice is opened anew each time: somebody may have removed it.
+        // The notice is opened again each time: it may have been removed.
         let Ok(notice) = Notice::open(&dir) else {
             std::thread::sleep(UNHEARD);
             continue;
@@ -82,8 +82,8 @@ pub(crate) fn read_shares(monitor: &Monitor) {
     }
 }
 
-/// Finds out which of several processes that compute were not on the GPU lately. Returns in how many milliseconds
-/// to look again; `None` where that isn't needed.
+/// Finds out which of several processes that compute were not on the GPU lately. Returns in how many milliseconds to
+/// check again; `None` if that isn't needed.
 pub(crate) fn find_resting_processes(monitor: &Monitor) -> Option<u16> {
     let mut again_ms = None;
     for gpu in 0..monitor.uuids.len() {
@@ -106,7 +106,7 @@ pub(crate) fn find_resting_processes(monitor: &Monitor) -> Option<u16> {
     again_ms
 }
 
-/// What the container's groups have of its round on a GPU; `None` where the monitor sets no slices.
+/// What the container's groups have of its period on a GPU; `None` if the monitor sets no slices.
 pub(crate) fn period_of_groups(monitor: &Monitor, gpu: usize) -> Option<Period> {
     let round = monitor.shares.round(gpu)?;
     Some(round.beside_channels(monitor.state().outside_groups(gpu).len()))
@@ -117,7 +117,7 @@ pub(crate) fn note_slice_tried(monitor: &Monitor, gpu: usize, done: Result<(), F
     note_share_tried(monitor, gpu, "SET_TIMESLICE", done);
 }
 
-/// Notes the driver's answer to a control that holds a share, and tells the log of a new refusal.
+/// Notes the driver's answer to a control that holds a share, and logs a new refusal.
 pub(crate) fn note_share_tried(
     monitor: &Monitor,
     gpu: usize,
@@ -133,7 +133,7 @@ pub(crate) fn note_share_tried(
     }
 }
 
-/// Sets the slices that are other than they are to be. `true` where each is set, or never will be.
+/// Sets the slices that are other than they are to be. `true` if each is set, or never will be.
 pub(crate) fn set_slices(monitor: &Monitor) -> bool {
     let mut is_whole = true;
     // A process without a descriptor for one group isn't searched again for the next group.
@@ -201,7 +201,7 @@ pub(crate) fn forget_gone_groups(monitor: &Monitor, gpu: usize) {
         let state = monitor.state();
         (state.groups.on(gpu), state.outside_groups(gpu))
     };
-    // A channel may still be in the making, as long as its client is there.
+    // A channel may still be pending, as long as its client is there.
     for (client, handle) in channels {
         if own.presence(client, handle) == Presence::NoClient {
             monitor.state().write(Record::Ungroup { client, handle });
@@ -211,18 +211,18 @@ pub(crate) fn forget_gone_groups(monitor: &Monitor, gpu: usize) {
         let is_gone = match own.presence(client, handle) {
             Presence::There => false,
             Presence::NoClient => true,
-            // A group whose making was continued may still be in the making.
+            // A group whose creation was passed through may still be pending.
             Presence::NoObject => group.certain,
         };
         let mut state = monitor.state();
-        // Another thread may have made a new group of that name.
+        // Another thread may have created a new group with that name.
         if is_gone && state.groups.named((client, handle)) == Some(group) {
             state.write(Record::Ungroup { client, handle });
         }
     }
 }
 
-/// Forgets a group that the driver doesn't have any more. `true` where that is so.
+/// Forgets a group that the driver doesn't have any more. `true` if that is so.
 fn forget_if_gone(monitor: &Monitor, due: &ScheduledSlice) -> bool {
     let Some(own) = own_client(monitor) else { return false };
     let presence = own.presence(due.client, due.handle);
@@ -239,8 +239,8 @@ fn is_no_such_object(failure: Failure) -> bool {
     matches!(failure, Failure::Status(status) if nothing.contains(&status))
 }
 
-/// Sets a slice through the descriptor that its group was made by or, where `all` is set, through another one of
-/// the same process. `None` where no descriptor leads to the group's client.
+/// Sets a slice through the descriptor that its group was made by or, if `all` is set, through another one of the same
+/// process. `None` if no descriptor leads to the group's client.
 fn set_via_program(
     monitor: &Monitor,
     due: &ScheduledSlice,
@@ -258,7 +258,7 @@ fn set_via_program(
         let rm = Rm { release: &monitor.release, device: &device };
         is_control.then(|| set_slice(rm, due))
     };
-    // Where that fails, the descriptor may name another file by now.
+    // If that fails, the descriptor may name another file by now.
     if let Some(Ok(())) = through(pid, due.reach.descriptor) {
         return Some(Ok(()));
     }

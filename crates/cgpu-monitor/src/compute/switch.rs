@@ -10,7 +10,7 @@ use crate::shared::Monitor;
 use crate::state::ChannelName;
 use nvrm::channel::MOST_CHANNELS;
 
-/// For how long a channel that the driver doesn't have may still be in the making.
+/// For how long a channel that the driver doesn't have may still be pending.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
 
 /// What came of taking channels off a GPU and bringing others back.
@@ -21,8 +21,8 @@ pub(crate) struct Switched {
     pub(crate) refused: Option<Failure>,
 }
 
-/// Takes the channels `off` off a GPU, and brings all others of `all` back that exist. `None` where the driver
-/// can't be asked.
+/// Takes the channels `off` off a GPU, and brings all others of `all` back that exist. `None` if the driver can't be
+/// asked.
 pub(crate) fn switch_channels(
     monitor: &Monitor,
     gpu: usize,
@@ -40,7 +40,7 @@ pub(crate) fn switch_channels(
     Some(Switched { is_asked, refused: enabled.and(disabled).err() })
 }
 
-/// Takes channels off a GPU, or brings them back, all that exist. `None` where the driver can't be asked.
+/// Takes channels off a GPU, or brings them back, all that exist. `None` if the driver can't be asked.
 fn set_channels(
     monitor: &Monitor,
     gpu: usize,
@@ -88,8 +88,8 @@ fn set_channels(
     Some(refused.map_or(Ok(()), Err))
 }
 
-/// Returns the channels that the driver has, and notes the others: in `last.gone` a channel whose client is gone,
-/// or that is missing for longer than it can be in the making; in `last.missing` any other.
+/// Returns the channels that the driver has, and notes the others: in `last.gone` a channel whose client is gone, or
+/// that is missing for longer than it can be pending; in `last.missing` any other.
 fn sort_out_missing(
     own: &MonitorClient,
     channels: &[ChannelName],

@@ -1,9 +1,9 @@
 //! The container's turns on GPUs whose time is divided by turns: its channels are taken off, and brought back.
 //!
-//! The file of shares says when the container may run, as spans of a frame on the host's clock: monitors need not
-//! speak to each other. Each call is made as much early as it takes. The container whose turn begins comes on while
-//! the one before it goes off, so that the GPU isn't idle between, and no sooner: where none was before it, it would
-//! get more than its time.
+//! The file of shares says when the container may run, as spans of a frame on the host's clock: monitors need not speak
+//! to each other. Each call is made as much early as it takes. The container whose turn begins comes on while the one
+//! before it goes off, so that the GPU isn't idle between, and no sooner: if none was before it, it would get more than
+//! its time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -50,7 +50,7 @@ struct Timetable {
 
 impl Timetable {
     /// The channels that are to be off at `now_us`, allowing for the time of calls that are made then; and when to
-    /// look again.
+    /// check again.
     fn off(&self, times: SwitchTimes, now_us: u64) -> (BTreeSet<ChannelName>, Option<u64>) {
         let (mut off, mut checks) = (BTreeSet::new(), None);
         for (frame_us, spans, channels) in &self.parts {
@@ -64,7 +64,7 @@ impl Timetable {
     }
 }
 
-/// The turns and the channels of each cohort of busy groups; empty where all groups are in one.
+/// The turns and the channels of each batch of busy groups; empty if all groups are in one.
 fn in_cohorts(
     channels: &BTreeMap<ChannelName, ChannelName>,
     busy: &[ChannelName],
@@ -93,7 +93,7 @@ pub(crate) fn set_slices_forever(monitor: &Arc<Monitor>) {
         is_resumed = is_resumed || end_turns_of_before(monitor);
         let poll_ms = find_resting_processes(monitor);
         let is_whole = set_slices(monitor) && is_resumed;
-        // The number of groups may divide them into cohorts.
+        // The number of groups may divide them into batches.
         begin_turns(monitor);
         let again_ms = (!is_whole).then_some(retry_ms);
         retry_ms = if is_whole { RETRY_MS } else { (2 * retry_ms).min(LONGEST_RETRY_MS) };
@@ -103,7 +103,7 @@ pub(crate) fn set_slices_forever(monitor: &Arc<Monitor>) {
     }
 }
 
-/// Starts or wakes the thread that takes turns, where there are any.
+/// Starts or wakes the thread that takes turns, if there are any.
 fn begin_turns(monitor: &Arc<Monitor>) {
     let has_turns =
         |gpu| monitor.shares.has_frame(gpu) || !timetable(monitor, gpu).0.parts.is_empty();
@@ -124,7 +124,7 @@ fn begin_turns(monitor: &Arc<Monitor>) {
     }
 }
 
-/// Brings back channels that were taken off before an update, on a GPU that has no turns now. `true` where that is done.
+/// Brings back channels that were taken off before an update, on a GPU that has no turns now. `true` if that is done.
 fn end_turns_of_before(monitor: &Monitor) -> bool {
     let mut is_whole = true;
     for gpu in 0..monitor.uuids.len() {
@@ -137,7 +137,7 @@ fn end_turns_of_before(monitor: &Monitor) -> bool {
     is_whole
 }
 
-/// Brings all channels back before the monitor ends. Does nothing where the thread that takes turns hangs in the driver.
+/// Brings all channels back before the monitor ends. Does nothing if the thread that takes turns hangs in the driver.
 pub(crate) fn end_turns(monitor: &Monitor) {
     if !monitor.turns_thread.is_started.load(Ordering::Acquire) {
         return;
@@ -208,8 +208,8 @@ fn wait_for_next_turn(
     }
 }
 
-/// The channels of a GPU that run at times only, and all its channels. The container's channels run in its turns;
-/// where it may always run and has more groups than can run at once, each cohort of groups runs in its own turns.
+/// The channels of a GPU that run at times only, and all its channels. The container's channels run in its turns; if it
+/// may always run and has more groups than can run at once, each batch of groups runs in its own turns.
 fn timetable(monitor: &Monitor, gpu: usize) -> (Timetable, Numbered) {
     let (turns, round) = (monitor.shares.turns(gpu), period_of_groups(monitor, gpu));
     let resting = monitor.shares.resting(gpu);
@@ -236,7 +236,7 @@ fn timetable(monitor: &Monitor, gpu: usize) -> (Timetable, Numbered) {
     (Timetable { parts }, all)
 }
 
-/// Takes the container off a GPU or brings it back, as its turn is. Returns when to look again.
+/// Takes the container off a GPU or brings it back, as its turn is. Returns when to check again.
 fn take_turn(monitor: &Monitor, gpu: usize, last: &mut LastTurn) -> Option<u64> {
     let (parts, all) = timetable(monitor, gpu);
     if monitor.shares.has_frame(gpu) {
@@ -248,8 +248,8 @@ fn take_turn(monitor: &Monitor, gpu: usize, last: &mut LastTurn) -> Option<u64> 
     next.into_iter().chain((!is_whole).then_some(now + RETRY_US)).min()
 }
 
-/// Takes the channels `off` of the container's off a GPU, and brings all others back. `true` where that is done
-/// for all channels that exist.
+/// Takes the container's channels `off` off a GPU, and brings all others back. `true` if that is done for all channels
+/// that exist.
 fn switch_own_channels(
     monitor: &Monitor,
     gpu: usize,

@@ -15,7 +15,7 @@ pub(crate) struct TurnsThread {
     pub(crate) is_started: AtomicBool,
     /// Readable when something has changed. Made before the thread is started.
     changed: OnceLock<Arc<OwnedFd>>,
-    /// Locked while turns are taken. `true` where no more are taken, because the monitor ends.
+    /// Locked while turns are taken. `true` if no more are taken, because the monitor ends.
     pub(crate) over: Lock<bool>,
 }
 
@@ -32,7 +32,7 @@ impl TurnsThread {
     /// Wakes the thread, because turns, channels or processes have come or gone.
     pub(crate) fn wake(&self) {
         if let Some(changed) = self.changed.get() {
-            // Where the event's counter is full, the thread is awake anyway.
+            // If the event's counter is full, the thread is awake anyway.
             let _ = rustix::io::write(changed, &1_u64.to_ne_bytes());
         }
     }

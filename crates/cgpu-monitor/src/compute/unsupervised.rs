@@ -1,10 +1,10 @@
-//! Containers whose monitors are gone: nobody brings them onto their GPUs or takes them off any
-//! more. Another monitor takes their turns.
+//! Containers whose monitors have exited: no monitor brings them onto their GPUs or takes them off any more. Another
+//! monitor takes their turns.
 //!
 //! The monitors of a GPU whose time is divided by turns form a ring, ordered by short id, once their containers have
 //! called the driver. Each monitor writes a file with its container's channels, and watches the next monitor in the
-//! ring that has such a file and lives. It takes the turns of the containers in between whose monitors have ended; those
-//! whose state can't be told are looked at again later.
+//! ring that has such a file and lives. It takes the turns of the containers in between whose monitors have exited;
+//! those whose state can't be determined are checked again later.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +22,7 @@ use cgpu_host::atomic_file::replace;
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::share::Turns;
 
-/// A container whose monitor is gone, on one GPU.
+/// A container whose monitor has exited, on one GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Unsupervised {
     pub(crate) channels: Vec<ChannelName>,
@@ -30,16 +30,16 @@ pub(crate) struct Unsupervised {
     pub(crate) last: LastTurn,
 }
 
-/// The orphans of a GPU whose turns this monitor takes, and the monitor that it watches.
+/// The unsupervised containers of a GPU whose turns this monitor takes, and the monitor that it watches.
 #[derive(Debug, Default)]
 pub(crate) struct UnsupervisedContainers {
-    /// The turns of all containers on the GPU, at the last look.
+    /// The turns of all containers on the GPU, at the last check.
     pub(crate) turns: Option<Turns>,
-    /// The orphans by short id.
+    /// The unsupervised containers by short id.
     pub(crate) all: BTreeMap<String, Unsupervised>,
     /// A pidfd of the watched monitor.
     pub(crate) watched: Option<Arc<OwnedFd>>,
-    /// When to look for orphans again, by [`now_us`](crate::compute::last_turn::now_us).
+    /// When to check for unsupervised containers again, by [`now_us`](crate::compute::last_turn::now_us).
     pub(crate) poll_us: Option<u64>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn write_channels(place: &Path, uuid: &str, channels: &[ChannelName])
     replace(&MonitorDir::at(place).channels(uuid), &serde_json::to_vec(channels)?, 0o600)
 }
 
-/// The channels that the monitor at `place` wrote last; empty where it never wrote any.
+/// The channels that the monitor at `place` wrote last; empty if it never wrote any.
 pub(crate) fn read_channels(place: &MonitorDir, uuid: &str) -> io::Result<Vec<ChannelName>> {
     match fs::read(place.channels(uuid)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -86,7 +86,7 @@ pub(crate) fn read_channels(place: &MonitorDir, uuid: &str) -> io::Result<Vec<Ch
 }
 
 impl UnsupervisedContainers {
-    /// Has the next turn look for orphans, because the watched monitor has ended.
+    /// Has the next turn check for unsupervised containers, because the watched monitor has exited.
     pub(crate) fn poll_now(&mut self) {
         self.poll_us = Some(0);
     }

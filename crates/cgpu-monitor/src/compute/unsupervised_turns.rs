@@ -1,4 +1,4 @@
-//! Takes the turns of containers whose monitors are gone: see [`unsupervised`](crate::compute::unsupervised).
+//! Takes the turns of containers whose monitors have exited: see [`unsupervised`](crate::compute::unsupervised).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use cgpu_host::events::{Event, EventSink};
 use cgpu_host::process::pidfd;
 use cgpu_host::registry::{Record, Registry};
 
-/// How soon monitors are looked at again where the state of one can't be told, in microseconds.
+/// How soon monitors are checked again if the state of one can't be determined, in microseconds.
 const RETRY_US: u64 = 1_000_000;
 
-/// Writes which channels the container has on a GPU, where they differ from those that were written last.
+/// Writes which channels the container has on a GPU, if they differ from those that were written last.
 pub(crate) fn report_channels(
     monitor: &Monitor,
     gpu: usize,
@@ -34,11 +34,11 @@ pub(crate) fn report_channels(
     let Some(of) = monitor.settings.gpus.get(gpu) else { return };
     match write_channels(&monitor.settings.place, &of.uuid, channels) {
         Ok(()) => last.reported = Some(channels.to_vec()),
-        Err(error) => tracing::debug!(%error, "channels can't be told to other monitors"),
+        Err(error) => tracing::debug!(%error, "channels can't be reported to other monitors"),
     }
 }
 
-/// Takes the turns of containers on a GPU whose monitors are gone. Returns when to look again, by [`now_us`].
+/// Takes the turns of containers on a GPU whose monitors have exited. Returns when to check again, by [`now_us`].
 pub(crate) fn take_turns_of_unsupervised(
     monitor: &Monitor,
     gpu: usize,
@@ -74,13 +74,13 @@ pub(crate) fn end_unsupervised_turns(
 }
 
 fn switch_unsupervised(monitor: &Monitor, gpu: usize, alone: &mut Unsupervised, on: bool) {
-    // This monitor doesn't hear of channels that the orphan makes, so their numbers don't matter.
+    // Channels that the unsupervised container makes are not reported to this monitor, so their numbers don't matter.
     let all = alone.channels.iter().map(|channel| (*channel, 0)).collect();
     let off = alone.channels.iter().copied().filter(|_| !on).collect();
     let done = switch_channels(monitor, gpu, &all, &off, &mut alone.last);
     let gone = std::mem::take(&mut alone.last.gone);
     alone.channels.retain(|channel| !gone.contains(channel));
-    // Where the driver refused, the next turn tries again.
+    // If the driver refused, the next turn tries again.
     if done.is_none_or(|done| done.refused.is_some()) {
         tracing::debug!(gpu, on, "channels of a container whose monitor is gone aren't switched");
     }
@@ -121,7 +121,7 @@ fn find_unsupervised(monitor: &Monitor, gpu: usize, unsupervised: &mut Unsupervi
     }
 }
 
-/// Tells of a neighbour whose monitor has ended before it, unless somebody has told of it.
+/// Reports a neighbour whose monitor has exited before it, unless that was reported already.
 fn report_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
     let state_dir = &monitor.settings.state_dir;
     let records = Registry::open_read_only(state_dir, String::new()).and_then(|all| all.records());
@@ -142,7 +142,7 @@ fn report_loss(monitor: &Monitor, name: &str, place: &MonitorDir) {
         // It has GPUs that this container doesn't have.
         false => Err(()),
     };
-    // Otherwise the next create or `cgpu gc` looks.
+    // Otherwise the next container creation or `cgpu gc` checks.
     let _ = place.handle_closed(report, check);
 }
 

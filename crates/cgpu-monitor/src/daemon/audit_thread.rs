@@ -1,6 +1,6 @@
-//! The audit's thread: when it looks, and what else it looks after.
+//! The audit thread: when it audits, and what else it does.
 //!
-//! The audit has a thread of its own, so that calls that hang don't keep it from looking.
+//! The audit has a thread of its own, so that calls that hang don't prevent audits.
 
 use std::io;
 use std::sync::Arc;
@@ -19,17 +19,16 @@ use crate::sync::spawn;
 use crate::uvm::scan_files;
 use cgpu_host::process::ProcessId;
 
-/// How often the thread looks at least while the monitor keeps exported memory, whose file somebody may close.
+/// How often the thread audits at least while the monitor retains exported memory, whose file a process may close.
 const EXPORTS: Duration = Duration::from_millis(250);
 
-/// How often mappings are looked at.
+/// How often mappings are checked.
 const MAPPINGS: Duration = Duration::from_millis(500);
 
 /// How often pages are given back that finished calls took, while there are calls: a program calls most when it
 /// starts.
 const GIVE_BACK: Duration = Duration::from_secs(10);
 
-/// The audit's thread.
 #[derive(Debug)]
 pub(crate) struct AuditThread {
     monitor: Arc<Monitor>,
@@ -37,7 +36,6 @@ pub(crate) struct AuditThread {
 }
 
 impl AuditThread {
-    /// Starts the thread.
     pub(crate) fn start(monitor: Arc<Monitor>, container_end: Arc<ContainerEnd>) -> io::Result<()> {
         let thread = AuditThread { monitor, container_end };
         spawn("audit", move || thread.audit_forever())
@@ -49,7 +47,7 @@ impl AuditThread {
         let mut mapped = Instant::now();
         let mut given_back = Instant::now();
         let mut heap_given_after = None;
-        // Nothing was looked at during an update.
+        // Nothing was checked during an update.
         monitor.state().due.schedule(Instant::now());
         loop {
             self.watch(&mut watched);
@@ -119,7 +117,7 @@ impl AuditThread {
             && monitor.state().processes.is_empty()
     }
 
-    /// How long nothing is due; `None` where nothing will be due by itself, and then nothing stays scheduled.
+    /// How long nothing is due; `None` if nothing will be due by itself, and then nothing stays scheduled.
     fn plan_wait(&self, now: Instant) -> Option<Duration> {
         let monitor = &*self.monitor;
         let awaits_first = self.awaits_first_process();

@@ -1,8 +1,9 @@
-//! The end of a listener, when the last process behind it has ended; and the end of the container with its last listener.
+//! The end of a listener, when the last process behind it has ended; and the end of the container with its last
+//! listener.
 //!
 //! Outside processes may have the container's descriptors and memory, so the monitor searches for them once more before
-//! it exits. Where a program of the host has one, which isn't killed for it, the monitor stays until that program has
-//! closed it or ended: as long as there is a way to the container's memory, the memory stays reserved.
+//! it exits. If a program of the host has one, and isn't killed for it, the monitor stays until that program has closed
+//! it or exited: as long as there is a way to the container's memory, the memory stays reserved.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,13 +25,13 @@ const CLEAR: Duration = Duration::from_millis(400);
 /// How often descriptors are searched while a program of the host has one: that can be for days.
 const SEARCH_WHILE_LEAKED: Duration = Duration::from_secs(5);
 
-/// How often the audit's thread looks whether a search is due.
+/// How often the audit thread checks whether a search is due.
 const LAST_CHECK: Duration = Duration::from_millis(25);
 
 /// How long the monitor stays at most after a search that found no program of the host.
 const MOST_WAIT: Duration = Duration::from_secs(10);
 
-/// The most programs that a status tells of.
+/// The most programs that a status lists.
 const MOST_HOLDERS_REPORTED: usize = 16;
 
 /// Notices the end of the container, and ends what is left.
@@ -49,7 +50,7 @@ pub(crate) struct ContainerEnd {
 struct Ending {
     /// Whether the last listener has ended, and it isn't known yet that nothing is left.
     is_in_progress: bool,
-    /// Whether a search found nobody while the driver still had a client of the container's.
+    /// Whether a search found no process while the driver still had a client of the container's.
     is_in_flight: bool,
     /// Since when a search finds nothing that a container has whose listeners have all ended.
     clear_since: Option<Instant>,
@@ -72,7 +73,7 @@ impl ContainerEnd {
         self.ending.lock().is_in_progress
     }
 
-    /// How long the audit's thread may wait at most while the container ends; `None` where it doesn't.
+    /// How long the audit thread may wait at most while the container ends; `None` if it doesn't end.
     pub(crate) fn most_wait(&self) -> Option<Duration> {
         let wait = if self.is_leaked() { SEARCH_WHILE_LEAKED } else { LAST_CHECK };
         self.is_in_progress().then_some(wait)
@@ -83,15 +84,15 @@ impl ContainerEnd {
         matches!(self.monitor.end(), End::Over { holders } if !holders.is_empty())
     }
 
-    /// Removes a listener whose last process has ended. After the container's last listener, the end is underway until
-    /// the driver has nothing of the container's any more, and no program has a way to it.
+    /// Removes a listener whose last process has exited. After the container's last listener, the end is in progress
+    /// until the driver has nothing of the container's any more, and no program has a way to it.
     pub(crate) fn end_listener(self: &Arc<Self>, number: u64) {
         let monitor = &*self.monitor;
         let unseen = caller_pids(monitor).is_empty()
             && !monitor.provenances.is_watched()
             && !monitor.exports.has_any();
         let is_over = unseen || monitor.provenances.is_unknown();
-        // One step for the audit's thread, which may be about to find a new listener.
+        // One step for the audit thread, which may be about to find a new listener.
         let mut ending = self.ending.lock();
         self.listeners.remove(number);
         if !self.listeners.is_empty() {
@@ -112,7 +113,7 @@ impl ContainerEnd {
             return;
         }
         self.monitor.audit_wait.wake();
-        // The audit's thread may hang in the driver for ever.
+        // The audit thread may hang in the driver for ever.
         let end = Arc::clone(self);
         let limited = spawn("end", move || end.wait_for_limit());
         if limited.is_err() {
@@ -140,7 +141,7 @@ impl ContainerEnd {
             tracing::error!(
                 container = self.monitor.settings.short_id,
                 limit_s = MOST_WAIT.as_secs(),
-                "the container is gone, and the driver still has memory of it: nobody was found who uses it"
+                "the container is gone, and the driver still has memory of it: no process was found that uses it"
             );
             self.finish();
         }
@@ -185,8 +186,8 @@ impl ContainerEnd {
         }
     }
 
-    /// Searches for outside processes with the container's descriptors, where a search is due. `used`: whether the
-    /// driver shows memory of the container's. `true` where one was killed.
+    /// Searches for outside processes with the container's descriptors, if a search is due. `used`: whether the driver
+    /// reports memory of the container's. `true` if one was killed.
     fn search_where_due(&self, used: bool) -> bool {
         let monitor = &*self.monitor;
         let is_in_flight = self.ending.lock().is_in_flight;
@@ -218,7 +219,7 @@ impl ContainerEnd {
         search.has_killed
     }
 
-    /// Sets that the search is done and found these.
+    /// Sets that the search has finished and found these.
     fn set_over(&self, holders: Vec<Holder>) {
         let mut ending = self.ending.lock();
         ending.is_in_flight = false;

@@ -77,7 +77,7 @@ pub(crate) fn answer_questions(
     }
 }
 
-/// The processes that used a GPU lately, where the monitor's client of the driver is open: a question opens none.
+/// The processes that used a GPU lately, if the monitor's client of the driver is open: a question opens none.
 fn last_seen(monitor: &Monitor, uuid: &str) -> Answer {
     let gpu = monitor.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
     let samples = gpu.zip(client_if_open(monitor));
@@ -88,7 +88,7 @@ fn last_seen(monitor: &Monitor, uuid: &str) -> Answer {
     }
 }
 
-/// Changes a quota for the process `pid`, but never to less than what is in use, and tells of it.
+/// Changes a quota for the process `pid`, but never to less than what is in use, and reports the change.
 fn change_limit(monitor: &Monitor, uuid: &str, limit_bytes: u64, pid: i32) -> Answer {
     let gpu = monitor.settings.gpus.iter().position(|gpu| gpu.uuid == uuid);
     let Some(gpu) = gpu else {

@@ -1,9 +1,9 @@
-//! The system calls that a monitor never makes: from before its first call of the container's on, a seccomp filter refuses
-//! them.
+//! The system calls that a monitor never makes: from before its first call of the container's on, a seccomp filter
+//! refuses them.
 //!
-//! The monitor parses what hostile programs give it, with `CAP_SYS_PTRACE`. Without the calls in this list it can start no
-//! process, change no mount, namespace or kernel, and attach to no process; it can execute nothing but the program that
-//! an update hands to it as a descriptor ([`PROGRAM`]). It can still read and write the memory of processes, take
+//! The monitor parses what hostile programs give it, with `CAP_SYS_PTRACE`. Without the calls in this list it can start
+//! no process, change no mount, namespace or kernel, and attach to no process; it can execute nothing but the program
+//! that an update hands to it as a descriptor ([`PROGRAM`]). It can still read and write the memory of processes, take
 //! duplicates of their descriptors, and end them: that is its work.
 
 use nix::libc::{self, sock_filter};
@@ -99,7 +99,6 @@ impl Label for Jump {
     const NEXT: Self = Jump::Next;
 }
 
-/// The filter.
 pub(crate) fn program() -> Vec<sock_filter> {
     let number = |call: libc::c_long| u32::try_from(call).unwrap_or(u32::MAX);
     let mut steps = vec![

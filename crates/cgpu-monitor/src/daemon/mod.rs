@@ -1,6 +1,7 @@
-//! The monitor's process: it begins, answers the driver calls of one container, is updated, and ends with the container.
+//! The monitor's process: it begins, answers the driver calls of one container, is updated, and ends with the
+//! container.
 //!
-//! [`decide`](crate::decide) decides what becomes of a call. The threads:
+//! [`decide`](crate::decide) decides how a call is handled. The threads:
 //!
 //! | name | does |
 //! |---|---|
@@ -13,9 +14,9 @@
 //! | name | does |
 //! |---|---|
 //! | `calls`, several | each has a queue of listeners and serves their calls, others wait |
-//! | `mappings` | looks at what processes have mapped of nvidia-uvm ([`uvm`](crate::uvm)) |
+//! | `mappings` | checks what processes have mapped of nvidia-uvm ([`uvm`](crate::uvm)) |
 //! | `shares`, `shares heard` | set slices, and wait for changes ([`compute`](crate::compute)) |
-//! | `turns` | takes the container off its GPUs and back, where it has turns |
+//! | `turns` | takes the container off its GPUs and back, if it has turns |
 //!
 //! If the process ends before its container, the container's driver calls fail from then on: its listeners are closed.
 
@@ -71,21 +72,20 @@ use cgpu_host::process::ProcessId;
 #[cfg(not(test))]
 use service::{RetainedFiles, Service};
 
-/// How long the start of the service is delayed while nobody needs it: the container is being made meanwhile, and there
-/// may be few processors for both.
+/// How long the start of the service is delayed while nothing needs it: the container is being created meanwhile, and
+/// there may be few processors for both.
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 
-/// How often the monitor looks without being woken: at a launcher that has no pidfd, and whether the container is gone.
+/// How often the monitor checks without being woken: a launcher that has no pidfd, and whether the container has ended.
 const TICK: Duration = Duration::from_millis(100);
 
-/// How soon it is checked again whether calls have their threads, where the first call hangs or a thread can't be
-/// started.
+/// How soon it is checked again whether calls have their threads, if the first call hangs or a thread can't be started.
 const THREADS: Duration = Duration::from_millis(20);
 
 /// How long the monitor may search what is left of a container after a request to end: longer than the search takes.
 const LAST_AUDIT_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// How many seconds a monitor with a fault may take to tell of it.
+/// How many seconds a monitor with a fault may take to report it.
 const LAST_WORDS_S: u32 = 2;
 
 /// How long after a request to end the monitor may still deregister the container. Later, the sender of the request has
@@ -95,7 +95,6 @@ const DEREGISTER_TIMEOUT: Duration = Duration::from_millis(100);
 /// A container that is gone, and is to be deregistered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
-    /// The container's id.
     pub id: String,
     /// Its runtime's root.
     pub root: String,
@@ -184,7 +183,7 @@ fn report_losses<T>(settings: &Settings, work: impl FnOnce() -> io::Result<T>) -
     let reported = Arc::clone(&report);
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // Where the panic came while this thread held the log's lock, telling never returns: SIGALRM ends the process.
+        // If the panic came while this thread held the log's lock, reporting never returns: SIGALRM ends the process.
         nix::unistd::alarm::set(LAST_WORDS_S);
         reported(format!("it has a fault: {panic}"));
         before(panic);
@@ -194,7 +193,6 @@ fn report_losses<T>(settings: &Settings, work: impl FnOnce() -> io::Result<T>) -
     work().inspect_err(|error| report(error.to_string()))
 }
 
-/// The monitor.
 #[derive(Debug)]
 struct Daemon {
     settings: Settings,
@@ -256,7 +254,7 @@ impl Daemon {
         })
     }
 
-    /// Goes on where the snapshot was made, and says so to whoever asked for the update.
+    /// Goes on where the snapshot was made, and says so to the process that asked for the update.
     fn resume(snapshot: Snapshot) -> io::Result<Self> {
         let taken = Taken::of(&snapshot)?;
         let Snapshot { settings, updates, records, counters, .. } = snapshot;
@@ -366,7 +364,7 @@ impl Daemon {
         let due = self.service.as_ref().and_then(|service| service.status_writer.due_in());
         timeout = timeout.into_iter().chain(due).min();
         events.extend(listeners.iter().map(|of| (Wakeup::HungUp(of.number()), of.descriptor())));
-        // Poll always tells of a hang-up. Once there are threads for calls, they receive the calls.
+        // Poll always reports a hang-up. Once there are threads for calls, they receive the calls.
         let calls = if self.has_call_threads() { PollFlags::empty() } else { PollFlags::IN };
         let flags =
             |wakeup| if matches!(wakeup, Wakeup::HungUp(_)) { calls } else { PollFlags::IN };

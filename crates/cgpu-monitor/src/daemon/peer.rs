@@ -1,10 +1,10 @@
-//! Who is at the other end of a socket of the monitor: [`may_ask`], [`may_change`].
+//! The process at the other end of a socket of the monitor: [`may_ask`], [`may_change`].
 //!
-//! The sockets lie in a directory of root's, which a container may still reach: by a mount of the host's
-//! `/run`, say, where its root is the host's by its number. So a change needs a process of the host: of the
-//! monitor's own user and of its pid and user namespaces. Mounts may be its own, as those of a service with
-//! `PrivateTmp` are; then it must not be a registered container's, which has a whole GPU perhaps and was given the
-//! host's pids. A container with a quota is never in the host's pid namespace.
+//! The sockets lie in a directory of root's, which a container may still reach: by a mount of the host's `/run`, say,
+//! if its root is the host's by its number. So a change needs a process of the host: of the monitor's own user and of
+//! its pid and user namespaces. Mounts may be its own, as those of a service with `PrivateTmp` are; then it must not be
+//! a registered container's, which has an exclusive GPU perhaps and was given the host's pids. A container with a quota
+//! is never in the host's pid namespace.
 
 use std::fs;
 use std::io;
@@ -52,12 +52,12 @@ fn judge(socket: &impl AsFd, (state_dir, started_in): (&Path, &str)) -> Result<i
     if peer.uid() != geteuid().as_raw() {
         return Err(format!("user {} asks, and only root may", peer.uid()));
     }
-    // A process in a pid namespace beside or above ours has no number here: 0, which rustix's `UCred` can't hold.
+    // A process in a pid namespace next to or above ours has no number here: 0, which rustix's `UCred` can't hold.
     let pid = peer.pid();
     if pid <= 0 {
         return Err("who asks is in another pid namespace".to_owned());
     }
-    // Since Linux 6.5. Before, a number could be another process's by now: it is looked at twice.
+    // Since Linux 6.5. Before, a number could be another process's by now: it is checked twice.
     let pidfd = getsockopt(socket, sockopt::PeerPidfd).ok();
     let before = ProcessId::of(pid);
     for namespace in ["pid", "user"] {
@@ -116,10 +116,10 @@ mod tests {
         assert!(may_ask(&here));
         let own = std::process::id().cast_signed();
         assert_eq!(may_change(&here, (Path::new(""), "")), Ok(own));
-        let nobody = fs::File::open("/dev/null").unwrap();
-        assert!(!may_ask(&nobody));
+        let no_peer = fs::File::open("/dev/null").unwrap();
+        assert!(!may_ask(&no_peer));
         assert!(
-            may_change(&nobody, (Path::new(""), ""))
+            may_change(&no_peer, (Path::new(""), ""))
                 .unwrap_err()
                 .contains("it can't be known who asks")
         );

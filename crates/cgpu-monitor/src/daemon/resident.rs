@@ -1,4 +1,4 @@
-//! What a monitor keeps in memory of its own program, and of its heap.
+//! What a monitor retains in memory of its own program, and of its heap.
 #![allow(unsafe_code, reason = "madvise and malloc_trim have no safe interface in our crates")]
 
 use std::fs;
@@ -22,8 +22,8 @@ pub(crate) fn give_back_startup_code() {
     }
 }
 
-/// Gives back pages of the heap that were used and freed. A thread that allocates meanwhile waits, for a while where
-/// there are many pieces, so this is for a process that has nothing to do.
+/// Gives back pages of the heap that were used and freed. A thread that allocates meanwhile waits, for a while if there
+/// are many pieces, so this is for a process that is idle.
 pub(crate) fn give_back_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes a number only, and gives back what isn't allocated.

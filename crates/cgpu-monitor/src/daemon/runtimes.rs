@@ -1,9 +1,9 @@
-//! Who makes the container and executes programs in it: its launcher, the connections of its runtimes, and whether the
-//! container is gone.
+//! The processes that create the container and execute programs in it: its launcher, the connections of its runtimes,
+//! and whether the container is gone.
 //!
-//! The launcher is the process that becomes the runtime and makes the container. A process connects once for the
+//! The launcher is the process that becomes the runtime and creates the container. A process connects once for the
 //! container and once for each `exec`, before it puts on the filter, and then sends its listener. The container is gone
-//! when no process is behind a listener, no connection is open, and a listener has come or the launcher has ended.
+//! when no process is behind a listener, no connection is open, and a listener has come or the launcher has exited.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -36,12 +36,12 @@ pub(crate) struct Runtimes {
 #[derive(Debug)]
 enum Launcher {
     Pidfd(OwnedFd, ProcessId),
-    /// A process without a pidfd: it is looked at on each tick.
+    /// A process without a pidfd: it is checked on each tick.
     Polled(ProcessId),
     Ended,
 }
 
-/// Whether the descriptor is a seccomp listener. Of another file, nobody would learn that its processes have ended.
+/// Whether the descriptor is a seccomp listener. Another file would not report that its processes have exited.
 fn is_listener(descriptor: &OwnedFd) -> bool {
     let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
     std::fs::read_link(link).is_ok_and(|name| name == Path::new("anon_inode:seccomp notify"))
@@ -139,7 +139,7 @@ impl Runtimes {
         }
     }
 
-    /// Whether the monitor has to look again without being woken.
+    /// Whether the monitor has to check again without being woken.
     pub(crate) fn needs_ticks(&self) -> bool {
         matches!(self.launcher, Launcher::Polled(_)) || self.unused_since.is_some()
     }

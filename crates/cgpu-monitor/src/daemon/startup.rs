@@ -27,7 +27,7 @@ pub(super) fn avoid_oom_killer() {
 const DESCRIPTORS: u64 = 18 << 10;
 
 /// Raises the limit of open files to [`DESCRIPTORS`], or as far as the host permits: engines start programs with a low
-/// default limit, or a lower one. Fails where the limit stays below [`DESCRIPTORS`]: the error, and the limit.
+/// default limit, or a lower one. Fails if the limit stays below [`DESCRIPTORS`]: the error, and the limit.
 pub(super) fn raise_descriptor_limit() -> Result<(), (rustix::io::Errno, u64)> {
     let limit = getrlimit(Resource::Nofile);
     // `None` is no limit.
@@ -40,7 +40,7 @@ pub(super) fn raise_descriptor_limit() -> Result<(), (rustix::io::Errno, u64)> {
 }
 
 /// Makes all threads allocate from one heap. The threads take turns with calls, so a heap for each would become as
-/// large as the common one, and would keep what its thread once needed.
+/// large as the common one, and would retain what its thread once needed.
 pub(super) fn share_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the function takes only numbers, and there is no second thread yet.
@@ -49,7 +49,7 @@ pub(super) fn share_heap() {
     };
 }
 
-/// Tells the log what the host didn't permit.
+/// Logs what the host didn't permit.
 pub(super) fn report(
     remaining_controllers: Vec<String>,
     limit: Result<(), (rustix::io::Errno, u64)>,
@@ -71,7 +71,7 @@ pub(super) fn report(
     }
 }
 
-/// To read the memory and descriptors of other processes, to end them, and to look at what they have mapped.
+/// To read the memory and descriptors of other processes, to end them, and to check what they have mapped.
 const RETAINED: [Capability; 4] = [
     Capability::CAP_SYS_PTRACE,
     Capability::CAP_KILL,
@@ -88,7 +88,7 @@ pub(crate) enum Confinement {
     Lasts,
 }
 
-/// Gives up all privileges that answering doesn't need, for this thread and all that it starts. Fails where a privilege
+/// Gives up all privileges that answering doesn't need, for this thread and all that it starts. Fails if a privilege
 /// can't be given up; then no call may be executed.
 pub(crate) fn drop_privileges(confinement: Confinement) -> io::Result<()> {
     let may = caps::read(None, CapSet::Permitted).map_err(io::Error::other)?;

@@ -1,5 +1,5 @@
-//! The container's [`Status`], from the monitor's state, and in its file ([`status_file`]), for commands that ask for the
-//! status of all containers. The monitor's first thread writes the file: the audit's thread may hang in the driver.
+//! The container's [`Status`], from the monitor's state, and in its file ([`status_file`]), for commands that ask for
+//! the status of all containers. The monitor's first thread writes the file: the audit thread may hang in the driver.
 
 use std::cmp::Reverse;
 use std::path::PathBuf;
@@ -63,7 +63,6 @@ fn processes(ledger: &Ledger) -> Vec<ProcessStatus> {
     processes
 }
 
-/// Writes the status file.
 #[derive(Debug)]
 pub(crate) struct StatusWriter {
     monitor: Arc<Monitor>,
@@ -72,12 +71,11 @@ pub(crate) struct StatusWriter {
     last: Lock<Last>,
 }
 
-/// The last write.
 #[derive(Debug, Default)]
 struct Last {
     bytes: Vec<u8>,
     at: Option<Instant>,
-    /// Whether the log was told that the file can't be written.
+    /// Whether it was logged that the file can't be written.
     has_failed: bool,
 }
 
@@ -87,7 +85,6 @@ impl StatusWriter {
         StatusWriter { monitor, calls, path, last: Lock::default() }
     }
 
-    /// The container's status as it is now.
     pub(crate) fn status(&self) -> Status {
         if !self.calls.has_threads() {
             // No thread follows the shares before the first call.
@@ -105,7 +102,6 @@ impl StatusWriter {
         })
     }
 
-    /// Writes the file if it is time.
     pub(crate) fn write_if_due(&self) {
         if self.due_in().is_some_and(|left| left.is_zero()) {
             self.write_now();

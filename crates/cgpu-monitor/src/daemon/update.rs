@@ -1,8 +1,8 @@
 //! Updates: another program goes on with this process, its descriptors and what the monitor knows.
 //!
 //! A command asks for the update, and gets the [`Snapshot`] in a sealed file. It has the new program read it, and hands
-//! that program over as a descriptor. The monitor executes it, and it goes on where this one was: no call is received or
-//! served meanwhile, and those that wait are received afterwards. Where anything fails before, this program goes on.
+//! that program over as a descriptor. The monitor executes it, and it goes on where this one was: no call is received
+//! or served meanwhile, and those that wait are received afterwards. If anything fails before, this program goes on.
 
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -59,7 +59,7 @@ impl Requests {
     }
 }
 
-/// Answers a connection. Where it is closed, nobody waits for the answer.
+/// Answers a connection. If it is closed, no process waits for the answer.
 pub(super) fn answer(stream: &UnixStream, answer: &Answer) {
     if let Ok(mut text) = serde_json::to_vec(answer) {
         text.push(b'\n');
@@ -67,7 +67,7 @@ pub(super) fn answer(stream: &UnixStream, answer: &Answer) {
     }
 }
 
-/// The descriptors of what the monitor keeps.
+/// The descriptors of what the monitor retains.
 pub(crate) fn retained_descriptors(monitor: &Monitor, into: FileNumbers) -> FileNumbers {
     let exports = monitor.exports.files.lock();
     let exports = exports.iter().map(|(number, export)| (*number, export.file.descriptor()));
@@ -86,7 +86,7 @@ pub(crate) fn retained_descriptors(monitor: &Monitor, into: FileNumbers) -> File
 ///
 /// # Errors
 ///
-/// Where this program goes on: why.
+/// If this program goes on: why.
 pub(super) fn hand_over(stream: &UnixStream, snapshot: &Snapshot) -> io::Result<Infallible> {
     let file = sealed(&snapshot.encode().map_err(io::Error::other)?)?;
     let mut text = serde_json::to_vec(&Answer::Snapshot)?;
@@ -103,7 +103,7 @@ pub(super) fn hand_over(stream: &UnixStream, snapshot: &Snapshot) -> io::Result<
     failed
 }
 
-/// A file with these bytes that nobody can change any more.
+/// A file with these bytes that can't be changed any more.
 fn sealed(bytes: &[u8]) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create("cgpu-snapshot", flags)?);

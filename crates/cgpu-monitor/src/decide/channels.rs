@@ -1,4 +1,4 @@
-//! Decides whether there is room for one more channel group, or for one more channel.
+//! Decides whether there is capacity for one more channel group, or for one more channel.
 
 use crate::decide::refusal_reason::RefusalReason;
 use crate::state::{Channels, Groups, MOST_GROUPS};
@@ -6,8 +6,8 @@ use crate::state::{Channels, Groups, MOST_GROUPS};
 /// The most channels of a container on a GPU that compute outside groups: each has the driver's slice.
 const MOST_OUTSIDE_GROUPS: usize = 4;
 
-/// Decides on a group, or a name of one, on a GPU that may have `most` groups: it is refused where the GPU or the
-/// container has no room.
+/// Decides on a group, or a handle of one, on a GPU that may have `most` groups: it is refused if the GPU or the
+/// container has no capacity left.
 pub(crate) fn capacity_for_group(
     groups: &Groups,
     gpu: usize,
@@ -22,13 +22,13 @@ pub(crate) fn capacity_for_group(
     }
 }
 
-/// Decides on a channel that computes: it is refused where no more channels can be known.
+/// Decides on a channel that computes: it is refused if no more channels can be known.
 pub(crate) fn capacity_for_channel(channels: &Channels) -> Result<(), RefusalReason> {
     if channels.has_capacity() { Ok(()) } else { Err(RefusalReason::ChannelsFull) }
 }
 
-/// Decides on a channel that computes outside groups, where the container has `count` of these on a GPU with slices: it
-/// is refused from [`MOST_OUTSIDE_GROUPS`] on.
+/// Decides on a channel that computes outside groups, if the container has `count` of these on a GPU with slices: it is
+/// refused from [`MOST_OUTSIDE_GROUPS`] on.
 pub(crate) fn capacity_outside_groups(count: usize) -> Result<(), RefusalReason> {
     match count < MOST_OUTSIDE_GROUPS {
         true => Ok(()),

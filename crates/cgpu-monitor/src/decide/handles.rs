@@ -1,4 +1,4 @@
-//! Decides on other names of memory: duplicates, places in a file that memory is exported to, and objects that are
+//! Decides on other handles of memory: duplicates, places in a file that memory is exported to, and objects that are
 //! imported from a file.
 
 use crate::decide::refusal_reason::RefusalReason;
@@ -8,7 +8,7 @@ use nvrm::call::Object;
 use nvrm::export::{Does, Places};
 use nvrm::number::NV_ERR_STATE_IN_USE;
 
-/// The monitor chooses handles from here on where the caller leaves the choice to the driver. The driver's own begin with
+/// The monitor chooses handles from here on if the caller leaves the choice to the driver. The driver's own begin with
 /// 0xcaf.
 const HANDLES: u32 = 0xcb90_0000;
 const HANDLES_MASK: u32 = 0xf_ffff;
@@ -18,7 +18,7 @@ pub(crate) fn nth_handle(first: u32, number: u32) -> u32 {
     HANDLES | first.wrapping_add(number) & HANDLES_MASK
 }
 
-/// Decides on another name of an object, by a duplicate: it is refused where no more objects can be known.
+/// Decides on another handle of an object, by a duplicate: it is refused if no more objects can be known.
 pub(crate) fn capacity_for_handle(ledger: &Ledger) -> Result<(), RefusalReason> {
     match ledger.size().objects < BOUNDS.objects {
         true => Ok(()),
@@ -38,8 +38,8 @@ pub(crate) fn unknown_objects(ledger: &Ledger, client: Client, places: &Places) 
 }
 
 /// What is entered before objects are exported to the places of a file: first the objects that are memory of the host
-/// and aren't known, then what each place holds. The export is refused where an object isn't known any more, or there
-/// is no room.
+/// and aren't known, then what each place holds. The export is refused if an object isn't known any more, or there is
+/// no capacity left.
 pub(crate) fn export_entries(
     ledger: &Ledger,
     (client, places): (Client, &Places),
@@ -91,12 +91,12 @@ pub(crate) fn may_export(
 pub(crate) struct ImportPlan {
     /// The GPU whose memory is in the places.
     pub(crate) gpu: Option<usize>,
-    /// For each place the handle that the caller chose, or 0 where the monitor chooses; `None` where nothing is in the
-    /// place, and no object is made.
+    /// For each place the handle that the caller chose, or 0 if the monitor chooses; `None` if nothing is in the place,
+    /// and no object is made.
     wanted: Vec<Option<u32>>,
 }
 
-/// Plans an import from the places of a file. It is refused where there is no room for so many objects.
+/// Plans an import from the places of a file. It is refused if there is no capacity for so many objects.
 pub(crate) fn plan_import(
     ledger: &Ledger,
     file: u64,
@@ -123,7 +123,7 @@ impl ImportPlan {
         u32::try_from(unchosen).unwrap_or(u32::MAX)
     }
 
-    /// The handle for each place; 0 where no object is made. The monitor chooses handles from `first` on.
+    /// The handle for each place; 0 if no object is made. The monitor chooses handles from `first` on.
     pub(crate) fn handles(&self, first: u32) -> Vec<u32> {
         let mut chosen = (0..).map(|number| nth_handle(first, number));
         let mut handle = |object: &Option<u32>| match object {
@@ -139,12 +139,13 @@ impl ImportPlan {
 pub(crate) struct Imported {
     pub(crate) entries: Vec<Entry>,
     pub(crate) made: Vec<Object>,
-    /// The handles that the caller is told, by place.
+    /// The handles that are reported to the caller, by place.
     pub(crate) handles: Vec<u32>,
 }
 
 /// What the driver has made for an import from `file` below an object of `client`. `handles` are those that the driver
-/// gave, by place. Where the driver made no object in a place (`is_imported`), the caller is told what it asked for.
+/// gave, by place. If the driver made no object in a place (`is_imported`), the caller gets the handle that it asked
+/// for.
 pub(crate) fn imported(
     (file, client, shown): (u64, u32, Attribution),
     places: &Places,

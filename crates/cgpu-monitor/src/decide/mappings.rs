@@ -8,22 +8,23 @@ use crate::snapshot::Record;
 use crate::state::{BOUNDS, Space, SpaceRanges};
 use cgpu_core::ledger::{ChargeId, Client, Entry, Handle, Hold, Ledger, Span, Tree};
 
-/// Stands in the place of a GPU in a [`Tree`], for what the file alone keeps.
+/// Stands in the place of a GPU in a [`Tree`], for what the file alone retains.
 pub(crate) const NO_GPU: u16 = u16::MAX;
 
 /// What is entered for a mapping of memory in `span` of several GPUs' trees.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MapPlan {
-    /// Before the driver is asked: the new mapping beside the old ones. Where the driver fails midway, either may be mapped.
+    /// Before the driver is asked: the new mapping next to the old ones. If the driver fails midway, either may be
+    /// mapped.
     pub(crate) before: Vec<Entry>,
-    /// Where the driver has mapped the memory: the new mapping alone.
+    /// If the driver has mapped the memory: the new mapping alone.
     pub(crate) mapped: Vec<Entry>,
-    /// Where the driver has not: what was there before.
+    /// If the driver has not: what was there before.
     pub(crate) not_mapped: Vec<Entry>,
 }
 
-/// Plans a mapping of memory with this charge; memory without charged bytes has none. The mapping is refused where no
-/// more mappings can be known.
+/// Plans a mapping of memory with this charge; memory without charged bytes has none. The mapping is refused if no more
+/// mappings can be known.
 pub(crate) fn plan_map(
     ledger: &Ledger,
     trees: &BTreeSet<Tree>,
@@ -68,10 +69,10 @@ pub(crate) fn chargeable_mapping(
 }
 
 /// What is entered for managed memory of `bytes` at `base`: the range, and a charge on each of the container's `gpus`
-/// GPUs. The memory is refused where a GPU's quota has no room, or the books have none.
+/// GPUs. The memory is refused if it doesn't fit a GPU's quota, or the state has no space for it.
 ///
-/// A hold keeps the memory of an object: each hold gets an object of a client that nobody has, which is freed at once.
-/// The GPU's number is in the base's lowest bits, which are 0 in a page's address.
+/// A hold keeps the memory of an object: each hold gets an object of a client that no process has, which is freed at
+/// once. The GPU's number is in the base's lowest bits, which are 0 in a page's address.
 pub(crate) fn managed_records(
     ledger: &Ledger,
     ranges: &SpaceRanges,
@@ -108,9 +109,9 @@ pub(crate) fn managed_records(
     Ok(std::iter::once(range).chain(entries.map(Record::Ledger)).collect())
 }
 
-/// The mappings that end when the driver frees the range of a file that began at `base`. `pieces` are the file's pieces
-/// that end behind `base`. `length` is in bytes; `None` where it isn't known, and then `is_in_range` tells whether an
-/// address lies in a range still.
+/// The mappings that end when the driver frees the range of a file that began at `base`. `pieces` are the file's mapped
+/// ranges that end behind `base`. `length` is in bytes; `None` if it isn't known, and then `is_in_range` says whether
+/// an address lies in a range still.
 pub(crate) fn freed_spans(
     file: u32,
     pieces: &[(Tree, Span)],
@@ -133,8 +134,8 @@ pub(crate) fn freed_spans(
     trees.into_iter().map(|tree| (tree, ended)).collect()
 }
 
-/// The addresses of a freed range that began at `base`, as far as pieces of `spans` are in it. The first piece that is
-/// still in a range lies behind the freed range.
+/// The addresses of a freed range that began at `base`, as far as mapped ranges of `spans` are in it. The first mapped
+/// range that is still in a range lies behind the freed range.
 fn ended_from(
     base: u64,
     mut spans: Vec<Span>,
@@ -144,7 +145,7 @@ fn ended_from(
     let mut last: Option<u64> = None;
     let mut probed = None;
     for span in spans {
-        // A piece may go beyond its range where the driver refused that mapping.
+        // A mapped range may go beyond its range if the driver refused that mapping.
         if probed != Some(span.first) && is_in_range(span.first)? {
             last = last.map(|last| last.min(span.first - 1));
             break;
@@ -156,8 +157,8 @@ fn ended_from(
 }
 
 /// Decides on a file that is to get a GPU, and that wasn't initialized for one process. `is_shared`: whether its flags
-/// are those for several processes without HMM; `false` where the driver didn't tell. No list shows managed memory of
-/// such a process once it has ended. So the file gets a GPU only where managed memory is refused.
+/// are those for several processes without HMM; `false` if the driver didn't say. No list shows managed memory of such
+/// a process once it has exited. So the file gets a GPU only if managed memory is refused.
 pub(crate) fn uvm_flags(is_shared: bool, refuses_managed: bool) -> Result<(), RefusalReason> {
     match (is_shared, refuses_managed) {
         (true, true) => Ok(()),
@@ -279,19 +280,19 @@ mod tests {
             let range = Record::AddRange { space: 1, base: number, length: 1 };
             ranges.replay(range);
         }
-        assert_eq!(ask(&ledger, &ranges, 2), full, "no room for the range");
+        assert_eq!(ask(&ledger, &ranges, 2), full, "no space for the range");
         let ranges = SpaceRanges::default();
         for base in 0..BOUNDS.holds as u64 - 1 {
             ledger.hold(Hold::Mapping { space: 1, base }, OF, Handle(10));
         }
         assert_eq!(ask(&ledger, &ranges, 1), Ok(4));
-        assert_eq!(ask(&ledger, &ranges, 2), full, "no room for two holds");
+        assert_eq!(ask(&ledger, &ranges, 2), full, "no space for two holds");
         let plan = plan_map(&ledger, &trees(), SPAN, Some(charge));
         assert_eq!(plan, Err(RefusalReason::Full("mappings")));
         for handle in 0..u32::try_from(BOUNDS.objects).unwrap() {
             ledger.note(OF, Handle(2), Handle(100 + handle));
         }
-        assert_eq!(ask(&ledger, &ranges, 1), full, "no room for an object");
+        assert_eq!(ask(&ledger, &ranges, 1), full, "no space for an object");
     }
 
     #[test]
@@ -303,13 +304,13 @@ mod tests {
             freed_spans(5, &pieces, (10, length), |at| Some(ranges.contains(&at)))
         };
         assert_eq!(freed(Some(15), &[]), [(one, span(10, 24)), (other, span(10, 24))]);
-        // Of unknown length: to the piece that is in a range still.
+        // Of unknown length: to the mapped range that is in a range still.
         assert_eq!(freed(None, &[40]), [(one, span(10, 29)), (other, span(10, 29))]);
         assert_eq!(freed(None, &[20, 40]), [(one, span(10, 19)), (other, span(10, 19))]);
         assert_eq!(freed(None, &[]), [(one, span(10, 49)), (other, span(10, 49))]);
         assert_eq!(freed(None, &[10]), [], "it is there");
-        let untold = freed_spans(5, &pieces, (10, None), |_| None);
-        assert_eq!(untold, [], "the driver doesn't tell");
+        let unknown = freed_spans(5, &pieces, (10, None), |_| None);
+        assert_eq!(unknown, [], "the driver doesn't tell");
         let own = (Tree { file: 5, gpu: NO_GPU }, span(10, 29));
         let pieces = [own, (one, span(10, 19))];
         assert_eq!(freed_spans(5, &pieces, (10, Some(9)), |_| None), [own], "it has its own");

@@ -1,4 +1,4 @@
-//! Decides on memory: how much is asked for, on which GPU it is charged, and whether the quota has room.
+//! Decides on memory: how much is asked for, on which GPU it is charged, and whether it fits the quota.
 
 use crate::decide::refusal_reason::RefusalReason;
 use cgpu_core::ledger::{Client, Handle, Ledger, LedgerError, Reservation, Usage};
@@ -12,8 +12,8 @@ use nvrm::{Key, Meaning, Release};
 /// The bytes of a page: memory is charged in whole pages.
 const PAGE_BYTES: u64 = 4096;
 
-/// The memory that an object of a class takes, as its parameters say; `None` where such objects take none. The object
-/// is refused where its class takes memory, and the parameters are missing or can't be read.
+/// The memory that an object of a class takes, as its parameters say; `None` if such objects take none. The object is
+/// refused if its class takes memory, and the parameters are missing or can't be read.
 pub(crate) fn memory_asked(
     release: &Release,
     (class, does): (u32, Use),
@@ -31,7 +31,7 @@ pub(crate) fn charged_bytes(asked_bytes: u64) -> u64 {
     asked_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX)
 }
 
-/// Reserves `bytes` on a GPU in the ledger. They are refused where the quota has no room for them, or the ledger none
+/// Reserves `bytes` on a GPU in the ledger. They are refused if they don't fit the quota, or the ledger has no space
 /// for one more object.
 pub(crate) fn reserve_within_quota(
     ledger: &mut Ledger,
@@ -52,7 +52,7 @@ pub(crate) fn is_within_quota(ledger: &Ledger, gpu: usize) -> bool {
     ledger.usage(gpu).is_some_and(|usage| usage.used_bytes <= usage.limit_bytes)
 }
 
-/// The memory that a program is shown: the quota, and not what the GPU has. 0 bytes where the quota isn't known.
+/// The memory that a program is shown: the quota, and not what the GPU has. 0 bytes if the quota isn't known.
 pub(crate) fn shown_memory(usage: Option<Usage>) -> MemoryAmounts {
     MemoryAmounts {
         total_bytes: usage.map_or(0, |usage| usage.limit_bytes),
@@ -60,8 +60,8 @@ pub(crate) fn shown_memory(usage: Option<Usage>) -> MemoryAmounts {
     }
 }
 
-/// Decides on a surface of semaphores: it is refused in memory of a GPU, because the surface would keep that memory,
-/// and no process's figure would show it. The driver refuses this, too: the memory has to be the host's
+/// Decides on a surface of semaphores: it is refused in memory of a GPU, because the surface would retain that memory,
+/// and it would be attributed to no process. The driver refuses this, too: the memory has to be the host's
 /// (`semsurfConstruct_IMPL`, sem_surf.c, from 535.43.02 to 595.45.04).
 pub(crate) fn semaphore_surface(
     release: &Release,

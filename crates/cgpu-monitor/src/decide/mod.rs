@@ -1,20 +1,20 @@
-//! Decides what becomes of a call: it is executed, refused, or continues, and what is entered for it.
+//! Decides how a call is handled: it is proxied, refused, or passed through, and what is entered for it.
 //!
-//! A decision is a function of the decoded call, of what was found out about the call, of the books, and of the
+//! A decision is a function of the decoded call, of what was found out about the call, of the state, and of the
 //! container's rules. It reads no file and no clock. A question to the driver that is needed only sometimes is given to
-//! it as a function. How calls are read, made, entered and answered is in
-//! [`calls`](crate::calls) and [`uvm`](crate::uvm).
+//! it as a function. How calls are read, made, entered and answered is in [`calls`](crate::calls) and
+//! [`uvm`](crate::uvm).
 //!
 //! | decides by | what | file |
 //! |---|---|---|
-//! | the bytes of the call alone | executed, refused, or continues | [`verdict`] |
-//! | the books and the rules | memory: how much is charged, on which GPU, and whether the quota has room | [`memory`] |
-//! | | channel groups and channels: whether there is room | [`channels`] |
-//! | | names of memory: duplicates, exports, imports | [`handles`] |
+//! | the bytes of the call alone | proxied, refused, or passed through | [`verdict`] |
+//! | the state and the rules | memory: how much is charged, on which GPU, and whether it fits the quota | [`memory`] |
+//! | | channel groups and channels: whether there is capacity | [`channels`] |
+//! | | handles of memory: duplicates, exports, imports | [`handles`] |
 //! | | what nvidia-uvm maps, and managed memory | [`mappings`] |
 //!
-//! A [`RefusalReason`] says why a call is refused, with the words for the log and the answer for the caller. Where the driver
-//! would refuse a call, too, for its shape, the files of these rooms give the driver's answer themselves.
+//! A [`RefusalReason`] says why a call is refused, with the words for the log and the answer for the caller. If the
+//! driver would refuse a call, too, for its shape, the files of these modules give the driver's answer themselves.
 
 mod channels;
 mod handles;

@@ -1,14 +1,14 @@
 //! Why a call is refused: the words for the log, and the answer for the caller.
 //!
-//! The driver itself gives this answer for a similar reason, so that programs understand it. Where the tables of
+//! The driver itself gives this answer for a similar reason, so that programs understand it. If the tables of
 //! [`rm`](nvrm) don't know a call, or don't allow it, they give the reason: a [`Refusal`].
 //!
 //! # To add a reason
 //!
-//! 1. A kind of [`RefusalReason`]: its `#[error]` is the line of the log. [`RefusalReason::answer`]: the status or error for the
-//!    program, and a row of the test.
-//! 2. The decision: a function of this room that returns it, with its test. A bound on something that is counted stands
-//!    beside what counts it in [`state`](crate::state), or is a setting.
+//! 1. A kind of [`RefusalReason`]: its `#[error]` is the line of the log. [`RefusalReason::answer`]: the status or
+//!    error for the program, and a row of the test.
+//! 2. The decision: a function of this module that returns it, with its test. A bound on something that is counted
+//!    stands next to what counts it in [`state`](crate::state), or is a setting.
 //! 3. The file of the call, in [`calls`](crate::calls): `case.or_deny(decision)?`.
 
 use thiserror::Error;
@@ -36,21 +36,21 @@ pub(crate) enum RefusalReason {
     Ledger(LedgerError),
     #[error("memory below {parent:#x} of client {client:#x}, which is no GPU's")]
     NoGpu { client: u32, parent: u32 },
-    #[error("memory below an object that was freed, or made anew, meanwhile")]
+    #[error("memory below an object that was freed, or recreated, meanwhile")]
     ParentGone,
     #[error("control {control:#x} of a client that isn't the caller's")]
     ForeignClient { control: u32 },
-    /// The books have as many of something as they can; the text says of what.
+    /// The state has as many of something as it can; the text says of what.
     #[error("more {0} than can be kept account of")]
     Full(&'static str),
     #[error("more processes than can be kept account of")]
     ProcessesFull,
-    /// Memory was taken past the monitor; the text says what is now to be done with it.
+    /// Memory was taken untracked; the text says what is now to be done with it.
     #[error("memory to be {0} that was taken past the monitor")]
     PastMonitor(&'static str),
     #[error("an export: {0}")]
     Export(LedgerError),
-    #[error("an export of {handle:#x}, which is in no books")]
+    #[error("an export of {handle:#x}, which the monitor has no record of")]
     UnknownExport { handle: u32 },
     #[error("an import of what this container didn't export")]
     ForeignImport,
@@ -71,7 +71,7 @@ pub(crate) enum RefusalReason {
     ManagedTwice,
     #[error("a mapping of a process that can't be watched")]
     Unwatched,
-    #[error("a program that can't be told from the next: its addresses aren't random")]
+    #[error("a program that can't be distinguished from the next: its addresses aren't random")]
     NotRandom,
     #[error("more nodes of nvidia-uvm than can be kept account of")]
     UvmNodesFull,
@@ -81,14 +81,14 @@ pub(crate) enum RefusalReason {
     UvmShared,
     #[error("nvidia-uvm was initialized with HMM all the same")]
     UvmWithHmm,
-    #[error("a file of nvidia-uvm whose maker is over, or unknown")]
+    #[error("a file of nvidia-uvm whose creator has exited, or is unknown")]
     UvmOrphaned,
-    #[error("a file of nvidia-uvm that had managed memory, or whose maker is over")]
+    #[error("a file of nvidia-uvm that had managed memory, or whose creator has exited")]
     UvmRefused,
 }
 
 impl RefusalReason {
-    /// What the caller is told.
+    /// What is reported to the caller.
     pub(crate) fn answer(&self) -> Answer {
         let status = match self {
             Self::Tables(refusal) => return refusal.answer(),
@@ -122,7 +122,7 @@ impl RefusalReason {
         Answer::Status(status)
     }
 
-    /// What the caller of a mapping is told: `mmap` fails with this error.
+    /// What is reported to the caller of a mapping: `mmap` fails with this error.
     pub(crate) fn errno_of_map(&self) -> i32 {
         match self.answer() {
             Answer::Errno(errno) => errno,
@@ -130,7 +130,7 @@ impl RefusalReason {
         }
     }
 
-    /// Whether the log is told. What the driver itself would refuse is no news.
+    /// Whether it is logged. What the driver itself would refuse is no news.
     pub(crate) fn is_news(&self) -> bool {
         !matches!(self, Self::AsDriver(_))
     }

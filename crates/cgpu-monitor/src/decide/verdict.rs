@@ -1,19 +1,19 @@
-//! Decides what becomes of a driver call: it is executed, refused, or continues.
+//! Decides how a driver call is handled: it is proxied, refused, or passed through.
 //!
-//! Pure: [`judge`] and [`judge_uvm`] know only the decoded call. Most calls are executed, on a duplicate of the
-//! descriptor and on copies of the arguments. When a call continues, the kernel reads it anew from memory that the
-//! caller's other threads can write, and uses a descriptor that these threads can replace. So what the monitor looked
-//! at proves nothing, and [`Continued`] names every kind of call that may continue: why the kind needs the caller, and
-//! what would show that it was another call in the end. The number of a call lies in a register. So an allocation
-//! can't become a control, but it can become an allocation of a class that keeps other memory alive
-//! ([`Use::KeepsAlive`]), which the driver's figures may not show. This file does not know how calls are executed.
+//! Pure: [`judge`] and [`judge_uvm`] know only the decoded call. Most calls are proxied, on a duplicate of the
+//! descriptor and on copies of the arguments. When a call is passed through, the kernel reads it again from memory that
+//! the caller's other threads can write, and uses a descriptor that these threads can replace. So what the monitor
+//! checked proves nothing, and [`Continued`] names every kind of call that may be passed through: why the kind needs
+//! the caller, and what would show that it was another call in the end. The number of a call lies in a register. So an
+//! allocation can't become a control, but it can become an allocation of a class that keeps other memory alive
+//! ([`Use::KeepsAlive`]), which the driver usage may not show. This file does not know how calls are proxied.
 
 use nvrm::class::{self, Use, class_use};
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use nvrm::number::*;
 use nvrm::{Answer, Call, Key, Refusal, Release, call, control, uvm};
 
-/// What becomes of a call.
+/// How a call is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// The monitor makes the call.
@@ -24,32 +24,33 @@ pub enum Verdict {
     Continue(Continued),
 }
 
-/// The kinds of calls that may continue: what each needs of the caller, so that the monitor can't execute it, and what
-/// would show that it was another call. "The figure" is the driver's for the process, 5 ms and 200 ms later.
+/// The kinds of calls that may be passed through: what each needs of the caller, so that the monitor can't proxy it,
+/// and what would show that it was another call. "The figure" is the driver usage of the process, 5 ms and 200 ms
+/// later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Continued {
     /// Makes a client. It belongs to the caller's process, where the driver counts its memory. Shown by the figure.
     Client,
-    /// Makes a device: the driver looks whether the caller's process has the GPU's node open. Shown by the UUID of its
-    /// GPU, which a subdevice of the monitor's tells before memory is made below the device; and by the figure.
+    /// Makes a device: the driver checks whether the caller's process has the GPU's node open. Shown by the UUID of its
+    /// GPU, which a subdevice of the monitor's reports before memory is made below the device; and by the figure.
     Device,
     /// Describes the caller's own memory by its addresses. Shown by the figure.
     OsDescriptor,
-    /// Makes an event with a descriptor of the caller's. Shown by the figure.
+    /// Makes an event with the caller's descriptor. Shown by the figure.
     Event,
     /// Makes an object of a class above 0xff, such as an engine, a channel or an address space. Its parameters are not
     /// known, and have addresses and handles. Shown by the figure.
     Engine,
     /// Makes an object of a class below 0x100 that takes no memory. Its parameters are not known. Shown by the figure.
     Object,
-    /// Makes memory of the host by `NV_ESC_RM_ALLOC_MEMORY`, of a descriptor or addresses of the caller's. Nothing has
-    /// to show another call: a call of this number gets no memory of a GPU.
+    /// Makes memory of the host by `NV_ESC_RM_ALLOC_MEMORY`, of the caller's descriptor or addresses. Nothing has to
+    /// show another call: a call of this number gets no memory of a GPU.
     HostMemory,
-    /// Binds the caller's address space to a file of nvidia-uvm. Other flags show before a GPU is registered: the
-    /// monitor initializes the file again with the same flags.
+    /// Binds the caller's address space to an nvidia-uvm file. Other flags show before a GPU is registered: the monitor
+    /// initializes the file again with the same flags.
     UvmBind,
-    /// Works on ranges and GPUs of a file of nvidia-uvm, in the caller's address space. Shown by the mappings of the
-    /// process, and by the driver's figure at the next tick.
+    /// Works on ranges and GPUs of an nvidia-uvm file, in the caller's address space. Shown by the mappings of the
+    /// process, and by the driver usage at the next tick.
     UvmOther,
     /// Maps a file in the caller's address space. Shown by the process's mappings, 5 ms and 200 ms later.
     Mapping,
@@ -101,13 +102,13 @@ pub fn judge(release: &Release, call: &Call) -> Verdict {
             }
         },
         Call::Free(_) | Call::Dup { .. } => Verdict::Execute,
-        // No control continues: it could be any other control by the time that the kernel makes it, also a control that
-        // keeps memory alive where no figure shows it.
+        // No control is passed through: it could be any other control by the time that the kernel makes it, also a
+        // control that keeps memory alive where no driver usage shows it.
         Call::Control { command, flags, .. } => match control::check(release, command, flags) {
             Ok(_) => Verdict::Execute,
             Err(refusal) => Verdict::Refuse(refusal.answer()),
         },
-        // As a dma-buf, memory would outlive its charge in any other driver, and nothing tells when it is freed.
+        // As a dma-buf, memory would outlive its charge in any other driver, and nothing reports when it is freed.
         Call::ExportDmabuf => UNSUPPORTED,
         // These calls are not trapped. They come here only in the wrapper, in which no program needs them.
         Call::Untrapped => Verdict::Refuse(Answer::Errno(nvrm::refuse::EINVAL)),

@@ -11,12 +11,12 @@ use crate::driver::unanswered_calls::{Amount, Unanswered};
 use crate::node::Failure;
 use crate::shared::Monitor;
 
-/// The monitor's client; `None` where it is not open.
+/// The monitor's client; `None` if it is not open.
 pub(crate) fn client_if_open(monitor: &Monitor) -> Option<Arc<MonitorClient>> {
     monitor.client.lock().clone()
 }
 
-/// The monitor's client, opened where it is not open yet. `None` where the driver makes no client.
+/// The monitor's client, opened if it is not open yet. `None` if the driver makes no client.
 pub(crate) fn own_client(monitor: &Monitor) -> Option<Arc<MonitorClient>> {
     let mut own = monitor.client.lock();
     let Monitor { settings, release, uuids, .. } = monitor;
@@ -34,17 +34,17 @@ pub(crate) fn own_client(monitor: &Monitor) -> Option<Arc<MonitorClient>> {
     own.clone()
 }
 
-/// Whether another client has the object `handle`; `None` where the driver can't tell.
+/// Whether another client has the object `handle`; `None` if the driver can't say.
 pub(crate) fn presence(monitor: &Monitor, client: u32, handle: u32) -> Option<Presence> {
     let own = own_client(monitor).filter(|own| own.can_report())?;
     Some(own.presence(client, handle))
 }
 
-/// Closes the monitor's client where no process is left to ask the driver about, and the ledger has no stake.
-/// `are_watched`: whether outside processes may have the container's descriptors.
+/// Closes the monitor's client if no process is left to ask the driver about, and the ledger has no pin. `are_watched`:
+/// whether outside processes may have the container's descriptors.
 pub(crate) fn close_client_if_unused(monitor: &Monitor, are_watched: bool) {
     let mut own = monitor.client.lock();
-    // A thread that has the client may be about to enter a stake. The lock keeps others from getting the client.
+    // A thread that has the client may be about to enter a pin. The lock keeps others from getting the client.
     if own.as_ref().is_none_or(|own| Arc::strong_count(own) > 1) {
         return;
     }
@@ -71,8 +71,8 @@ pub(crate) fn resume_client(monitor: &Monitor, client: MonitorClient) -> io::Res
     Ok(())
 }
 
-/// The bytes of all the container's GPUs that each process has, without processes that have none; and the bytes in
-/// use that these processes have not made, less a constant. `None` where the driver does not answer.
+/// The bytes of all the container's GPUs that each process has, without processes that have none; and the bytes in use
+/// that these processes have not made, less a constant. `None` if the driver does not answer.
 pub(crate) fn driver_usage_of(
     monitor: &Monitor,
     pids: &[u32],
@@ -95,7 +95,7 @@ pub(crate) fn driver_usage_of(
     Some((usage, unexplained))
 }
 
-/// The driver's answer about a GPU. Where the driver gave none, the log says so, and the result is `None`.
+/// The driver's answer about a GPU. If the driver gave none, the log says so, and the result is `None`.
 pub(crate) fn answered<T>(
     monitor: &Monitor,
     gpu: usize,
@@ -109,7 +109,7 @@ pub(crate) fn answered<T>(
     answer.map_err(failed).ok()
 }
 
-/// Tells the log that an audit can't see what the driver has.
+/// Logs that an audit can't see what the driver has.
 fn warn_unanswered(monitor: &Monitor, why: &Unanswered) {
     if monitor.warned.take_due(why, Instant::now()) {
         let container = monitor.settings.short_id.as_str();

@@ -1,5 +1,5 @@
-//! The files that memory was exported to, each kept open by the monitor.
-//! [`retained_exports`](crate::audit) says how their memory is freed.
+//! The files that memory was exported to, each kept open by the monitor. [`retained_exports`](crate::audit) says how
+//! their memory is freed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::caller::has_file;
 use crate::node::Device;
 use crate::sync::Lock;
 
-/// The most files that are kept. Each takes a descriptor.
+/// The most files that are retained. Each takes a descriptor.
 const MOST_EXPORTS: usize = 4096;
 
-/// The kept files, by number, and when they were last swept.
+/// The retained files, by number, and when they were last scanned for.
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
     pub(crate) files: Lock<BTreeMap<u64, Export>>,
@@ -22,11 +22,11 @@ pub(crate) struct Exports {
 #[derive(Debug)]
 pub(crate) struct Export {
     pub(crate) file: Arc<Device>,
-    /// How many sweeps in a row found no process of the container with the file.
+    /// How many scans in a row found no process of the container with the file.
     pub(crate) misses: u32,
 }
 
-/// A kept file, and its number.
+/// A retained file, and its number.
 #[derive(Debug)]
 pub(crate) struct Exported {
     pub(crate) number: u64,
@@ -36,9 +36,9 @@ pub(crate) struct Exported {
 /// Why [`Exports::find_or_keep`] returns no file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denied {
-    /// The file is not kept: nothing was exported to it.
+    /// The file is not retained: nothing was exported to it.
     Unknown,
-    /// [`MOST_EXPORTS`] files are kept already.
+    /// [`MOST_EXPORTS`] files are retained already.
     Full,
 }
 
@@ -51,8 +51,8 @@ impl Exports {
         self.files.lock().insert(number, Export { file, misses: 0 });
     }
 
-    /// The kept file that `file` is, and whether it is kept only from now on. A file that is not kept yet is kept under
-    /// `number`, where a number is given.
+    /// The retained file that `file` is, and whether it is retained only from now on. A file that is not retained yet
+    /// is retained under `number`, if a number is given.
     pub(crate) fn find_or_keep(
         &self,
         file: &Arc<Device>,

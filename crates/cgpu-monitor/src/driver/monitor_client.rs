@@ -1,8 +1,8 @@
 //! The monitor's own client of the driver.
 //!
-//! By this client the monitor asks what processes hold, which only a subdevice tells, and duplicates memory that is to
-//! be mapped or exported. The client keeps the GPUs awake, so it is opened only when it is needed, on the host's nodes.
-//! It stays open while the container has a process or a stake, and while another process may have the container's
+//! By this client the monitor asks what processes hold, which only a subdevice reports, and duplicates memory that is
+//! to be mapped or exported. The client keeps the GPUs awake, so it is opened only when it is needed, on the host's
+//! nodes. It stays open while the container has a process or a pin, and while another process may have the container's
 //! descriptors, which may have gone anywhere.
 
 use std::fs::OpenOptions;
@@ -29,7 +29,7 @@ const MOST_DEVICES: u32 = 32;
 /// Whether another client has an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// The object is there, or the driver doesn't tell.
+    /// The object is there, or the driver doesn't say.
     There,
     /// The client is there, and has no such object.
     NoObject,
@@ -37,13 +37,12 @@ pub(crate) enum Presence {
     NoClient,
 }
 
-/// The monitor's client.
 #[derive(Debug)]
 pub(crate) struct MonitorClient {
     pub(crate) release: Release,
     pub(crate) control: Device,
     pub(crate) client: u32,
-    /// The handles of device and subdevice, by the container's GPUs. `None` where the driver shows no such GPU.
+    /// The handles of device and subdevice, by the container's GPUs. `None` if the driver reports no such GPU.
     pub(crate) gpus: Vec<Option<(u32, u32)>>,
     /// The one of [`fbinfo::sizes`] that the driver takes, once it is known.
     list_size: OnceLock<usize>,
@@ -52,7 +51,7 @@ pub(crate) struct MonitorClient {
 }
 
 impl MonitorClient {
-    /// Opens a client, with a device and a subdevice for each GPU of `uuids` that the driver shows. Fails where the
+    /// Opens a client, with a device and a subdevice for each GPU of `uuids` that the driver reports. Fails if the
     /// control node can't be opened, or the driver makes no client.
     pub(crate) fn open(
         nodes: &[Node],
@@ -124,7 +123,7 @@ impl MonitorClient {
 
     /// Frees the client and all its objects.
     pub(crate) fn end(&self) {
-        // Where this fails, the client ends when its file is closed.
+        // If this fails, the client ends when its file is closed.
         let _ = self.rm().free(self.client, self.client, self.client);
     }
 
@@ -176,7 +175,7 @@ impl MonitorClient {
         answer
     }
 
-    /// Which processes used a GPU lately. Empty where the driver doesn't tell.
+    /// Which processes used a GPU lately. Empty if the driver doesn't say.
     pub(crate) fn samples(&self, gpu: usize) -> Vec<Sample> {
         let Some(Some((_, subdevice))) = self.gpus.get(gpu) else { return Vec::new() };
         for mut params in usage::questions() {
@@ -203,8 +202,8 @@ impl MonitorClient {
     }
 
     /// Duplicates another client's object into this client, and returns the duplicate's handle. The duplicate goes
-    /// below the device of `gpu`, where given: the driver would take any device, and show the memory in the wrong
-    /// GPU's figure.
+    /// below the device of `gpu`, if given: the driver would take any device, and attribute the memory to the wrong
+    /// GPU.
     pub(crate) fn duplicate_from(
         &self,
         source_rm: &Rm<'_>,
@@ -229,7 +228,7 @@ impl MonitorClient {
         duplicate
     }
 
-    /// Duplicates an object of this client below the device of a GPU. `None` where the driver refuses.
+    /// Duplicates an object of this client below the device of a GPU. `None` if the driver refuses.
     pub(crate) fn duplicate_own(&self, gpu: usize, handle: u32) -> Option<u32> {
         let (device, _) = self.gpus.get(gpu).copied().flatten()?;
         self.duplicate(device, self.client, handle).ok()
@@ -251,8 +250,8 @@ impl MonitorClient {
     /// Whether there is a client `client`, of whatever process, and whether it has an object `handle`. `handle` may be
     /// the client's own.
     ///
-    /// The monitor tells this by the error for a duplicate that the driver refuses: the driver looks for the client
-    /// first, then for the object, and checks last whose they are (`serverCopyResource`, rs_server.c, and
+    /// The monitor infers this from the error for a duplicate that the driver refuses: the driver searches for the
+    /// client first, then for the object, and checks last whose they are (`serverCopyResource`, rs_server.c, and
     /// `clientGetResourceRef`, rs_client.c, of 515.43.04 and 595.45.04). A client itself is never duplicated.
     pub(crate) fn presence(&self, client: u32, handle: u32) -> Presence {
         let Some((device, _)) = self.gpus.iter().flatten().next() else { return Presence::There };
@@ -269,14 +268,14 @@ impl MonitorClient {
         }
     }
 
-    /// Whether [`presence`](Self::presence) can be believed: the driver gives the same errors where this client's own
+    /// Whether [`presence`](Self::presence) can be believed: the driver gives the same errors if this client's own
     /// objects are gone, after a reset, say.
     pub(crate) fn can_report(&self) -> bool {
         let first = self.gpus.iter().flatten().next();
         first.is_some_and(|(_, subdevice)| self.rm().uuid(self.client, *subdevice).is_ok())
     }
 
-    /// Frees a duplicate. `true` where the duplicate is gone.
+    /// Frees a duplicate. `true` if the duplicate is gone.
     pub(crate) fn free_duplicate(&self, handle: u32) -> bool {
         matches!(
             self.rm().free(self.client, self.client, handle),
@@ -306,7 +305,7 @@ pub(crate) fn pin_of(own: &MonitorClient, handle: u32) -> u64 {
     u64::from(own.client) << 32 | u64::from(handle)
 }
 
-/// The handle of the stake with that number; `None` where the stake is another client's.
+/// The handle of the pin with that number; `None` if the pin is another client's.
 pub(crate) fn handle_of(own: &MonitorClient, pin: u64) -> Option<u32> {
     let handle = u32::try_from(pin & u64::from(u32::MAX)).ok()?;
     (pin_of(own, handle) == pin).then_some(handle)

@@ -1,5 +1,5 @@
-//! Makes and frees stakes: duplicates by the monitor's client that stand before exports, mappings and names.
-//! [`ledger`](cgpu_core::ledger) says why. A mapping or an export before which no stake can be put is refused.
+//! Makes and frees pins: duplicates by the monitor's client that stand before exports, mappings and handles.
+//! [`ledger`](cgpu_core::ledger) says why. A mapping or an export before which no pin can be put is refused.
 
 use crate::driver::access::{client_if_open, own_client};
 use crate::driver::monitor_client::{MonitorClient, handle_of, pin_of};
@@ -8,7 +8,7 @@ use crate::shared::Monitor;
 use crate::state::{ContainerState, UnderRmLock};
 use cgpu_core::ledger::{Attribution, ChargeId, Client, Entry, Handle, Hold, PinPlace};
 
-/// Enters a stake. `false` where one stands before `before` already, nothing needs one, or there are too many stakes.
+/// Enters a pin. `false` if one stands before `before` already, nothing needs one, or there are too many pins.
 fn enter_pin(state: &mut ContainerState, before: PinPlace, number: u64) -> bool {
     let may = state.ledger.may_pin(before);
     if may {
@@ -17,9 +17,9 @@ fn enter_pin(state: &mut ContainerState, before: PinPlace, number: u64) -> bool 
     may
 }
 
-/// The handle of the stake that stands before all mappings of a charge's memory. The memory is to be mapped from
-/// that handle. A first stake is `fresh`, a duplicate that the caller has just made; otherwise `fresh` is freed.
-/// `None` where no stake can stand: the memory is gone, or there are too many stakes.
+/// The handle of the pin that stands before all mappings of a charge's memory. The memory is to be mapped from that
+/// handle. A first pin is `fresh`, a duplicate that the caller has just made; otherwise `fresh` is freed. `None` if no
+/// pin can stand: the memory is gone, or there are too many pins.
 pub(crate) fn pin_mappings(
     monitor: &Monitor,
     own: &MonitorClient,
@@ -37,8 +37,8 @@ pub(crate) fn pin_mappings(
     handle_of(own, pin?)
 }
 
-/// Puts a stake before the export `hold`: a duplicate that the driver lists right behind the exported object.
-/// `false` where none could be put.
+/// Puts a pin before the export `hold`: a duplicate that the driver lists right behind the exported object. `false` if
+/// none could be put.
 pub(crate) fn pin_export(
     monitor: &Monitor,
     device: &Device,
@@ -57,9 +57,9 @@ pub(crate) fn pin_export(
     staked
 }
 
-/// Makes a stake for an object that was duplicated from `source` and shows on another GPU than its memory's.
-/// [`pin_handle`] enters the stake. `None` where the object needs no stake, or can't have one: `source` is
-/// another file's, say.
+/// Makes a pin for an object that was duplicated from `source` and is attributed to another GPU than its memory's.
+/// [`pin_handle`] enters the pin. `None` if the object needs no pin, or can't have one: `source` is another file's,
+/// say.
 pub(crate) fn pin_behind(
     monitor: &Monitor,
     device: &Device,
@@ -71,7 +71,7 @@ pub(crate) fn pin_behind(
     own_client(monitor)?.duplicate_from(&source_rm, source, Some(gpu)).ok()
 }
 
-/// Like [`pin_behind`], for an object that was imported: duplicates the stake of the export `hold`.
+/// Like [`pin_behind`], for an object that was imported: duplicates the pin of the export `hold`.
 pub(crate) fn pin_behind_export(
     monitor: &Monitor,
     hold: Hold,
@@ -83,7 +83,7 @@ pub(crate) fn pin_behind_export(
     own.duplicate_own(gpu, handle_of(&own, pin)?)
 }
 
-/// Enters the stake `fresh` of an object, where one was made. Frees `fresh` where it can't be entered.
+/// Enters the pin `fresh` of an object, if one was made. Frees `fresh` if it can't be entered.
 pub(crate) fn pin_handle(monitor: &Monitor, (client, handle): (u32, u32), fresh: Option<u32>) {
     let (Some(fresh), Some(own)) = (fresh, client_if_open(monitor)) else { return };
     let (client, handle) = (Client(client), Handle(handle));
@@ -94,7 +94,7 @@ pub(crate) fn pin_handle(monitor: &Monitor, (client, handle): (u32, u32), fresh:
     }
 }
 
-/// Frees the stakes that stand before nothing any more. Memory that nothing else keeps is freed with its stake.
+/// Frees the pins that stand before nothing any more. Memory that nothing else keeps is freed with its pin.
 pub(crate) fn free_pins(monitor: &Monitor, _: &UnderRmLock<'_>) {
     let loose = monitor.state().ledger.loose_pins();
     if loose.is_empty() {
@@ -104,19 +104,20 @@ pub(crate) fn free_pins(monitor: &Monitor, _: &UnderRmLock<'_>) {
     let mut has_freed = false;
     for pin in loose {
         let object = own.as_ref().and_then(|own| Some((own, handle_of(own, pin)?)));
-        // A stake that can't be freed keeps its memory, and counts. The next call of this function tries again.
+        // A pin that can't be freed keeps its memory, and counts. The next call of this function tries again.
         if object.is_none_or(|(own, handle)| own.free_duplicate(handle)) {
             has_freed = true;
             monitor.state().enter(Entry::Unstake { number: pin });
         }
     }
     if has_freed {
-        // The audit closes the monitor's client where this stake was the last reason to keep it.
+        // The audit closes the monitor's client if this pin was the last reason to keep it.
         monitor.audit_wait.wake();
     }
 }
 
-/// Frees loose stakes for a caller that is not on the lane. Does nothing where a call hangs on the lane.
+/// Frees loose pins for a caller that doesn't hold the RM lock. Does nothing if a call hangs while it holds the RM
+/// lock.
 pub(crate) fn free_pins_soon(monitor: &Monitor) {
     if !monitor.state().ledger.loose_pins().is_empty()
         && let Some(rm_lock) = monitor.rm_lock.enter_for_monitor()

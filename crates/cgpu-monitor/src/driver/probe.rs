@@ -1,4 +1,4 @@
-//! Asks the driver once what audits and shares will ask, for whoever wants to know before a container is made.
+//! Asks the driver once what audits and shares will ask, for commands that check this before a container is created.
 
 use crate::driver::monitor_client::MonitorClient;
 use crate::driver::unanswered_calls::{Amount, Unanswered};
@@ -19,7 +19,8 @@ const TRIED_SLICE_US: u64 = 2048;
 ///
 /// # Errors
 ///
-/// The first question that the driver does not answer. A malformed UUID counts as a GPU that the driver does not show.
+/// The first question that the driver does not answer. A malformed UUID counts as a GPU that the driver does not
+/// report.
 pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Unanswered> {
     let uuids: Vec<about::Uuid> =
         gpus.iter().map(|gpu| about::uuid(&gpu.uuid).unwrap_or_default()).collect();
@@ -34,7 +35,7 @@ pub fn examine(nodes: &[Node], release: &Release, gpus: &[Gpu]) -> Result<(), Un
 }
 
 /// Has the driver set a slice on a channel group without channels, and returns the outcome. The group's client is ended
-/// afterwards. `None` where the driver makes no channel group.
+/// afterwards. `None` if the driver makes no channel group.
 #[must_use]
 pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Result<(), Failure>> {
     let uuid = about::uuid(&gpu.uuid).unwrap_or_default();
@@ -44,7 +45,7 @@ pub fn try_slice(nodes: &[Node], release: &Release, gpu: &Gpu) -> Option<Result<
     tried
 }
 
-/// Sets a slice on a new channel group on the first GPU. `None` where the driver makes no group.
+/// Sets a slice on a new channel group on the first GPU. `None` if the driver makes no group.
 fn try_slice_by(own: &MonitorClient) -> Option<Result<(), Failure>> {
     let (device, _) = (*own.gpus.first()?)?;
     let layout = own.release.layouts(Key::Class(KEPLER_CHANNEL_GROUP_A)).first()?;
@@ -58,7 +59,7 @@ fn try_slice_by(own: &MonitorClient) -> Option<Result<(), Failure>> {
     Some(tried)
 }
 
-/// Checks that the driver tells the free memory of a GPU, and what this process holds there. The driver must list
+/// Checks that the driver reports the free memory of a GPU, and what this process holds there. The driver must list
 /// this process, which has a client.
 fn check_answers(own: &MonitorClient, at: usize, gpu: &Gpu) -> Result<(), Unanswered> {
     let unanswered = |amount, reason| Err(Unanswered::Amount { amount, index: gpu.index, reason });

@@ -1,7 +1,7 @@
 //! What an audit asked the driver and got no answer to.
 //!
-//! The log is told when an audit can't look, and the limit on lines that a container can cause doesn't apply: a
-//! container whose use nobody sees has no quota. The lines are few ([`WarningTimes`]).
+//! It is logged when an audit can't check, and the limit on lines that a container can cause doesn't apply: a container
+//! whose use can't be seen has no quota. The lines are few ([`WarningTimes`]).
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,24 +22,16 @@ pub enum Unanswered {
     NoNode,
     /// The driver makes no client.
     #[error("it makes no client ({})", why(Some(*reason)))]
-    NoClient {
-        /// The driver's error.
-        reason: Failure,
-    },
+    NoClient { reason: Failure },
     /// The driver makes no device with the UUID of that GPU.
     #[error("it shows no device with the UUID of GPU {index}")]
-    NoGpu {
-        /// The GPU's index.
-        index: u32,
-    },
-    /// The driver does not tell an amount of a GPU.
+    NoGpu { index: u32 },
+    /// The driver does not report an amount of a GPU.
     #[error("it doesn't tell {amount} of GPU {index} ({})", why(*reason))]
     Amount {
-        /// What was asked for.
         amount: Amount,
-        /// The GPU's index.
         index: u32,
-        /// The driver's error; `None` where the driver's answer lacks the amount.
+        /// The driver's error; `None` if the driver's answer lacks the amount.
         reason: Option<Failure>,
     },
 }
@@ -71,12 +63,12 @@ fn why(reason: Option<Failure>) -> String {
     }
 }
 
-/// When the log was last told of what, by kind and GPU.
+/// When each unanswered query was last logged, by kind and GPU.
 #[derive(Debug, Default)]
 pub(crate) struct WarningTimes(Lock<BTreeMap<(u8, u32), Instant>>);
 
 impl WarningTimes {
-    /// Whether the log is to be told of `what` at `now`: once a minute for each kind and GPU. Remembers `now` then.
+    /// Whether `what` is to be logged at `now`: once a minute for each kind and GPU. Remembers `now` then.
     pub(crate) fn take_due(&self, what: &Unanswered, now: Instant) -> bool {
         let kind = match what {
             Unanswered::NoNode => (0, 0),
