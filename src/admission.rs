@@ -1,7 +1,7 @@
 //! The steps that runtime, hooks and `cgpu` share: from a bundle's request to a
 //! registered container with its isolation on, and back.
 //!
-//! Owns their order, so that nothing is promised twice and nothing leaks: a proposal is
+//! Owns their order, so that nothing is reserved twice and nothing leaks: a proposal is
 //! made before the lock is taken; under the lock stale containers are collected, the
 //! proposal's GPUs chosen, if that is still open, the plan admitted, the record written; the driver's nodes
 //! and files are found for that plan; isolation goes on while there is a record, and
@@ -62,7 +62,6 @@ pub struct Admission<'a> {
 }
 
 impl<'a> Admission<'a> {
-    /// The admission of `host`.
     #[must_use]
     pub fn of(host: &'a Host) -> Self {
         Admission { host }
@@ -101,12 +100,12 @@ impl Admission<'_> {
     ///
     /// # Errors
     ///
-    /// Where it can't be read, or who could have written it isn't root.
+    /// If it can't be read, or a user other than root could have written it.
     pub fn registered(&self, key: &Key) -> Result<Option<Record>, AdmissionError> {
         Ok(self.host.check_registry()?.find(key)?)
     }
 
-    /// The plan that `proposal` would come to now for the bundle in `dir`; changes nothing.
+    /// The plan that `proposal` would resolve to now for the bundle in `dir`; changes nothing.
     ///
     /// # Errors
     ///
@@ -125,11 +124,11 @@ impl Admission<'_> {
     }
 
     /// Registers a container under `key`: its GPUs are chosen, if the request left that open, and nothing that
-    /// it was promised can be promised again. Nobody is told yet ([`report_creation`](Self::report_creation)).
+    /// is reserved for it can be reserved again. It isn't reported yet ([`report_creation`](Self::report_creation)).
     ///
     /// # Errors
     ///
-    /// Where others hold too much, or the key is in use; then nothing is registered.
+    /// If others hold too much, or the key is in use; then nothing is registered.
     pub fn reserve(
         &self,
         key: Key,
@@ -148,7 +147,7 @@ impl Admission<'_> {
         let plan = match proposal.place(locked.holdings(), &limits, placement) {
             Ok(plan) => plan,
             Err(_) => {
-                // Before a refusal, the closer look: a pid may have been used again.
+                // Before a refusal, the closer check: a pid may have been used again.
                 self.collect_locked(&mut locked, StaleCheck::Close)?;
                 let placed = proposal.place(locked.holdings(), &limits, placement);
                 placed.map_err(|refusal| named(refusal, &registry))?
@@ -184,14 +183,14 @@ impl Admission<'_> {
         Ok(record)
     }
 
-    /// Who tells of this host's containers.
+    /// The sink of the events of this host's containers.
     #[must_use]
     pub fn sink(&self) -> EventSink {
         EventSink::of_host(&self.host.config.state_dir)
     }
 
-    /// The event of a create, and so the one line that the log has of it: what the container of `record` gets,
-    /// by whom, its `name`, and its driver `files`, where they come by us.
+    /// The event of a container creation, and so the one line that the log has of it: what the container of
+    /// `record` gets, by whom, its `name`, and its driver `files`, if they come by us.
     pub fn report_creation(&self, record: &Record, name: Option<&str>, files: Option<Mode>) {
         let Record { key: Key { id, root }, short_id, plan, .. } = record;
         // Why a whole container has no backend needs no word.
@@ -227,14 +226,14 @@ impl Admission<'_> {
         }
     }
 
-    /// The event of a create that is refused for `error`, whose container is called `name`.
+    /// The event of a container creation that is refused for `error`, whose container is called `name`.
     pub fn report_refusal(
         &self,
         key: &Key,
         name: Option<&str>,
         (error, cause): (&dyn Error, Cause),
     ) {
-        // The directory is made, or seen not to be ours; who isn't root can write nothing there.
+        // The directory is made, or seen not to be ours; a user other than root can write nothing there.
         if require_root().is_err() || self.host.registry().is_err() {
             return;
         }
@@ -244,7 +243,7 @@ impl Admission<'_> {
         self.sink().report(Event { cause: Some(cause), ..event.because(reason) });
     }
 
-    /// Makes room for a container of `bundle` that `successor` will hold, whose key is that of `old`.
+    /// Frees the key of `old` for a container of `bundle` that `successor` will hold.
     fn give_up(
         &self,
         registry: &Registry,
@@ -271,7 +270,7 @@ impl Admission<'_> {
                 {
                     Leftover::WatchedBy(monitor) => self.keep_leaked(locked, old, monitor),
                     Leftover::Nothing | Leftover::Unknown => {
-                        self.end(locked, old, Some("its container is made anew"))
+                        self.end(locked, old, Some("its container is recreated"))
                     }
                 }
             }
@@ -293,8 +292,8 @@ impl Admission<'_> {
         init: Option<ProcessId>,
     ) -> Result<bool, AdmissionError> {
         let registry = self.host.registry()?;
-        // Until the record says that isolation is on: whoever collects meanwhile would end
-        // what is just being made, and the rest of it would belong to nobody.
+        // Until the record says that isolation is on: a collector would meanwhile end what is
+        // just being made, and the rest of it would have no owner.
         let mut locked = registry.lock()?;
         let Some(reserved) = locked.find(key)? else { return Ok(false) };
         let holder = Holder::Active { init };
@@ -338,7 +337,7 @@ impl Admission<'_> {
         let mut locked = registry.lock()?;
         if let Some(record) = locked.find(from)? {
             if let Some(before) = locked.find(to)? {
-                self.end(&mut locked, &before, Some("its container is made anew"))?;
+                self.end(&mut locked, &before, Some("its container is recreated"))?;
             }
             // Never two records of one short id, nor the quota twice. If we end in between,
             // the create has failed, and nothing is left of it to be collected.
@@ -352,7 +351,7 @@ impl Admission<'_> {
         Ok(())
     }
 
-    /// The record of the container `id` with that bundle, whoever registered it.
+    /// The record of the container `id` with that bundle, whichever program registered it.
     ///
     /// # Errors
     ///
@@ -382,7 +381,7 @@ impl Admission<'_> {
         Ok(true)
     }
 
-    /// As [`release_unmade`](Self::release_unmade), of a reservation that nobody was told of.
+    /// As [`release_unmade`](Self::release_unmade), of a reservation that was not reported.
     ///
     /// # Errors
     ///
@@ -419,8 +418,8 @@ impl Admission<'_> {
     ) -> Result<Option<(String, Leftover)>, AdmissionError> {
         let record = registry.find(key)?;
         Ok(record.map(|Record { short_id, plan, holder, .. }| {
-            // The runtime that makes a container (`run`, or a create that failed) is behind its filter itself, so that
-            // the monitor sees no end before the hook's.
+            // The runtime that makes a container (`run`, or a failed container creation) is behind its filter itself,
+            // so that the monitor sees no end before the hook's.
             let is_creator = holder.process().is_some_and(|by| Some(by.pid) == caller);
             let timeout = if is_creator { Duration::ZERO } else { END_TIMEOUT };
             let leftover = self.host.isolation(plan.backend).leftover(&short_id, timeout);
@@ -513,7 +512,7 @@ impl Admission<'_> {
         plan::admit(&plan, locked.holdings_but(&before.key), &limits)
             .map_err(|refusal| named(refusal, &registry))?;
         // While it changes it holds the larger of both: whatever happens in between, no
-        // more is promised than can be kept.
+        // more is reserved than can be had.
         let between = before.plan.covering(&plan);
         locked.put(&Record { plan: between, ..before.clone() })?;
         let after = Record { plan, ..before.clone() };
@@ -524,7 +523,7 @@ impl Admission<'_> {
         }
         locked.put(&after)?;
         self.share_out(&locked, &after.plan.gpus);
-        // A monitor tells itself of a quota that it was given.
+        // A monitor itself reports a quota that it was given.
         let is_reported =
             matches!(change, Change::MemoryLimit { .. }) && after.plan.backend == Kind::Gate;
         if !is_reported {
@@ -633,7 +632,7 @@ impl Admission<'_> {
         locked: &mut Locked<'_>,
         check: StaleCheck,
     ) -> Result<Vec<Record>, AdmissionError> {
-        // Where there is no room to write it down, it is looked up again next time.
+        // If no space is left to write it down, it is determined again next time.
         if let Err(error) = locked.settle() {
             let error: &dyn Error = &error;
             warn!(error, "a record can't be brought up to date: the next create tries again");
@@ -655,7 +654,8 @@ impl Admission<'_> {
                     Ok(()) => continue,
                     retained => retained,
                 },
-                // Its monitor lives, and a create doesn't wait for it: it will be collected, or ends by itself.
+                // Its monitor lives, and a container creation doesn't wait for it: it will be collected, or exits
+                // by itself.
                 Leftover::Unknown if check == StaleCheck::Quick => continue,
                 Leftover::Nothing | Leftover::Unknown => {
                     self.end(locked, &record, Some("collected: its container is gone"))
@@ -682,7 +682,7 @@ impl Admission<'_> {
         Ok(())
     }
 
-    /// Ends isolation and registration, and tells so; `why` where that isn't the usual end.
+    /// Ends isolation and registration, and reports it; `why` if that isn't the usual end.
     fn end(
         &self,
         locked: &mut Locked<'_>,

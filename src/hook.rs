@@ -47,16 +47,10 @@ const TIMEOUT_S: i64 = 30;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {
     /// The wrapper, which knows the container's key.
-    Wrapper {
-        /// The key.
-        key: Key,
-    },
+    Wrapper { key: Key },
     /// The `precreate` stage, which knows no id and made up a token.
-    Precreate {
-        /// The token.
-        token: String,
-    },
-    /// Nobody: it was called from outside.
+    Precreate { token: String },
+    /// None of ours: it was called from outside.
     Alone,
 }
 
@@ -77,15 +71,13 @@ pub enum Stage {
     Precreate,
 }
 
-/// What the runtime tells a hook (OCI runtime specification, "State").
+/// What the runtime reports to a hook (OCI runtime specification, "State").
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct State {
-    /// The container's id.
     pub id: String,
     /// Its first process; absent or 0 where there is none.
     #[serde(default)]
     pub pid: i32,
-    /// Its bundle.
     pub bundle: PathBuf,
 }
 
@@ -95,14 +87,12 @@ pub enum HookError {
     /// Standard input can't be read.
     #[error("cannot read standard input: {source}")]
     Input {
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// Standard output can't be written.
     #[error("cannot write the configuration to standard output: {source}")]
     Output {
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -111,14 +101,12 @@ pub enum HookError {
         "standard input is not the container's OCI state: {source}; a runtime calls this hook with it"
     )]
     State {
-        /// Why.
         #[source]
         source: serde_json::Error,
     },
     /// The process in the state isn't there.
     #[error("container {id}: its process {pid} is gone; create it again")]
     Gone {
-        /// The container.
         id: String,
         /// The pid in the state.
         pid: i32,
@@ -130,7 +118,6 @@ pub enum HookError {
          configuration to share GPUs without isolation"
     )]
     RuntimeNeeded,
-    /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The container can't have what it asks for.
@@ -269,8 +256,8 @@ fn write(bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
     written.map_err(|source| HookError::Output { source })
 }
 
-/// Tells the log and the events why no container is made: podman throws away what a precreate hook
-/// says, and crun what any hook says.
+/// Reports to the log and the events why no container is created: podman discards what a precreate
+/// hook prints, and crun what any hook prints.
 fn report_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
     let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
     Admission::of(host).report_refusal(key, name.as_deref(), (error, error.why()));
@@ -379,7 +366,7 @@ fn asked(host: &Host, dir: &Path, id: &str) -> Result<Option<Request>, HookError
     Ok(decision.request().cloned())
 }
 
-/// Registers a container that nobody registered before it was made.
+/// Registers a container that wasn't registered before it was created.
 fn register(
     host: &Host,
     caller: &Caller,
@@ -408,7 +395,7 @@ fn register(
 }
 
 fn poststop(host: &Host, caller: &Caller, state: &State) {
-    // Where nobody was ever registered, no state directory is made for asking.
+    // If no container was ever registered, no state directory is made for asking.
     if fs::symlink_metadata(&host.config.state_dir)
         .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     {
@@ -473,7 +460,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     };
     let caller = Caller::Precreate { token: token.clone() };
     let calls = calls(host, &caller, proposal.is_whole(), HookStage::OURS)?;
-    // podman, or its service, which lives on after a create that failed.
+    // podman, or its service, which lives on after a failed container creation.
     let by = ProcessId::of(Pid::as_raw(getppid()));
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by };
     // It has no id that an engine's file could be found by; a pod's has its name all the same.
@@ -496,7 +483,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
         write(bundle.to_text().as_bytes())
     };
     equip().inspect_err(|_| {
-        // Nobody will come for it.
+        // No container will claim it.
         if let Err(error) = Admission::of(host).release_unmade(&announced(&token)) {
             not_taken_back(&error);
         }
@@ -512,7 +499,7 @@ fn not_taken_back(error: &AdmissionError) {
     );
 }
 
-/// A name that no other reservation has: who we are, and when we started.
+/// A name that no other reservation has: our pid, and when we started.
 fn token() -> String {
     match ProcessId::own() {
         Some(own) => format!("{}-{}", own.pid, own.start_ticks),

@@ -1,4 +1,4 @@
-//! This host: its configuration, and what a bundle's request comes to here, a plan and edits of the bundle.
+//! This host: its configuration, and what a bundle's request resolves to, a plan and edits of the bundle.
 //!
 //! Must not know how a record lives, which is [`admission`](crate::admission)'s.
 
@@ -37,7 +37,6 @@ use cgpu_inject::{self as inject, Injection, Missing, Nodes, Purpose};
 /// This host's configuration and what belongs to it.
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// The configuration.
     pub config: Config,
     /// The file it came from, by absolute path.
     pub config_path: Option<PathBuf>,
@@ -55,7 +54,7 @@ impl Host {
         Host { config, config_path, backend, why_backend }
     }
 
-    /// The same host with its backend chosen anew, for a program that runs on: the vendor's module may
+    /// The same host with its backend chosen again, for a program that runs on: the vendor's module may
     /// have been loaded meanwhile.
     #[must_use]
     pub fn chosen_again(&self) -> Self {
@@ -125,7 +124,7 @@ impl Host {
         Registry::open(&self.config.state_dir, boot_id)
     }
 
-    /// Its registry for those who only look: nothing is made or changed.
+    /// Its registry for readers: nothing is made or changed.
     ///
     /// # Errors
     ///
@@ -157,7 +156,8 @@ impl Host {
         Ok(set.unwrap_or_else(|| self.config.admission.default_memory_mib()))
     }
 
-    /// The same, if it was set of the host. Who may not look into the registry gives out no more than any user has.
+    /// The same, if it was set of the host. A caller that may not read the registry gives out no more than any user
+    /// has.
     fn default_memory_set(&self) -> Result<Option<u64>, RegistryError> {
         if Registry::is_host_unset(&self.config.state_dir) {
             return Ok(None);
@@ -221,7 +221,7 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// If its token is nobody's or another's, or the record can't be written.
+    /// If its token is unknown or another container's, or the record can't be written.
     pub fn take_grant(&self, bundle: &Bundle) -> Result<(), AdmissionError> {
         let (env, annotations) = (bundle.env()?, bundle.annotations()?);
         // Who comes without a token holds its grant already.
@@ -273,7 +273,7 @@ impl Host {
     /// If there is something.
     pub fn refuse_more(&self, record: &Record, bundle: &Bundle) -> Result<(), AdmissionError> {
         let plan = &record.plan;
-        // Whole, or shared without isolation: nothing is promised that more could break.
+        // Whole, or shared without isolation: nothing is reserved that more could break.
         if plan.backend == Kind::None {
             return Ok(());
         }
@@ -291,7 +291,7 @@ impl Host {
         }
     }
 
-    /// What `request` comes to on `inventory`, and with which backend; which GPUs that are is said when it is
+    /// What `request` resolves to on `inventory`, and with which backend; which GPUs that are is said when it is
     /// registered, if the request leaves it open.
     ///
     /// # Errors
@@ -530,7 +530,7 @@ pub fn require_root() -> Result<(), AdmissionError> {
     if geteuid().is_root() && whole { Ok(()) } else { Err(AdmissionError::Rootless) }
 }
 
-/// The absolute path of one of our programs: they are installed beside each other.
+/// The absolute path of one of our programs: they are installed next to each other.
 ///
 /// # Errors
 ///
@@ -565,7 +565,7 @@ pub(crate) fn names_nothing(bundle: &Bundle, id: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
-    /// `cgpu-metrics` and others run on for weeks, and somebody may load the vendor's module meanwhile.
+    /// `cgpu-metrics` and others run on for weeks, and the vendor's module may be loaded meanwhile.
     #[test]
     fn rechosen_host_sees_a_module_loaded_since() {
         let root = tempfile::tempdir().unwrap();

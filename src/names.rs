@@ -1,9 +1,9 @@
 //! What engines call their containers: [`of`], and which one a word means: [`chosen`].
 //!
-//! A name is read when somebody looks, for docker and podman can rename a container: from the
+//! A name is read when it is needed, for docker and podman can rename a container: from the
 //! engine's own file of it, else from the bundle's annotations. No engine is asked, and nothing is
-//! kept here; events keep the name that they were written with. Must not know what a name is for.
-//! Whoever made the container may have chosen it: it can be of any length and any characters.
+//! retained here; events keep the name that they were written with. Must not know what a name is for.
+//! The container's creator may have chosen it: it can be of any length and any characters.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -51,14 +51,14 @@ pub fn of_bundle(id: &str, bundle: &Bundle) -> Option<String> {
     Files::default().found(id, bundle.dir(), bundle.mounted(), &annotations)
 }
 
-/// Engines' files while several containers are looked at: one that tells of all is read once.
+/// Engines' files while several containers are read: a file about all of them is read once.
 #[derive(Debug, Default)]
 pub struct Files {
     /// podman's, by path: the first name of each container.
     podmans: HashMap<PathBuf, HashMap<String, String>>,
 }
 
-/// What a bundle's configuration tells of a name. Nothing else of it is kept: a host has hundreds.
+/// What a bundle's configuration says of a name. Nothing else of it is retained: a host has hundreds.
 #[derive(Debug, Deserialize)]
 struct Config<'a> {
     #[serde(borrow, default)]
@@ -118,7 +118,7 @@ impl Files {
 }
 
 /// docker's own file of the container `id`, whose mounts are `mounted`: where, and from where. One
-/// that shares another's network has the other's files, from beside its own.
+/// that shares another's network has the other's files, from next to its own.
 fn dockers_file<'a>(
     id: &str,
     mut mounted: impl Iterator<Item = (&'a str, &'a str)>,
@@ -275,7 +275,7 @@ mod tests {
             ("6c0000000000", Some("kube/pod/main")),
         ];
         for (word, expected) in [
-            // Whoever calls a container by another's id gets nothing of the other's.
+            // A container that is named like another's id gets nothing of the other's.
             ("web", &[2][..]),
             ("db", &[3]),
             ("default/pod/main", &[1]),

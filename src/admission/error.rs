@@ -1,4 +1,4 @@
-//! Why a container can't have what it asks for: one of the rooms' reasons, or one of these.
+//! Why a container can't have what it asks for: one of the modules' reasons, or one of these.
 
 use std::path::PathBuf;
 
@@ -42,13 +42,12 @@ pub enum AdmissionError {
     /// The GPUs aren't known.
     #[error(transparent)]
     Gpus(#[from] inventory::LoadError),
-    /// The bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),
     /// The host's GPUs.
     #[error(transparent)]
     Inventory(#[from] inventory::ChildError),
-    /// The same, for a container without a quota: its image may have asked without its user's wish.
+    /// The same, for a container without a quota: its image may have asked without its user.
     #[error("{setting}: {source}; or start it without GPUs, with NVIDIA_VISIBLE_DEVICES=void")]
     NoGpus {
         /// What asks for GPUs.
@@ -79,7 +78,6 @@ pub enum AdmissionError {
     /// The driver's files.
     #[error(transparent)]
     Inject(#[from] InjectError),
-    /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
     /// The isolation.
@@ -90,7 +88,6 @@ pub enum AdmissionError {
     Monitors {
         /// The directory.
         path: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
@@ -104,7 +101,6 @@ pub enum AdmissionError {
     /// One of our own programs can't be found.
     #[error("cannot find {program} beside {}; install cgpu's programs in one directory", own.display())]
     Incomplete {
-        /// The program.
         program: &'static str,
         /// The one that is running.
         own: PathBuf,

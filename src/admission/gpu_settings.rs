@@ -1,4 +1,4 @@
-//! Settings of GPUs: what goes for each now, and how that is changed.
+//! Settings of GPUs: the rules of each now, and how they are changed.
 
 use super::AdmissionError;
 use crate::admission::Admission;
@@ -15,7 +15,7 @@ use cgpu_host::registry::{
 };
 
 impl Admission<'_> {
-    /// How much may be promised on each GPU.
+    /// How much may be reserved on each GPU.
     ///
     /// # Errors
     ///
@@ -37,12 +37,12 @@ impl Admission<'_> {
         })
     }
 
-    /// What goes for the GPU with that index and UUID: what its backend says, else what was set, else
+    /// The rules of the GPU with that index and UUID: what its backend says, else what was set, else
     /// the configuration.
     ///
     /// # Errors
     ///
-    /// Where it can't be read what was set.
+    /// If it can't be read what was set.
     pub fn gpu_rules(
         &self,
         registry: &Registry,
@@ -66,7 +66,7 @@ impl Admission<'_> {
         }
     }
 
-    /// What goes for a GPU of which `set` was set, while these containers are on it.
+    /// The rules of a GPU of which `set` was set, while these containers are on it.
     fn rules_of(&self, set: GpuSettings, tenants: &[Tenant]) -> GpuRules {
         let compute = &self.host.config.compute;
         let usual = self.usual_policy();
@@ -79,8 +79,8 @@ impl Admission<'_> {
         }
     }
 
-    /// Tells monitors what containers have of the computing time of these GPUs, on which one came,
-    /// changed or went. What can't be told they learn of at the next change.
+    /// Notifies monitors of what containers have of the computing time of these GPUs, on which a
+    /// container came, changed or went. What can't be written is repeated at the next change.
     pub(super) fn share_out(&self, locked: &Locked<'_>, gpus: &[PlannedGpu]) {
         if self.host.backend != Kind::Gate {
             return;
@@ -96,7 +96,7 @@ impl Admission<'_> {
         });
         if let Err(error) = reported {
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "computing time is shared as before: monitors can't be told");
+            tracing::warn!(error, "computing time is shared as before: monitors can't be notified");
         }
     }
 
@@ -168,11 +168,11 @@ impl Admission<'_> {
     }
 
     /// Sets what a container gets of each GPU that names GPUs and asks for no quota, in MiB; 0 is the GPU as a
-    /// whole. It goes for containers that are created from now on, and is kept for as long as the registry.
+    /// whole. It applies to containers that are created from now on, and is retained for as long as the registry.
     ///
     /// # Errors
     ///
-    /// Where that can't be written.
+    /// If that can't be written.
     pub fn set_default_memory(&self, mib: u64) -> Result<(), AdmissionError> {
         let registry = self.host.registry()?;
         let mut locked = registry.lock()?;

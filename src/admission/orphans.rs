@@ -1,5 +1,5 @@
-//! What a loss leaves behind: containers that nobody serves or starts, monitors that nobody has
-//! registered.
+//! What a loss leaves behind: containers that no monitor serves or no engine starts, monitors
+//! without a record.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,6 @@ const UNSEEN: &str = "it can't be seen whether the memory of a container whose m
 /// A monitor's directory whose container has no record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
-    /// The container's short id.
     pub short_id: String,
     /// The monitor, if it lives: then the container may, too, and holds memory that isn't counted.
     pub monitor: Option<ProcessId>,
@@ -40,7 +39,7 @@ pub struct Collected {
     pub orphans: Vec<Orphan>,
 }
 
-/// How a registered container stands.
+/// The state of a registered container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
     /// Its runtime is making it.
@@ -97,8 +96,8 @@ impl Admission<'_> {
         }
     }
 
-    /// The containers that `is_meant` says by what they hold, and whose monitor has ended before them, if nobody has
-    /// looked at what it left.
+    /// The containers that `is_meant` says by what they hold, and whose monitor has exited before them, if what
+    /// it left has not been checked.
     pub(super) fn closed(
         &self,
         locked: &Locked<'_>,
@@ -110,8 +109,8 @@ impl Admission<'_> {
         })
     }
 
-    /// Tells once of each of these containers that its monitor is lost, and ends it if its memory is taken from outside.
-    /// Asks the driver, which may hang: the registry isn't locked meanwhile.
+    /// Reports once of each of these containers that its monitor is lost, and ends it if its memory is taken from
+    /// outside. Asks the driver, which may hang: the registry isn't locked meanwhile.
     pub(super) fn handle_closed(&self, closed: Vec<Record>) {
         for record in closed {
             // A container that has ended ends its monitor.
@@ -130,7 +129,7 @@ impl Admission<'_> {
         }
     }
 
-    /// The monitors without a record, for those who look without the lock.
+    /// The monitors without a record, for readers without the lock.
     ///
     /// # Errors
     ///
@@ -159,7 +158,7 @@ pub(super) fn orphans(
     let all = MonitorDir::list(state_dir).map_err(unlisted)?;
     let of = |place: &MonitorDir| {
         let short_id = place.short_id();
-        // One whose monitor can't be read is nothing that somebody may clear away.
+        // One whose monitor can't be read must not be cleared away.
         let monitor = (!is_registered(&short_id)).then(|| place.process().ok()).flatten()?;
         Some(Orphan { short_id, monitor })
     };
@@ -172,8 +171,8 @@ pub fn deletion(key: &Key) -> String {
     format!("cgpu-runtime --root {} delete --force {}", key.root, key.id)
 }
 
-/// Whether the runtime has made the container and nobody has started it: runc and crun keep a FIFO
-/// beside its state until then (`libcontainer/container_linux.go`, `handleFifoResult`;
+/// Whether the runtime has created the container and it isn't started: runc and crun keep a FIFO
+/// next to its state until then (`libcontainer/container_linux.go`, `handleFifoResult`;
 /// `libcrun/status.c`, `libcrun_status_write_exec_fifo`).
 fn waits_to_be_started(key: &Key) -> bool {
     // An id that is no name names no file of theirs.

@@ -63,7 +63,7 @@ pub struct Gate {
 #[derive(Debug, Error)]
 pub enum GateError {
     /// A GPU whose memory is the kernel's, too: what a program has of the kernel may lie there, in no
-    /// call of the driver's and in none of its figures.
+    /// call of the driver's and in none of its usage values.
     #[error(
         "the gate can't hold memory of a GPU that the kernel gives out as its own ({}); share it by \
          other means, or set [isolation] backend = \"none\" in the configuration to share GPUs \
@@ -71,10 +71,10 @@ pub enum GateError {
         path.display()
     )]
     Coherent {
-        /// What tells so; there is no such file of other GPUs (`nv-procfs.c`).
+        /// The file that shows it; other GPUs have no such file (`nv-procfs.c`).
         path: PathBuf,
     },
-    /// There is no driver, or none that tells its version.
+    /// There is no driver, or none that reports its version.
     #[error(
         "the gate needs to know the driver's version, and {} {problem}; load the driver: \
          `nvidia-modprobe`, or `nvidia-smi` as root",
@@ -94,10 +94,9 @@ pub enum GateError {
         "driver {version} is newer than the last that this version knows ({checked}), and a monitor \
          could not see what containers hold: {unanswered}; install a newer cgpu or an older driver, \
          or set [isolation] unknown_driver = \"serve\" in the configuration to have quotas that \
-         nobody sees to"
+         no audit checks"
     )]
     Unknown {
-        /// The driver's version.
         version: Version,
         /// The last one before it that is known.
         checked: Version,
@@ -111,11 +110,9 @@ pub enum GateError {
          same: ask for no weight and no priority, and leave the GPU at policy=5"
     )]
     Slices {
-        /// The GPU.
         index: u32,
         /// The call and its status.
         why: String,
-        /// The driver's version.
         version: Version,
     },
     /// The driver doesn't answer.
@@ -126,17 +123,13 @@ pub enum GateError {
     Ability(#[from] AbilityError),
     /// A program is missing.
     #[error("the gate's program {} is missing; install cgpu's programs in one directory", program.display())]
-    NoMonitor {
-        /// The program.
-        program: PathBuf,
-    },
+    NoMonitor { program: PathBuf },
     /// A GPU that the driver could not be asked about.
     #[error(
         "GPU {index} has UUID {uuid} in the inventory, which is none; correct it there, or have \
          `cgpu gpus --refresh` ask the driver"
     )]
     Uuid {
-        /// Its index.
         index: u32,
         /// What it has.
         uuid: String,
@@ -146,7 +139,6 @@ pub enum GateError {
     Node {
         /// Its path on the host.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -165,7 +157,6 @@ pub enum GateError {
     /// It doesn't do what it is asked.
     #[error("the monitor of {id} refuses: {reason}")]
     Refused {
-        /// The container.
         id: String,
         /// What the monitor says.
         reason: String,
@@ -173,7 +164,6 @@ pub enum GateError {
     /// A quota below what is in use.
     #[error("the monitor of {id} refuses: {reason}")]
     InUse {
-        /// The container.
         id: String,
         /// What the monitor says.
         reason: String,
@@ -183,7 +173,6 @@ pub enum GateError {
         "the gate holds memory, so {what} of {id} can't be changed; set it when the container is created"
     )]
     Unenforced {
-        /// The container.
         id: String,
         /// What was to be changed.
         what: &'static str,
@@ -193,7 +182,6 @@ pub enum GateError {
     Unlisted {
         /// The directory.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -202,7 +190,6 @@ pub enum GateError {
     Left {
         /// The directory.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -242,7 +229,7 @@ impl Gate {
         Ok(Release::of(version)?)
     }
 
-    /// What tells of a GPU whose memory is a node of the kernel's, as of GH200 and GB200.
+    /// The file that shows that a GPU's memory is a node of the kernel's, as on GH200 and GB200.
     fn coherent(&self) -> Option<PathBuf> {
         let gpus = fs::read_dir(self.proc_root.join("driver/nvidia/gpus")).ok()?;
         let reported = gpus.flatten().map(|gpu| gpu.path().join("numa_status"));
@@ -555,7 +542,7 @@ impl Isolation for Gate {
             |what| Err(GateError::Unenforced { id: tenant.id.to_owned(), what }.into());
         let (gpu_index, limit_bytes) = match change {
             Change::MemoryLimit { gpu_index, bytes } => (gpu_index, bytes),
-            // Monitors follow what the registry tells of shares.
+            // Monitors follow what the registry says of shares.
             Change::Weight(1) | Change::HighPriority(false) => return Ok(()),
             Change::Weight(_) | Change::HighPriority(_) => {
                 let gpus = planned(tenant.plan);

@@ -8,7 +8,7 @@
 //!
 //! Nothing is locked here. The tree is visible inside of containers, so that a lock on
 //! it could be held by one for ever. Activations that race for slots and weights are
-//! told apart by the module itself (ENOSPC) and by reading back.
+//! separated by the module itself (ENOSPC) and by reading back.
 
 mod error;
 mod meminfo;
@@ -52,7 +52,7 @@ impl Km {
         Km { tree: Tree::new(tree) }
     }
 
-    /// What goes for the GPU `index`; `None` where the module doesn't tell.
+    /// The rules of the GPU `index`; `None` if the module doesn't report them.
     pub(super) fn gpu_rules(&self, index: u32) -> Option<GpuRules> {
         let read = |name| {
             let number = self.tree.number(Cell { gpu: index, short_id: None, name }).ok()?;
@@ -62,11 +62,11 @@ impl Km {
         Some(GpuRules { policy, max_inst, prio_ratio: read("prio_ratio")? })
     }
 
-    /// Changes what goes for the GPU `index`.
+    /// Changes the rules of the GPU `index`.
     ///
     /// # Errors
     ///
-    /// Where the change did not take.
+    /// If the change was not applied.
     pub(super) fn set_gpu(&self, index: u32, change: GpuChange) -> Result<(), KmError> {
         self.tree.loaded()?;
         let (name, value) = match change {
@@ -126,7 +126,7 @@ impl Km {
         Err(KmError::NoWeight { gpu, free, wanted, holders })
     }
 
-    /// Makes weights count on a GPU, where nobody there expects another policy.
+    /// Makes weights count on a GPU, if no container there expects another policy.
     fn select_policy(
         &self,
         gpu: u32,
@@ -161,7 +161,7 @@ impl Km {
         Ok(())
     }
 
-    /// The instances on a GPU beside this one.
+    /// The instances on a GPU next to this one.
     fn others(&self, gpu: u32, short_id: &str) -> Result<Vec<String>, KmError> {
         let mut names = self.tree.instances(gpu)?;
         names.retain(|name| name != short_id);
@@ -314,7 +314,7 @@ impl Isolation for Km {
                 return Err(KmError::NoGpu { gpu: quota.gpu, present }.into());
             }
         }
-        // Before the weights are looked at, because it holds some of them.
+        // Before the weights are checked, because it holds some of them.
         self.clear_leftover(tenant.short_id)?;
         for quota in &quotas {
             self.check_weight(quota.gpu, 0, tenant.plan.weight)?;

@@ -31,7 +31,7 @@ pub struct Tenant<'a> {
     pub id: &'a str,
     /// 12 ASCII characters, unique among the registered containers.
     pub short_id: &'a str,
-    /// What it was promised.
+    /// What is reserved for it.
     pub plan: &'a Plan,
 }
 
@@ -44,7 +44,6 @@ pub struct Launch<'a> {
     pub processor_limit: Option<u64>,
     /// Its weight of the processor; `None` for the default one.
     pub processor_shares: Option<ProcessorShares>,
-    /// Its bundle.
     pub bundle: &'a Path,
     /// Its runtime's root.
     pub root: &'a str,
@@ -72,9 +71,9 @@ pub struct Observed {
     pub short_id: String,
     /// What it has on each GPU under a quota; `None` where its monitor doesn't answer.
     pub instances: Option<Vec<Instance>>,
-    /// Its calls of the driver, by what became of them; `None` where nobody counts them.
+    /// Its calls of the driver, by what became of them; `None` if they aren't counted.
     pub calls: Option<Calls>,
-    /// How long these took; `None` where nobody measures that.
+    /// How long these took; `None` if that isn't measured.
     pub durations: Option<Durations>,
     /// How often its monitor was updated; `None` where it has no monitor, or that isn't known.
     pub monitor_updates: Option<u64>,
@@ -99,13 +98,12 @@ pub enum Leftover {
 /// What a backend knows of one container on one GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instance {
-    /// Index of the GPU.
     pub gpu_index: u32,
     /// The quota in bytes.
     pub memory_limit_bytes: u64,
     /// Memory in use in bytes; `None` where unknown.
     pub memory_used_bytes: Option<u64>,
-    /// Each process and its memory there in bytes, as far as the backend tells. Their sum can be
+    /// Each process and its memory there in bytes, as far as the backend reports it. Their sum can be
     /// less than what is in use.
     pub processes: Vec<(i32, u64)>,
     /// The part of the GPU's computing time that it had lately, from 0 to 1; `None` where that isn't known,
@@ -182,7 +180,7 @@ pub trait Isolation: std::fmt::Debug {
     fn deactivate(&self, short_id: &str) -> Result<(), BackendError>;
 
     /// The containers that it holds now, of those with these short ids, or of all; one whose monitor
-    /// doesn't answer at once comes without figures.
+    /// doesn't answer at once comes without usage.
     ///
     /// # Errors
     ///
@@ -205,12 +203,14 @@ pub fn choose(isolation: &config::Isolation) -> (Kind, &'static str) {
 }
 
 /// The backend by what was configured and whether the vendor's module is loaded:
-/// somebody installed that on purpose. Pure.
+/// that was installed on purpose. Pure.
 fn chosen(configured: config::Backend, km_loaded: bool) -> (Kind, &'static str) {
     match (configured, km_loaded) {
         (config::Backend::Km, _) => (Kind::Km, "configured"),
         (config::Backend::Gate, _) => (Kind::Gate, "configured"),
-        (config::Backend::None, _) => (Kind::None, "configured: quotas are told, not enforced"),
+        (config::Backend::None, _) => {
+            (Kind::None, "configured: quotas are reported but not enforced")
+        }
         (config::Backend::Auto, true) => (Kind::Km, "auto: the vendor's module is loaded"),
         (config::Backend::Auto, false) => (Kind::Gate, "auto: the vendor's module isn't loaded"),
     }
@@ -236,7 +236,7 @@ pub fn variables(plan: &Plan) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// What goes for the GPU `index`, where the backend of that kind keeps that itself.
+/// The rules of the GPU `index`, if the backend of that kind keeps them itself.
 #[must_use]
 pub fn gpu_rules(kind: Kind, config: &config::Config, index: u32) -> Option<GpuRules> {
     match kind {
@@ -245,12 +245,12 @@ pub fn gpu_rules(kind: Kind, config: &config::Config, index: u32) -> Option<GpuR
     }
 }
 
-/// Changes what goes for a GPU, which was found possible. Where the backend of that kind doesn't keep it
-/// itself, sees only that the driver can hold it.
+/// Changes the rules of a GPU, which was found possible. If the backend of that kind doesn't keep them
+/// itself, checks only that the driver can enforce the change.
 ///
 /// # Errors
 ///
-/// Where the change did not take, or the driver can't hold it.
+/// If the change was not applied, or the driver can't enforce it.
 pub fn set_gpu(
     kind: Kind,
     config: &config::Config,
@@ -278,7 +278,7 @@ pub enum BackendError {
     None(#[from] none::NoneError),
 }
 
-/// What stands against a change, for those who tell it in a word.
+/// What stands against a change, for callers that report it in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
     /// More is in use than would be allowed.

@@ -18,13 +18,12 @@ pub struct Unisolated;
 /// What can't be had without isolation.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum NoneError {
-    /// A change of what nobody enforces.
+    /// A change of what isn't enforced.
     #[error(
         "backend none enforces nothing, so {what} of {id} can't be changed; \
          create the container anew with backend gate or km"
     )]
     Unenforced {
-        /// The container's id.
         id: String,
         /// What was to be changed.
         what: &'static str,

@@ -35,7 +35,7 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
         Err(usage) => {
-            let _ = usage.print(); // nobody is left to tell where this fails
+            let _ = usage.print(); // if this fails, there is nowhere left to report it
             u8::try_from(usage.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
         }
     };

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody reads the standard error of one that serves.
+            // No process reads the standard error of a monitor that serves.
             tracing::error!("{error}");
             eprintln!("cgpu-monitor: {error}");
             ExitCode::FAILURE

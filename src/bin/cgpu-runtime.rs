@@ -22,7 +22,7 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
         OsStr::from_bytes(text.to_bytes()).to_owned()
     };
     let count = usize::try_from(argc).unwrap_or(0);
-    // Returns only where the call failed; the engine has been told why.
+    // Returns only if the call failed; the reason has been reported to the engine.
     let mut words = (0..count).map(word);
     let called = words.next().unwrap_or_default();
     cgpu::runtime::main(&called, words.collect());

@@ -110,7 +110,7 @@ fn set(config: &mut Value, settings: &[Setting]) {
     }
 }
 
-/// A host's rules, and who calls us.
+/// A host's rules, and our caller.
 #[derive(Debug, Clone)]
 struct Rules {
     profile: Profile,
@@ -302,7 +302,7 @@ fn is_sandbox(config: &Value) -> bool {
     MARKS.iter().any(|[kind, id]| mark(kind) == "sandbox" && mark(id) == ID)
 }
 
-/// What a bundle's variables and annotations come to is set once for each name, and the last counts.
+/// What a bundle's variables and annotations resolve to is set once for each name, and the last counts.
 fn last_of_each(settings: &[Setting]) -> Vec<Setting> {
     let is_last = |(at, (name, _)): &(usize, &Setting)| {
         settings[at + 1..].iter().all(|(later, _)| later != name)
@@ -321,7 +321,7 @@ fn recorded_engine_configs_yield_the_requested_gpus() {
         found.sort_unstable();
         // Who has every device of the host and names no GPU is none of ours.
         assert_eq!(found, gpus.clone().unwrap_or_default(), "{by}: {after}");
-        // docker's `--gpus` is a variable for NVIDIA's hook, and it is told what the plan says.
+        // docker's `--gpus` is a variable for NVIDIA's hook, which gets what the plan says.
         let is_by_variable = by.contains("-e NVIDIA") || by.contains(": --gpus");
         assert!(after == *config || is_by_variable, "{by}: what was brought stays as it is");
     }
@@ -343,7 +343,7 @@ fn recorded_engine_configs_get_the_requested_quota() {
         let plan = plan.unwrap_or_else(|| panic!("{by}: not ours"));
         let mut found: Vec<u32> = plan.gpus.iter().map(|gpu| gpu.minor).collect();
         found.sort_unstable();
-        // Where nobody says which, it is a part of each.
+        // If nothing says which, it is a part of each.
         let said = match by.split_once("--device-cgroup-rule") {
             None => gpus.clone().filter(|gpus| !gpus.is_empty()),
             // A rule is no choice, and a mount is.

@@ -1,4 +1,4 @@
-//! How a container reaches past the enforcement: [`find`] looks at its bundle and at this host.
+//! How a container reaches past the enforcement: [`find`] checks its bundle and this host.
 //!
 //! Owns which parts of a host lead past it. Compares what is mounted by file, not by name, so that
 //! parents, links and other mounts of the same directory count.
@@ -14,7 +14,7 @@ use cgpu_host::config::{Config, DROP_INS};
 use cgpu_inject::bundle::{Bundle, PidNamespace};
 use cgpu_inject::tree;
 
-/// Sockets of engines: who may speak with one is root of the host.
+/// Sockets of engines: a process that may speak with one is root of the host.
 const ENGINE_SOCKETS: [&str; 8] = [
     "/run/docker.sock",
     "/run/containerd/containerd.sock",
@@ -71,7 +71,7 @@ fn is_in_host_pids(namespace: PidNamespace<'_>) -> bool {
         PidNamespace::At(path) => {
             let found = file_of(Path::new(path));
             let hosts = ["/proc/1/ns/pid", "/proc/self/ns/pid"];
-            // One that can't be looked at may be the host's; the runtime will fail to enter it.
+            // One that can't be inspected may be the host's; the runtime will fail to enter it.
             found.is_none() || hosts.iter().any(|host| file_of(Path::new(host)) == found)
         }
     }

@@ -479,7 +479,7 @@ fn exec_words(words: &[&OsStr], dialect: Dialect) -> (Vec<OsString>, Option<Path
 /// What may be the container's id among the words of a `checkpoint`, and whether the container runs on.
 /// `None` if the command only prints its help.
 ///
-/// runc takes flags after the id as well; crun stops at the first word that is none (`ARGP_IN_ORDER`).
+/// runc takes flags after the id as well; crun stops at the first word that isn't a flag (`ARGP_IN_ORDER`).
 fn checkpoint_words(words: &[&OsStr], dialect: Dialect) -> Option<(Vec<OsString>, bool)> {
     let mut ids = Vec::new();
     // The last one of a name counts.
@@ -807,7 +807,7 @@ mod tests {
         assert_eq!(create.id.as_deref(), Some(OsStr::new("id")));
     }
 
-    /// A command line that only resembles a create is passed through to the runtime.
+    /// A command line that only resembles a container creation is passed through to the runtime.
     #[test]
     fn lookalikes_of_create_pass_through() {
         for line in [

@@ -1,6 +1,6 @@
 //! podman's conmon, which calls us for podman: what podman shows of an error begins with the runtime's name.
 //!
-//! conmon hands no variable on, so its command line says who it is. Must not know errors.
+//! conmon hands no variable on, so its command line identifies it. Must not know errors.
 
 use std::ffi::OsStr;
 use std::fs;

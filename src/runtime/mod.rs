@@ -45,21 +45,19 @@ use cgpu_inject::{self as inject, Mode, Nodes};
 /// Why a call ended here.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
-    /// The configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The real runtime.
     #[error(transparent)]
     Real(#[from] RealRuntimeError),
     /// The container can't have what it asks for.
     #[error(transparent)]
     Admission(#[from] AdmissionError),
-    /// The id can't be told from the other words.
+    /// The id can't be distinguished from the other words.
     #[error(
         "cannot tell the container's id from the arguments, and it asks for GPUs; give the id as the last argument"
     )]
     NoId,
-    /// A process in a container whose quota nobody holds any more.
+    /// A process in a container whose quota is no longer enforced: its record is missing.
     #[error(
         "container {id} was made with a GPU quota, and no record of it is in {}: a process that \
          is started in it now would be outside of the quota; remove the container and create it \
@@ -67,7 +65,6 @@ pub enum RuntimeError {
         state_dir.display()
     )]
     Unregistered {
-        /// The container.
         id: String,
         /// Where its record should be.
         state_dir: PathBuf,
@@ -79,7 +76,6 @@ pub enum RuntimeError {
         bundle.display()
     )]
     Leftover {
-        /// The bundle.
         bundle: PathBuf,
         /// Why nothing is asked for.
         reason: String,
@@ -98,10 +94,7 @@ pub enum RuntimeError {
          --leave-running to save its state and keep it running (docker checkpoint create and podman \
          container checkpoint have the flag, too)"
     )]
-    Checkpoint {
-        /// The container.
-        id: String,
-    },
+    Checkpoint { id: String },
     /// What the runtime keeps of a container.
     #[error(transparent)]
     RuntimeState(#[from] RuntimeStateError),
@@ -144,8 +137,8 @@ impl From<BundleError> for RuntimeError {
     }
 }
 
-/// Does what `args` say; `called` is the path by which we were called. Returns only where that
-/// failed; the engine has been told then.
+/// Does what `args` say; `called` is the path by which we were called. Returns only if that
+/// failed; the engine has the reason then.
 pub fn main(called: &OsStr, args: Vec<OsString>) {
     let line = argv::take_own_flags(args);
     let variable = std::env::var_os(config::PATH_VARIABLE);
@@ -212,8 +205,8 @@ fn call(real: &Real, line: &argv::CommandLine, command: Command) -> RuntimeError
     }
 }
 
-/// Tells the log and the events why a create is refused, where it is known of which container: the
-/// engine is told by `main`.
+/// Reports to the log and the events why a container creation is refused, if the container is known:
+/// `main` reports to the engine.
 fn report_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error: &RuntimeError) {
     let Ok(host) = Host::load(line.config.as_deref()) else { return };
     let id = create.id.as_ref().map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
@@ -224,7 +217,6 @@ fn report_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error:
     Admission::of(&host).report_refusal(&key, name.as_deref(), (error, error.why()));
 }
 
-/// Where the bundle is.
 fn bundle_dir(create: &Create) -> PathBuf {
     create.bundle.clone().unwrap_or_else(|| ".".into())
 }
@@ -244,7 +236,7 @@ fn host_of<'a>(
     mut ids: impl Iterator<Item = &'a str>,
     retained: impl Fn(&str) -> Result<Option<RuntimeState>, RuntimeStateError>,
 ) -> Result<Option<Host>, RuntimeError> {
-    // Nobody else's containers are registered.
+    // Only root's containers are registered.
     if host::require_root().is_err() {
         return Ok(None);
     }
@@ -355,7 +347,7 @@ struct Reserved {
 }
 
 impl Reserved {
-    /// The driver's nodes and files for the container of `record`, of which others are told now.
+    /// The driver's nodes and files for the container of `record`, which is reported now.
     fn driver(
         &mut self,
         record: &Record,
@@ -471,7 +463,7 @@ fn prepare(
     let may_be_unregistered = request.may_be_unregistered() && !host.config.admission.exclusive;
     let key = id.ok_or(RuntimeError::NoId).map(|id| Key { root, id: id.to_owned() });
     match key.and_then(|key| register((real, create), host, key, &request, bundle)) {
-        // It was given nothing and promised nothing: that it isn't listed is no reason to stop it.
+        // It was given nothing and nothing is reserved for it: that it isn't listed is no reason to stop it.
         Err(error) if may_be_unregistered => {
             let error: &dyn Error = &error;
             warn!(id, error, "a container with GPUs that its engine brought is not registered");
@@ -481,7 +473,7 @@ fn prepare(
     }
 }
 
-/// Reserves what `request` comes to for the container of `key`, and edits its bundle.
+/// Reserves what `request` resolves to for the container of `key`, and edits its bundle.
 fn register(
     (real, create): (&Real, &Create),
     mut host: Host,

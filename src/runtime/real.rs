@@ -44,16 +44,11 @@ pub enum RealRuntimeError {
          install runc or crun, or set [runtime] candidates in the configuration",
         candidates.join(", ")
     )]
-    NotFound {
-        /// The candidates.
-        candidates: Vec<String>,
-    },
+    NotFound { candidates: Vec<String> },
     /// It could not be executed.
     #[error("cannot run the real runtime {}: {source}; install it again", path.display())]
     Exec {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -62,7 +57,6 @@ pub enum RealRuntimeError {
 /// The real runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Real {
-    /// Its file.
     pub file: PathBuf,
     /// What it is called by: the candidate as it is configured. An engine that was given
     /// the same words would call it so, and crun says this name in its messages.

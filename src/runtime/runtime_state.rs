@@ -2,8 +2,8 @@
 //! started in it: [`find`] and [`joins`].
 //!
 //! The runtime's state says which bundle the container was made from, and that bundle, or the
-//! state itself, has our hook where we gave the container GPUs. So a container whose record is
-//! lost is told from one that never had a quota. Must not know how isolation works.
+//! state itself, has our hook if we gave the container GPUs. So a container without its record
+//! is distinguished from one that never had a quota. Must not know how isolation works.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -24,9 +24,9 @@ use cgpu_host::registry::Record;
 /// A container, as its runtime knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RuntimeState {
-    /// Its bundle, without links; `None` where the runtime doesn't tell.
+    /// Its bundle, without links; `None` if the runtime doesn't say.
     pub(super) bundle: Option<PathBuf>,
-    /// Whether a create of ours gave it GPUs that it is held to a part of.
+    /// Whether our container creation gave it GPUs with an enforced quota.
     pub(super) has_quota: bool,
 }
 
@@ -37,11 +37,11 @@ pub(super) enum Joins<'a> {
     Outside,
     /// Behind the isolation of the container of that record.
     Behind(&'a Record),
-    /// The container has a quota, and nobody who would hold it.
+    /// The container has a quota, and nothing would enforce it.
     Nowhere,
 }
 
-/// Why it can't be told what a container is.
+/// Why it can't be determined what a container is.
 #[derive(Debug, Error)]
 #[error(
     "cannot read what the runtime keeps of container {id} in {}: {source}; whether it has a GPU \
@@ -49,11 +49,8 @@ pub(super) enum Joins<'a> {
     path.display()
 )]
 pub struct RuntimeStateError {
-    /// The container.
     id: String,
-    /// The file.
     path: PathBuf,
-    /// Why.
     #[source]
     source: io::Error,
 }
@@ -90,11 +87,11 @@ pub(super) fn joins<'a>(record: Option<&'a Record>, retained: Option<&RuntimeSta
 }
 
 /// What the runtime `real` keeps of the container `id` below `root`, which was `given` to it or is
-/// its own; `None` where there is no such container.
+/// its own; `None` if there is no such container.
 ///
 /// # Errors
 ///
-/// Where there may be one, and it can't be told what it is.
+/// If there may be one, and it can't be determined what it is.
 pub(super) fn find(
     real: &Real,
     given: Option<&Path>,
@@ -164,7 +161,7 @@ fn is_edited(file: &Path) -> bool {
     struct Hooked {
         hooks: Option<Value>,
     }
-    // Most are told apart by a look at the bytes.
+    // Most are decided by a search of the bytes.
     let Ok(bytes) = fs::read(file) else { return false };
     let name = OsStr::new(bundle_marks::PROGRAM).as_encoded_bytes();
     bytes.windows(name.len()).any(|part| part == name)
@@ -209,7 +206,7 @@ mod tests {
         for (record, retained, joins) in [
             (Some(&of), Some(retained("/b", true)), Joins::Behind(&of)),
             (None, Some(retained("/b", true)), Joins::Nowhere),
-            // Its bundle was moved, or its hook taken out by hand.
+            // Its bundle was moved, or its hook removed manually.
             (Some(&of), Some(retained("/c", true)), Joins::Behind(&of)),
             (Some(&of), Some(retained("/b", false)), Joins::Behind(&of)),
             (Some(&of), Some(RuntimeState { bundle: None, has_quota: false }), Joins::Behind(&of)),
@@ -257,9 +254,9 @@ mod tests {
     }
 
     proptest! {
-        /// An exec looks at the container first and for its record then, and others go on
+        /// An exec checks the container first and then its record, and others go on
         /// meanwhile. Whatever they do, a process that gets into a container with a quota is
-        /// behind its isolation or isn't started, unless that container came after the look: then
+        /// behind its isolation or isn't started, unless that container came after the check: then
         /// the engine asks for an exec in what it hasn't made yet.
         #[test]
         fn an_exec_never_passes_a_quota(

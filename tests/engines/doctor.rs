@@ -405,7 +405,7 @@ fn what_is_cgpus_own_is_looked_at_too() {
     fs::write(&named, "[isolation]\nbackend = \"none\"\n").unwrap();
     let said_of_it = host.doctor(&["--config", named.to_str().unwrap(), "--format", "json"]).ok();
     let backend = said(&said_of_it.json(), "backend", "note");
-    assert_eq!(backend, ["none (configured: quotas are told, not enforced)"]);
+    assert_eq!(backend, ["none (configured: quotas are reported but not enforced)"]);
 }
 
 /// As `tests/demo` has it: the kernel is this one, whoever tells of the driver.

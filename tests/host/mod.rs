@@ -220,7 +220,7 @@ impl Host {
         assert_eq!(self.records(), BTreeSet::new(), "registered: {:?}", self.ps());
     }
 
-    /// What they were promised of the GPU.
+    /// What is reserved for them of the GPU.
     #[track_caller]
     pub fn promised_mib(&self) -> u64 {
         let of_one = |container: &Value| {
@@ -279,8 +279,8 @@ impl Host {
         fs::write(path, record.to_string()).expect("a record can be written");
     }
 
-    /// That the state directory holds what it should, and that an index that is there
-    /// tells what the records tell.
+    /// That the state directory holds what it should, and that an index, if there is one,
+    /// agrees with the records.
     #[track_caller]
     pub fn check_registry(&self) {
         let state = self.state_dir();
@@ -303,7 +303,7 @@ impl Host {
         assert_eq!(lines.map(file).collect::<BTreeSet<_>>(), self.records());
     }
 
-    /// That the whole GPU can be had, and given back: nobody holds any of it.
+    /// That the whole GPU can be had, and given back: no container holds any of it.
     #[track_caller]
     pub fn whole_gpu_can_be_had(&self, id: &str) {
         let bundle = self.asking(id, TOTAL_MIB);
@@ -364,7 +364,7 @@ pub fn ask(config: &mut Value, mib: u64) {
     env.push(json!("NVIDIA_VISIBLE_DEVICES=0"));
 }
 
-/// The state that a runtime tells a hook.
+/// The state that a runtime reports to a hook.
 pub fn state(id: &str, pid: u32, bundle: &Path) -> String {
     json!({"ociVersion": "1.0.2", "id": id, "status": "created", "pid": pid, "bundle": bundle})
         .to_string()

@@ -36,7 +36,7 @@ fn driver_that_hides_container_usage_gets_no_containers() {
             "driver 620.06 is newer than the last that this version knows (595.45.04), and a monitor \
              could not see what containers hold: it doesn't tell {what} of GPU 0 (status 0x56); \
              install a newer cgpu or an older driver, or set [isolation] unknown_driver = \"serve\" \
-             in the configuration to have quotas that nobody sees to"
+             in the configuration to have quotas that no audit checks"
         );
         assert!(refused.stderr.contains(&sentence), "{refused}");
         gated.soon_is_empty();

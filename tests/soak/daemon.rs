@@ -1,4 +1,4 @@
-//! What runs beside the containers: collectors, and a dockerd that comes and goes.
+//! What runs next to the containers: collectors, and a dockerd that comes and goes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The end: everybody goes, and nothing may be left.
+//! The end: all threads stop, and nothing may be left.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(crate) fn clear(soak: &Soak) {
     let docker = soak.engines.docker();
     let listed = docker.call(&["ps", "-aq"]).ok();
     for id in listed.stdout.split_whitespace() {
-        let _ = docker.remove(id); // the next look tells
+        let _ = docker.remove(id); // the next check reports what is left
     }
     let runtime = soak.gated.host.runtime();
     let listed = runtime.call(&["list", "--quiet"]).ok();

@@ -64,12 +64,12 @@ impl Engines {
         Engines { docker: RwLock::new(docker.start()), deaths: AtomicU64::new(0) }
     }
 
-    /// To make commands of; no longer, or nobody restarts it.
+    /// To make commands of; release it then, or dockerd can't be restarted.
     pub(crate) fn docker(&self) -> RwLockReadGuard<'_, Docker> {
         self.docker.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often dockerd was ended: who asked it meanwhile may have got no answer.
+    /// How often dockerd was ended: a caller meanwhile may have got no answer.
     pub(crate) fn deaths(&self) -> u64 {
         self.deaths.load(Ordering::Acquire)
     }

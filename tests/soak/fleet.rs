@@ -1,4 +1,4 @@
-//! The containers that were asked for: what each may have, who it is, and what happened to it.
+//! The containers that were asked for: what each may have, its first process, and what happened to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -54,7 +54,7 @@ impl Member {
 #[derive(Debug, Default)]
 pub(crate) struct Fleet {
     members: Mutex<BTreeMap<String, Member>>,
-    /// What was found already, and isn't told at each sample.
+    /// What was found already, and isn't reported at each sample.
     marks: Mutex<BTreeSet<String>>,
 }
 
@@ -82,7 +82,7 @@ impl Fleet {
 
     pub(crate) fn story(&self, id: &str) -> String {
         self.all().get(id).map_or_else(
-            || format!("{id} is nobody's"),
+            || format!("{id} is unknown"),
             |member| format!("{id} of {}", member.story()),
         )
     }
@@ -90,7 +90,7 @@ impl Fleet {
     /// Those that live, with their quotas: all at once, in the moment between two calls of whom
     /// both name.
     pub(crate) fn living(&self) -> BTreeMap<String, BTreeMap<usize, u64>> {
-        // A copy: looking at processes takes its time.
+        // A copy: checking processes takes its time.
         let all: Vec<_> = {
             let all = self.all();
             let made = all.iter().filter(|(_, member)| member.first.is_some());
@@ -100,7 +100,7 @@ impl Fleet {
         living.map(|(id, _, quotas)| (id, quotas)).collect()
     }
 
-    /// It is gone: nobody looks for its process any more.
+    /// It has ended: its process is no longer checked.
     pub(crate) fn end(&self, id: &str) {
         if let Some(member) = self.all().get_mut(id) {
             member.first = None;

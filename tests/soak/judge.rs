@@ -12,7 +12,7 @@ use crate::{GPUS_MIB, Soak};
 /// How often the driver is asked for what containers had at most since then.
 const SAMPLE: Duration = Duration::from_millis(20);
 
-/// How long between two looks at the records.
+/// How long between two checks of the records.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The container that a cgroup is of.
@@ -20,12 +20,12 @@ fn id_of(cgroup: &str) -> &str {
     cgroup.rsplit('/').next().unwrap_or_default()
 }
 
-/// Holds the driver's figures to the quotas.
+/// Compares the driver usage with the quotas.
 ///
 /// To the byte and at every moment, by the most that a container had since it was asked last: what
 /// a container allocates never exceeds its quota, and only what reconciliation alone can find may
 /// for a second. No program of the soak goes past the monitor, so nothing has that second. What a
-/// monitor charges beside memory, for contexts, is in none of these figures and makes a
+/// monitor charges next to memory, for contexts, is in none of these values and makes a
 /// container's less.
 pub(crate) fn memory(soak: &Soak) {
     // This thread's alone. Where the host forbids it, there are fewer samples.
@@ -92,7 +92,7 @@ pub(crate) fn records(soak: &Soak) {
         let after = soak.fleet.living();
         let text = |id: &serde_json::Value| id.as_str().unwrap_or_default().to_owned();
         let ids: BTreeSet<String> = listed.iter().map(|container| text(&container["id"])).collect();
-        // They lived before that look and after it, so they did all the time.
+        // They lived before that check and after it, so they did all the time.
         let lived: BTreeMap<_, _> =
             before.iter().filter(|(id, _)| after.contains_key(*id)).collect();
         for id in lived.keys().filter(|id| !ids.contains(**id)) {

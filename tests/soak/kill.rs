@@ -1,6 +1,6 @@
-//! SIGKILL, and who gets it.
+//! SIGKILL, and which process gets it.
 //!
-//! Nobody is killed by number or name alone: a process is held by a descriptor, looked at, and
+//! No process is killed by pid or name alone: it is held by a descriptor, checked, and
 //! only then killed, and it has to be a program of this soak's.
 
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub(crate) fn kill_if(pid: i32, is: impl Fn(&Process) -> bool) -> bool {
     let handle = rustix::process::Pid::from_raw(pid)
         .and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     let (Some(handle), Ok(process)) = (handle, Process::new(pid)) else { return false };
-    // The number is still its: it was alive when it was looked at, if it can be signalled now.
+    // The number is still its: it was alive when it was checked, if it can be signalled now.
     is(&process) && pidfd_send_signal(handle, Signal::KILL).is_ok()
 }
 
@@ -57,7 +57,7 @@ pub(crate) fn monitor(soak: &Soak, id: &str) -> Option<i32> {
     text.split(' ').next()?.parse().ok()
 }
 
-/// Whether somebody has told that a container's monitor is lost, or its directory is gone with the container.
+/// Whether it is reported that a container's monitor is lost, or its directory is gone with the container.
 pub(crate) fn is_reported_lost(soak: &Soak, id: &str) -> bool {
     let place = place(soak, id);
     place.join("lost").exists() || !place.exists()

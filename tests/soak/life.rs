@@ -1,4 +1,4 @@
-//! The life of a container, from what it asks for to the moment when nobody knows it any more.
+//! The life of a container, from what it asks for to the moment when no program knows it any more.
 
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ pub(crate) fn lead_many(soak: &Soak, worker: u64) {
 }
 
 /// A program of rmtool's that wants up to half more than the quota, or more than there is. What it
-/// has it keeps for longer than the driver isn't looked at.
+/// has it keeps for longer than the driver isn't polled.
 fn program(choices: &mut fastrand::Rng, ask: &Ask) -> Vec<String> {
     let gpus: Vec<_> = ask.0.iter().collect();
     let (gpu, quota) = gpus[choices.usize(..gpus.len())];
@@ -98,7 +98,7 @@ fn lead(soak: &Soak, name: &str, mut choices: fastrand::Rng) {
     let mut container = Container { soak, handle, id, ask, choices, is_disturbed, programs };
     let made = container.create(by_docker);
     if made {
-        // Many are short: what goes wrong between makers and collectors does so at the ends.
+        // Many are short: what goes wrong between creators and collectors does so at the ends.
         let events = if container.choices.bool() { 1 } else { container.choices.u8(..8) };
         for _ in 0..events {
             if !soak.goes_on() {
@@ -264,7 +264,7 @@ impl Container<'_> {
         }
     }
 
-    /// Kills its monitor: from then on its driver calls fail, and somebody tells of it.
+    /// Kills its monitor: from then on its driver calls fail, and an event reports it.
     fn kill_monitor(&mut self) {
         self.is_disturbed = true;
         if !kill_monitor(monitor(self.soak, &self.id)) {
@@ -273,11 +273,11 @@ impl Container<'_> {
         self.killed("monitor");
         // `cgpu gc` runs all the time.
         let is_reported = wait_until(REMOVING, || is_reported_lost(self.soak, &self.id));
-        let kind = if is_reported { "told" } else { "not told" };
+        let kind = if is_reported { "reported" } else { "not reported" };
         self.soak.tally.count("containers closed", kind);
         if !is_reported {
             let story = self.soak.fleet.story(&self.id);
-            let what = format!("nobody tells that the monitor of {} is lost\n    {story}", self.id);
+            let what = format!("the lost monitor of {} is not reported\n    {story}", self.id);
             self.soak.tally.find(Kind::Broken, what);
         }
     }
@@ -363,7 +363,7 @@ impl Container<'_> {
     }
 
     /// What a program says that it got is no more than the quota, too: so nothing is missed that
-    /// is held for less than the driver isn't looked at.
+    /// is held for less than the driver isn't polled.
     fn check(&self, words: &[String], outcome: &Outcome) {
         let text = outcome.stdout.split_whitespace().collect::<Vec<_>>();
         let bytes =
@@ -384,7 +384,7 @@ impl Container<'_> {
         }
     }
 
-    /// Its end, of several kinds, and until nobody knows it.
+    /// Its end, of several kinds, and until no program knows it.
     fn end(mut self) {
         let by_docker = matches!(self.handle, Handle::Docker(_));
         match self.choices.u8(..8) {

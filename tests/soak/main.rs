@@ -6,8 +6,8 @@
 //! execs, and dockerd (with live restore), monitors are updated, and `cgpu gc` and `cgpu ps` run
 //! all the time. Three things are promised of it, and each is counted:
 //!
-//! - **over quota**: what a container's processes have allocated, by the driver's own figures, is
-//!   at no time more than its quota ([`judge`]); nor are quotas promised twice;
+//! - **over quota**: what a container's processes have allocated, by the driver usage, is
+//!   at no time more than its quota ([`judge`]); nor are quotas reserved twice;
 //! - **lost**: a container that lives has its record;
 //! - **leaked**: when all containers are gone, so is everything of them ([`ending`]).
 //!
@@ -58,8 +58,8 @@ const GPUS_MIB: [u64; 4] = [16_130, 23_028, 8_000, 4_096];
 /// The simulated driver.
 const DRIVER: &str = "535.161.08";
 
-/// How many loops of `cgpu gc` run beside, with the least priority: one that is held up between
-/// looking and collecting is the one that collects what lives.
+/// How many loops of `cgpu gc` run concurrently, with the least priority: one that is held up between
+/// checking and collecting is the one that collects what lives.
 const COLLECTORS: u64 = 2;
 
 /// Soaks cgpu in containers; see `make soak`.
@@ -86,7 +86,7 @@ struct Soak {
     tally: Tally,
     seed: u64,
     end: Instant,
-    /// Set when everybody is gone and the judges may go, too.
+    /// Set when all workers have exited and the judges may exit, too.
     is_over: AtomicBool,
 }
 

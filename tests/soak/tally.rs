@@ -8,7 +8,7 @@ use std::time::Instant;
 /// What shouldn't be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// A container has more than its quota, or a GPU is promised twice.
+    /// A container has more than its quota, or a GPU is reserved twice.
     OverQuota,
     /// A container lives and has no record.
     Lost,
@@ -67,7 +67,7 @@ impl Tally {
         *lock(&self.counts).entry(group).or_default().entry(kind).or_default() += 1;
     }
 
-    /// What shouldn't be is there: it's told at once, and again in the end.
+    /// What shouldn't be is there: it's reported at once, and again in the end.
     pub(crate) fn find(&self, kind: Kind, what: String) {
         let what = format!("{} ms, seed {}: {what}", self.now_ms(), self.seed);
         eprintln!("{}: {what}", kind.name().to_uppercase());

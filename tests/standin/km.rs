@@ -550,7 +550,7 @@ impl Module {
 #[derive(Debug)]
 struct Tree(Arc<Mutex<Module>>);
 
-/// For how long the kernel may believe what it was told.
+/// For how long the kernel may cache what it was answered.
 const TTL: Duration = Duration::ZERO;
 
 // Each is the kernel's question and the module's answer; `fuser` gives the signatures.

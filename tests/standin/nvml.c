@@ -1,6 +1,6 @@
 /*
  * A stand-in for libnvidia-ml.so.1: answers the calls that the inventory makes as
- * NVIDIA's library does, from a description in the file nvml.txt beside it.
+ * NVIDIA's library does, from a description in the file nvml.txt next to it.
  *
  * One item a line:
  *
@@ -10,8 +10,8 @@
  *       HEALTH  ok | lost (has a handle, answers nothing else but its PCI address)
  *               | gone (has no handle)
  *       MIG     - (not supported) | off | on
- *   reserved BYTES   of the GPU above, kept by the driver; without it none
- *   figures USED UTIL TEMP MILLIWATTS LIMIT   of the GPU above; without them nobody knows
+ *   reserved BYTES   of the GPU above, reserved by the driver; without it none
+ *   figures USED UTIL TEMP MILLIWATTS LIMIT   of the GPU above; without them unknown
  *   process PID BYTES UTIL   with a compute context on the GPU above; UTIL - did nothing lately
  *   mig UUID BYTES [GI CI]   a place for a MIG device of the GPU above; UUID - is empty. Without
  *                            its instances the library has no word of them
@@ -245,7 +245,7 @@ int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory_v2 *me
 }
 #endif
 
-static int told(const struct device *device)
+static int usage_status(const struct device *device)
 {
     int failure = reachable(device);
     return failure || device->has_figures ? failure : NOT_SUPPORTED;
@@ -253,7 +253,7 @@ static int told(const struct device *device)
 
 int nvmlDeviceGetUtilizationRates(const struct device *device, unsigned rates[2])
 {
-    int failure = told(device);
+    int failure = usage_status(device);
     if (!failure)
         rates[0] = device->util, rates[1] = 0;
     return failure;
@@ -261,7 +261,7 @@ int nvmlDeviceGetUtilizationRates(const struct device *device, unsigned rates[2]
 
 int nvmlDeviceGetTemperature(const struct device *device, unsigned sensor, unsigned *celsius)
 {
-    int failure = told(device);
+    int failure = usage_status(device);
     if (!failure)
         *celsius = device->temperature;
     return failure || sensor == 0 ? failure : INVALID_ARGUMENT;
@@ -269,7 +269,7 @@ int nvmlDeviceGetTemperature(const struct device *device, unsigned sensor, unsig
 
 int nvmlDeviceGetPowerUsage(const struct device *device, unsigned *milliwatts)
 {
-    int failure = told(device);
+    int failure = usage_status(device);
     if (!failure)
         *milliwatts = device->milliwatts;
     return failure;
@@ -277,7 +277,7 @@ int nvmlDeviceGetPowerUsage(const struct device *device, unsigned *milliwatts)
 
 int nvmlDeviceGetEnforcedPowerLimit(const struct device *device, unsigned *milliwatts)
 {
-    int failure = told(device);
+    int failure = usage_status(device);
     if (!failure)
         *milliwatts = device->limit;
     return failure;
@@ -286,12 +286,12 @@ int nvmlDeviceGetEnforcedPowerLimit(const struct device *device, unsigned *milli
 int nvmlDeviceGetComputeRunningProcesses_v3(const struct device *device, unsigned *size,
                                             struct process_info *processes)
 {
-    int failure = told(device);
-    unsigned room = *size;
+    int failure = usage_status(device);
+    unsigned capacity = *size;
     if (failure)
         return failure;
     *size = device->processes;
-    if (room < device->processes)
+    if (capacity < device->processes)
         return INSUFFICIENT_SIZE;
     if (device->processes)
         memcpy(processes, device->process, device->processes * sizeof *processes);
@@ -303,21 +303,21 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(const struct device *device, unsign
 {
     (void)processes;
     *size = 0;
-    return told(device);
+    return usage_status(device);
 }
 
 int nvmlDeviceGetProcessUtilization(const struct device *device, struct process_sample *samples,
                                     unsigned *size, unsigned long long since)
 {
-    int failure = told(device);
-    unsigned room = *size;
+    int failure = usage_status(device);
+    unsigned capacity = *size;
     (void)since;
     if (failure)
         return failure;
     *size = device->samples;
     if (!device->samples)
         return NOT_FOUND;
-    if (!samples || room < device->samples)
+    if (!samples || capacity < device->samples)
         return INSUFFICIENT_SIZE;
     memcpy(samples, device->sample, device->samples * sizeof *samples);
     return SUCCESS;

@@ -2,7 +2,7 @@
 //!
 //! Test programs that need it use it by `#[path = "standin/nvml.rs"] mod nvml_standin;`.
 //! Each host of a test needs a copy of the library, because the loader takes one file
-//! under two names for one library; beside the copy lies what it says, in `nvml.txt`.
+//! under two names for one library; next to the copy lies what it says, in `nvml.txt`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(crate) fn compiled() -> &'static Path {
     STANDIN.get_or_init(|| compile("nvml", &[]))
 }
 
-/// The same as a driver before 510 has it, which tells a GPU's memory by the question's first
+/// The same as a driver before 510 has it, which reports a GPU's memory by the question's first
 /// form alone.
 ///
 /// # Panics

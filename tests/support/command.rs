@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// The path of the program `name` beside the program at `program`: one that another package builds.
+/// The path of the program `name` next to the program at `program`: one that another package builds.
 pub fn sibling(program: &str, name: &str) -> &'static str {
     let path = Path::new(program).with_file_name(name);
     assert!(path.exists(), "{} isn't built; run cargo build --workspace --bins", path.display());
@@ -148,7 +148,6 @@ impl Running {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Whether it has ended.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child of ours can be waited for").is_some()
     }

@@ -23,7 +23,7 @@ use super::{
 /// How often an exec that prints nothing is made once more.
 const EXECS: u32 = 20;
 
-/// Where `ctr` works unless told, and where Kubernetes does.
+/// The namespace that `ctr` uses by default, and that of Kubernetes.
 const NAMESPACES: [&str; 2] = ["default", "k8s.io"];
 
 /// Choices made before containerd starts.

@@ -138,7 +138,6 @@ impl<'engine> Cri<'engine> {
         self.call("stop", &json!({"container_id": container_id, "timeout": 0}))
     }
 
-    /// Removes a container.
     #[must_use]
     #[track_caller]
     pub fn remove(&self, container_id: &str) -> Outcome {

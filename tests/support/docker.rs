@@ -292,7 +292,7 @@ fn containerd_socket(scratch: &Scratch) -> PathBuf {
     scratch.path().join("containerd.sock")
 }
 
-/// dockerd tries for a while to reach it, so nobody waits here.
+/// dockerd tries for a while to reach it, so this doesn't wait.
 fn spawn_containerd(scratch: &Scratch, environment: &[(String, String)]) -> Child {
     let (path, socket) = (scratch.path().display(), containerd_socket(scratch));
     let configuration = format!(

@@ -29,7 +29,6 @@ impl<'scratch> Runtime<'scratch> {
         self
     }
 
-    /// The program.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -105,7 +104,7 @@ impl<'scratch> Runtime<'scratch> {
         command
     }
 
-    /// Runs a program in a running container as an engine would, with a log beside the bundle.
+    /// Runs a program in a running container as an engine would, with a log next to the bundle.
     #[must_use]
     #[track_caller]
     pub fn logged_exec(&self, bundle: &Bundle, args: &[&str]) -> Outcome {

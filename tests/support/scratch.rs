@@ -72,7 +72,6 @@ impl Scratch {
         Self { path, _lock: lock }
     }
 
-    /// The directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -94,7 +93,7 @@ impl Scratch {
         command
     }
 
-    /// A command in a mount namespace in which the files below `etc` lie over those of /etc; nobody can write there.
+    /// A command in a mount namespace in which the files below `etc` lie over those of /etc, read-only.
     pub fn command_over_etc(&self, etc: &Path, words: &[&str]) -> Command {
         let mut command = self.command("unshare");
         let script = "mount -t overlay -o \"lowerdir=$0:/etc\" overlay /etc && exec \"$@\"";
@@ -192,11 +191,11 @@ impl Scratch {
         Runtime::new(self, program.into())
     }
 
-    /// A program that is crun as far as anybody can tell, and works on this machine.
+    /// A program that behaves as crun does, and works on this machine.
     ///
     /// crun refuses hybrid cgroups. There, this is a script: a private mount namespace with cgroup2
     /// where the hybrid hierarchy is, and `--cgroup-manager=disabled`; containers then stay in the
-    /// cgroup of whoever made them.
+    /// cgroup of their creator.
     pub fn crun_program(&self) -> PathBuf {
         let crun = program("crun");
         if cgroup::is_unified() {
@@ -232,7 +231,6 @@ impl Drop for Scratch {
 /// A directory with a `config.json` and a `rootfs`, for one container.
 #[derive(Debug)]
 pub struct Bundle {
-    /// The bundle's directory.
     pub directory: PathBuf,
     /// The id that its container is to have; also the last component of its cgroup.
     pub id: String,

@@ -110,7 +110,7 @@ pub(super) fn clean(directory: &Path) -> Traces {
         let _ = fs::remove_file(socket);
     }
     let left = Traces::of(directory);
-    // What resisted is found by the directory's name: as long as there's something, the next sweep
+    // What resisted is found by the directory's name: as long as there's something, the next scan
     // needs it. And with a mount left, removing the directory could remove what is mounted there.
     if left.is_empty() {
         let _ = fs::remove_dir_all(directory);
@@ -249,7 +249,7 @@ fn carries(pid: i32, name: &str) -> bool {
 }
 
 /// Whether the root mount of the process comes from the scratch. Its other mounts say nothing:
-/// everybody who shares our mount namespace, or copied it, sees what is mounted in the scratch.
+/// every process that shares our mount namespace, or copied it, sees what is mounted in the scratch.
 fn roots_in(proc: &Path, name: &str) -> bool {
     let table = fs::read_to_string(proc.join("mountinfo")).unwrap_or_default();
     table.lines().any(|line| line.split(' ').nth(4) == Some("/") && contains(line.as_bytes(), name))

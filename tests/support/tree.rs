@@ -1,7 +1,7 @@
 //! Trees of files that are downloaded and made once, and copies of them that cost nothing.
 //!
 //! `tests/driver-files` makes them below the target directory, where every test binary finds them
-//! again. Nobody writes to them: their files are hard links of each other. A test gets an overlay
+//! again. No test writes to them: their files are hard links of each other. A test gets an overlay
 //! in its scratch, and whatever it changes goes with the scratch.
 
 use std::collections::BTreeMap;
@@ -43,10 +43,10 @@ pub(super) fn made(item: &'static str) -> PathBuf {
     made.entry(item).or_insert_with(make).clone()
 }
 
-/// What a file beside the trees says.
+/// What a file next to the trees says.
 pub(super) fn said(file: &str) -> String {
     let path = directory().join(file);
-    fs::read_to_string(path).expect("it is made with the tree it tells of").trim().to_owned()
+    fs::read_to_string(path).expect("it is made with the tree it describes").trim().to_owned()
 }
 
 /// A tree of the scratch's own in its directory `name`, with everything that `tree` has.

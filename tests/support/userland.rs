@@ -3,7 +3,7 @@
 //!
 //! Each has our probe (`tests/driver/files/probe.c`) as `/probe`, which looks for a library as programs
 //! do, unless nothing is linked dynamically there. Each also has a library of its own in a place
-//! that nobody searches unless told: [`OWN_LIBRARY`], whose function `app` returns 7. What finds
+//! that no loader searches by default: [`OWN_LIBRARY`], whose function `app` returns 7. What finds
 //! it must find it as well when there is a driver.
 
 use std::fs;
@@ -42,7 +42,7 @@ pub enum Userland {
     Static,
 }
 
-/// How the image's loader is told where the image's own library is.
+/// How the image's loader finds the image's own library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Search {
     /// It isn't. Everything is as the distribution has it.
@@ -88,7 +88,7 @@ impl Userland {
         }
     }
 
-    /// The directory that its loader searches without being told, as containers see it.
+    /// The directory that its loader searches by default, as containers see it.
     pub fn libraries(self) -> &'static str {
         match self {
             Self::Lib64 => "/usr/lib64",

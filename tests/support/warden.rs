@@ -3,15 +3,15 @@
 //! Statics aren't dropped, a panic while panicking aborts, and a test run may be killed. Rust's
 //! destructors cover none of these, and a parent-death signal is no substitute: it fires when the
 //! *thread* that spawned the child ends, and every test is a thread. So the first [`watch`] starts
-//! a second process that reads our pipe. It is told of every scratch ([`watch`]) and of every one
-//! that is gone ([`forget`]); at end of file it cleans what is left. The kernel closes the pipe
-//! however we end, and nobody else holds it: the descriptor closes on exec.
+//! a second process that reads our pipe. It gets the path of every scratch ([`watch`]) and of every
+//! one that is gone ([`forget`]); at end of file it cleans what is left. The kernel closes the pipe
+//! however we end, and no other process holds it: the descriptor closes on exec.
 //!
 //! The process is this very binary, asked to run the one ignored "test" below, so there's nothing
 //! else to build and it can't be of another version. It is in a process group of its own: an
 //! interrupt typed at the terminal spares it.
 //!
-//! Should somebody kill the warden too, the next run finds the scratch by its broken lock
+//! If the warden is killed too, the next run finds the scratch by its broken lock
 //! ([`scan`]).
 
 use std::fs::{self, File};
@@ -27,7 +27,7 @@ use super::traces;
 /// Set for the warden alone, so that `cargo test -- --ignored` doesn't wait for a pipe.
 const VARIABLE: &str = "CGPU_TEST_WARDEN";
 
-/// A directory younger than this may not have been locked by its maker yet.
+/// A directory younger than this may not have been locked by its creator yet.
 const YOUNG: Duration = Duration::from_secs(60);
 
 static WARDEN: LazyLock<Mutex<Child>> = LazyLock::new(|| Mutex::new(start()));
@@ -42,8 +42,8 @@ pub(super) fn forget(directory: &Path) {
     report("forget", directory);
 }
 
-/// Cleans scratches in `parent`, named with `prefix`, whose makers are dead: nobody holds the lock
-/// on the directory.
+/// Cleans scratches in `parent`, named with `prefix`, whose creators are dead: no process holds the
+/// lock on the directory.
 pub(super) fn scan(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let old = entry
@@ -90,14 +90,14 @@ pub fn is_asked_for() -> bool {
     std::env::var_os(VARIABLE).is_some()
 }
 
-/// Cleans up when whoever started this process has ended.
+/// Cleans up when the process that started this one has ended.
 pub fn serve() {
     let mut watched: Vec<PathBuf> = Vec::new();
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.split_once(' ') {
             Some(("watch", directory)) => watched.push(directory.into()),
             Some(("forget", directory)) => watched.retain(|other| other != Path::new(directory)),
-            _ => panic!("the warden was told `{line}`"),
+            _ => panic!("the warden can't parse `{line}`"),
         }
     }
     for directory in watched {

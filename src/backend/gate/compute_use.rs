@@ -1,4 +1,4 @@
-//! What part of each GPU's computing time containers had lately: one monitor a GPU is asked who had it.
+//! What part of each GPU's computing time containers had lately: one monitor a GPU is asked which containers had it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -9,7 +9,7 @@ use cgpu_monitor::gate::client::ask_all;
 use cgpu_monitor::gate::launch::MonitorDir;
 use cgpu_monitor::gate::wire::{Answer, LastSeen, Question};
 
-/// How long all of them may take. One that hangs holds a look up no longer; the next look asks another.
+/// How long all of them may take. One that hangs delays a check no longer; the next check asks another.
 const TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Takes note of what each of these containers, by short id, had lately of the GPUs, given by index and UUID.

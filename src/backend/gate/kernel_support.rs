@@ -5,7 +5,7 @@ use std::fs;
 use thiserror::Error;
 
 /// The first kernel whose notifications are whole: `pidfd_getfd` came with 5.6, and a
-/// listener without anybody behind it hangs up since 5.9.
+/// listener without a process behind it hangs up since 5.9.
 const OLDEST_KERNEL: (u32, u32) = (5, 9);
 
 /// Where the kernel says what filters may do.
@@ -40,10 +40,10 @@ pub enum AbilityError {
         /// What it has.
         found: String,
     },
-    /// A host whose programs all look the same.
+    /// A host whose programs can't be distinguished.
     #[error(
-        "the gate tells a program from the next by where the kernel laid it out, and here each lies \
-         where all do ({RANDOMIZATION}: 0); set kernel.randomize_va_space = 2, or set [isolation] \
+        "the gate distinguishes programs by where the kernel laid them out, and here all lie at the \
+         same place ({RANDOMIZATION}: 0); set kernel.randomize_va_space = 2, or set [isolation] \
          backend = \"none\" in the configuration to share GPUs without isolation"
     )]
     Alike,

@@ -1,8 +1,8 @@
 //! Whether the driver sets time slices, by which computing time is shared: drivers of virtual GPUs refuse.
 //!
-//! It's asked when somebody asks for a share that needs slices, once for each GPU, version and boot: that it sets
-//! them, or has no such thing, is remembered in a file. What it refuses for another reason it may do later. Nobody
-//! who asks for no share waits for that.
+//! It's asked when a container asks for a share that needs slices, once for each GPU, version and boot: that it sets
+//! them, or has no such thing, is remembered in a file. What it refuses for another reason it may do later. A
+//! container that asks for no share doesn't wait for that.
 
 use std::collections::BTreeMap;
 use std::fs;

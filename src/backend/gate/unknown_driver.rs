@@ -1,7 +1,7 @@
 //! A driver that is newer than all that the tables know: whether a monitor can see what it has.
 //!
 //! It's asked once for each version and boot, before the first monitor serves; one that answered is
-//! remembered in a file. A driver that the tables know isn't asked, and costs a create nothing.
+//! remembered in a file. A driver that the tables know isn't asked, and costs a container creation nothing.
 
 use std::fs;
 

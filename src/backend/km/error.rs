@@ -1,7 +1,7 @@
 //! What can go wrong with the vendor's module, in sentences a user can act on.
 //!
-//! Sizes are in MiB where a person compares them, in bytes where they are what the
-//! module was told. The errno is the `source`; the sentence does not repeat it.
+//! Sizes are in MiB where a person compares them, in bytes where they are what was
+//! written to the module. The errno is the `source`; the sentence does not repeat it.
 
 use std::error::Error;
 use std::fmt;
@@ -168,10 +168,7 @@ pub enum KmError {
         "{short_id} has no GPU under a quota, so its weight and priority can't be changed; \
          create it anew with a quota"
     )]
-    NoQuota {
-        /// The container.
-        short_id: String,
-    },
+    NoQuota { short_id: String },
 
     /// A quota below what is in use.
     #[error(
@@ -195,7 +192,6 @@ pub enum KmError {
          of the module", .path.display()
     )]
     NotNumber {
-        /// The file.
         path: PathBuf,
         /// Its start.
         text: String,
@@ -204,7 +200,6 @@ pub enum KmError {
     /// A file longer than any of the module's.
     #[error("{} is longer than {limit_bytes} bytes; this is not the module's", .path.display())]
     TooLong {
-        /// The file.
         path: PathBuf,
         /// How much is read at most.
         limit_bytes: u64,
@@ -212,21 +207,14 @@ pub enum KmError {
 
     /// A file or directory of the tree that can't be read.
     #[error("can't read {} of the vendor's module", .path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
 
     /// A file of the tree that can't be written.
     #[error("can't write {written:?} to {} of the vendor's module", .path.display())]
     Write {
-        /// The file.
         path: PathBuf,
         /// What was to be written.
         written: String,
-        /// Why.
         source: io::Error,
     },
 
@@ -291,7 +279,7 @@ impl Error for NotUndone {
 
 fn held_by(holders: &[String]) -> String {
     if holders.is_empty() {
-        "held by nobody the module shows".to_owned()
+        "held by no instance that the module shows".to_owned()
     } else {
         format!("held by {}", holders.join(", "))
     }

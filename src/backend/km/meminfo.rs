@@ -1,7 +1,7 @@
 //! The text of an instance's `meminfo`: how much of its quota is in use.
 //!
 //! Must not know files. Invariant: a line it does not know makes the whole unknown,
-//! because a figure that is too low would be believed.
+//! because a value that is too low would be believed.
 
 /// What a `meminfo` says.
 #[derive(Debug, Clone, PartialEq, Eq)]

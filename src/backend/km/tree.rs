@@ -1,6 +1,6 @@
 //! The files of the module's procfs tree: the only place of this backend that does I/O.
 //!
-//! Must not know what a container is promised. Invariants: a read is bounded and
+//! Must not know what is reserved for a container. Invariants: a read is bounded and
 //! trimmed; a control word is one write(2) of exactly 13 bytes; a number counts as
 //! written when it was read back.
 

@@ -24,7 +24,7 @@ const FILES: [&str; 7] = [
 /// A bundle that an engine made.
 #[derive(Clone)]
 pub(super) struct Recorded {
-    /// The engine, and what it was told.
+    /// The engine and its options.
     pub(super) by: String,
     /// The GPUs that the container has or asks for, by whichever means; `None` if every device of the
     /// host came at once.

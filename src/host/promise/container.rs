@@ -1,4 +1,4 @@
-//! What a container's processes come to reach, whoever brought it: the oracle. It looks at a bundle as the
+//! What a container's processes come to reach, whichever program brought it: the oracle. It reads a bundle as the
 //! kernel and NVIDIA's programs do, and knows nothing of how it was edited.
 
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub(super) fn reached(config: &Value, is_under_nvidias: bool) -> Reached {
     };
     let mut named = by_nvidia.gpus;
     named.extend(by_cli_hooks(config));
-    // Of an engine that knows no CDI nobody acts on these, but the next one may.
+    // With an engine without CDI no program acts on these, but the next one may.
     named.extend(by_annotations(config));
     named.extend(by_mounts(config));
     Reached {

@@ -93,7 +93,7 @@ fn write(host: &Host, how: &Generate, out: &mut dyn Write) -> Result<()> {
             .with_context(|| format!("can't write {}; run as root", file.display()))?,
     }
     for reason in left_out {
-        // The specification is right without it; who asked should know all the same.
+        // The specification is right without it; the user should know all the same.
         let _ = writeln!(std::io::stderr(), "cgpu: left out: {}", printable(&reason));
     }
     Ok(out.flush()?)
@@ -179,7 +179,7 @@ fn driver(host: &Host) -> Result<(Driver, Option<String>)> {
     }
 }
 
-/// Writes for everybody to read, as a whole; the directory is made where it is missing.
+/// Writes for all users to read, atomically; the directory is made if it is missing.
 fn write_file(file: &Path, text: &str) -> std::io::Result<()> {
     if let Some(directory) = file.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
@@ -194,7 +194,7 @@ fn list(host: &Host, how: &List, out: &mut dyn Write) -> Result<()> {
         [] => host.config.driver.cdi_dirs.clone(),
         given => given.to_vec(),
     };
-    // Who looks leaves no cache behind.
+    // A listing leaves no cache behind.
     let specifications = Specifications::load(&directories, None);
     let devices = specifications.devices(&HostFacts::read(&host.config.driver.proc_root));
     match how.output.format {

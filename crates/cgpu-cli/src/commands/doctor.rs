@@ -128,7 +128,7 @@ fn paint(text: &str, severity: Severity, ink: Ink) -> String {
     format!("\u{1b}[{colour}m{text}\u{1b}[0m")
 }
 
-/// `words` after `lead`, whose lines stand under each other beside the margin. A word that
+/// `words` after `lead`, whose lines stand under each other next to the margin. A word that
 /// fits no line is broken.
 fn paragraph(text: &mut String, words: &str, lead: &str) {
     let indent = lead.chars().count();

@@ -12,7 +12,7 @@ use cgpu::host::Host;
 use cgpu::names;
 use cgpu_host::events::{Event, Filter, Follower, Names, Store};
 
-/// How often it looks for events that came.
+/// How often new events are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Most characters of a name, and of an id, in a line.
@@ -41,7 +41,7 @@ pub fn run(host: &Host, events: &Events, out: &mut dyn Write) -> Result<()> {
     until_reader_leaves(print(host, events, out))
 }
 
-/// Whoever reads our output may have read enough.
+/// A reader of our output that has closed its end has read enough: that is no failure.
 pub(super) fn until_reader_leaves(done: Result<()>) -> Result<()> {
     let is_pipe = |error: &anyhow::Error| {
         let error = error.downcast_ref::<io::Error>();
@@ -94,7 +94,7 @@ pub(super) fn unknown(word: &str) -> String {
 ///
 /// # Errors
 ///
-/// Where the registry can't be read: who isn't root is told so.
+/// If the registry can't be read; for a user other than root the error says so.
 pub(super) fn registered(host: &Host, word: Option<&str>) -> Result<Option<String>> {
     let registry = host.check_registry()?;
     let Some(word) = word else { return Ok(None) };
@@ -103,7 +103,7 @@ pub(super) fn registered(host: &Host, word: Option<&str>) -> Result<Option<Strin
     Ok(chosen.map(|record| record.container_id().to_owned()))
 }
 
-/// All events, and who reads on.
+/// All events, and the follower that reads on.
 ///
 /// # Errors
 ///
@@ -115,10 +115,10 @@ pub(super) fn read(host: &Host) -> Result<(Follower, Vec<Event>)> {
     Ok((follower, events))
 }
 
-/// Waits a moment; whether anybody reads our output still.
+/// Waits a moment; whether our output is still read.
 fn is_read() -> bool {
     let stdout = io::stdout();
-    // What is asked for nothing is told of its end all the same.
+    // With no event asked for, poll reports the end of the pipe all the same.
     let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
     match poll(&mut asked, Timespec::try_from(POLL_INTERVAL).ok().as_ref()) {
         Ok(0) => true,

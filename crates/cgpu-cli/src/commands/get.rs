@@ -25,7 +25,7 @@ pub struct Get {
     pub key: Option<String>,
 }
 
-/// What `cgpu get` tells of.
+/// What `cgpu get` reports on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Thing {
     /// A container.

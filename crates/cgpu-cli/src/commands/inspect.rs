@@ -1,4 +1,4 @@
-//! `cgpu inspect`: what a create of a bundle would do, without doing it.
+//! `cgpu inspect`: what creating a bundle's container would do, without doing it.
 
 use std::io::Write;
 use std::path::Path;
@@ -61,10 +61,10 @@ pub fn run(mut host: Host, dir: &Path, format: Format, out: &mut dyn Write) -> R
     Ok(out.flush()?)
 }
 
-/// What a create of `bundle` would come to, and how the driver's files would come.
+/// What creating the container of `bundle` would result in, and how the driver's files would come.
 fn planned(host: &mut Host, request: &Request, bundle: &Bundle) -> Result<(Plan, Injection)> {
     host::require_root()?;
-    // Unlike a create it leaves no cache behind.
+    // Unlike a container creation it leaves no cache behind.
     let settings = host.inventory_settings();
     let inventory = match inventory::cached(&settings)? {
         Some(inventory) => inventory,

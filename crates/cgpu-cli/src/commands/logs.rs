@@ -16,7 +16,7 @@ use cgpu::host::Host;
 use cgpu_host::events::{Event, Filter, Kind, Names, plain};
 use cgpu_host::log::{self, Sink};
 
-/// Most bytes of a line that are looked at.
+/// Most bytes of a line that are read.
 const MOST_LINE_BYTES: u64 = 64 << 10;
 
 /// Prints the lines about the container that `word` means, which may be gone.
@@ -181,7 +181,7 @@ mod tests {
 2026-11-25T10:00:00Z  INFO registered id=\"4b00\" root=\"/run/runc\" name=\"db\"
 2026-11-25T10:00:01Z  INFO refused: says id=\"3f2a\" pid=7 id=\"4b00\"
 2026-11-25T10:00:02Z  INFO refused: control 7 pid=7 id=\"3f2a\"
-2026-11-25T10:00:03Z  WARN nobody's line
+2026-11-25T10:00:03Z  WARN a line without an id
 2026-11-25T10:00:04Z  INFO released id=\"a\\\"b\"
 ";
 
@@ -203,8 +203,8 @@ mod tests {
         assert_eq!(web.lines().collect::<Vec<_>>(), [lines[0], lines[3]]);
         assert_eq!(shown("4b00").unwrap().lines().count(), 2);
         assert_eq!(shown("a\"b").unwrap().lines().collect::<Vec<_>>(), [lines[5]]);
-        let error = shown("nobody").unwrap_err().to_string();
-        assert!(error.contains("has no line about a container \"nobody\""), "{error}");
+        let error = shown("absent").unwrap_err().to_string();
+        assert!(error.contains("has no line about a container \"absent\""), "{error}");
     }
 
     #[test]

@@ -134,7 +134,7 @@ pub enum Format {
     Json,
 }
 
-/// How `cgpu` ends. A wrong command line is 2, by clap.
+/// The exit status of `cgpu`. A wrong command line is 2, by clap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     /// It did what it was asked; `doctor` found nothing worse than a note.
@@ -146,7 +146,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// How a program ends that did so; an error is told on standard error.
+    /// The exit status after `done`; an error is reported on standard error.
     #[must_use]
     pub fn of(done: Result<()>) -> ExitCode {
         match done {
@@ -172,7 +172,7 @@ impl From<Exit> for ExitCode {
 /// Where the verb failed; the text says what happened, to what, and what to do.
 pub fn run(cli: Cli, out: &mut dyn Write) -> Result<Exit> {
     let flag = cli.config.as_deref().map(AsRef::as_ref);
-    // `doctor` looks at a configuration that is of no use to the others, too.
+    // `doctor` also checks a configuration that is of no use to the others.
     let host = || Host::load(flag);
     match cli.verb {
         Verb::Doctor(doctor) => {

@@ -67,7 +67,7 @@ pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write)
         }
     }
     out.flush()?;
-    // The rest is shown, and nobody takes that for all.
+    // The rest is shown, and the error says that it isn't all.
     unreadable.into_iter().next().map_or(Ok(()), |error| Err(error.into()))
 }
 
@@ -89,13 +89,13 @@ fn notes(container: &ContainerView) -> Vec<String> {
     note(container).into_iter().chain(unenforced).chain(reaches).chain(changed).collect()
 }
 
-/// That a monitor enforces another quota than was promised: root has told it so, and not by `cgpu set`.
+/// That a monitor enforces another quota than is reserved: root has changed it, and not by `cgpu set`.
 fn changed(id: &str, share: &ShareView) -> Option<String> {
     let reserved = share.gpu.memory_limit_bytes?;
     let enforced = share.memory_enforced_bytes.filter(|enforced| *enforced != reserved)?;
     Some(format!(
-        "{id}: its monitor enforces {} MiB on GPU {}, and {} MiB were promised: it was told so past the \
-         registry; see `cgpu events {id}`, and set it by `cgpu set`",
+        "{id}: its monitor enforces {} MiB on GPU {}, and {} MiB are reserved: the monitor's quota \
+         was changed without the registry; see `cgpu events {id}`, and set it by `cgpu set`",
         bytes_to_mib(enforced),
         share.gpu.given_index(),
         bytes_to_mib(reserved),
@@ -181,7 +181,7 @@ const HEADER: [&str; 12] = [
 const LONGEST_NAME: usize = 40;
 
 /// A name that fits into the table, with nothing in it that could move a cursor. The end of one that
-/// is too long tells more than its beginning: the container in a pod.
+/// is too long says more than its beginning: the container in a pod.
 fn shown(name: &str) -> String {
     let safe = printable(name);
     match safe.chars().count().checked_sub(LONGEST_NAME) {

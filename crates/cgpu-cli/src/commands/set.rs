@@ -43,7 +43,7 @@ enum ChangeRequest {
 }
 
 impl ChangeRequest {
-    /// What `key=value` wishes.
+    /// The change that `key=value` asks for.
     fn read(key: &str, value: &str) -> Result<Self> {
         let (name, gpu) = match key.split_once('@') {
             Some((name, gpu)) => (name, Some(gpu)),

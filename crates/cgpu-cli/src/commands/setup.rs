@@ -1,4 +1,4 @@
-//! `cgpu setup`: tells an engine of the runtime `cgpu`, or takes it out of its configuration.
+//! `cgpu setup`: adds the runtime `cgpu` to an engine's configuration, or removes it.
 
 use std::fs;
 use std::io::Write;
@@ -329,7 +329,7 @@ fn again(setup: &Setup, kind: Kind, changed: bool, out: &mut dyn Write) -> Resul
         }
         (Some(step), _) if setup.restart => writeln!(out, "no systemd runs here: {step}")?,
         (Some(step), _) if changed => writeln!(out, "next: {step}")?,
-        // The files may be in force or not: that is the engine's to know.
+        // The files may be applied or not: that is the engine's to know.
         (Some(step), _) => writeln!(out, "if that isn't in force yet: {step}")?,
         (None, _) if changed || setup.restart => {
             writeln!(out, "{}", nothing(kind))?;

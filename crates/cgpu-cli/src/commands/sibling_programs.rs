@@ -1,4 +1,4 @@
-//! `cgpu metrics` and `cgpu mount`: become programs of their own, which lie beside `cgpu`.
+//! `cgpu metrics` and `cgpu mount`: become programs of their own, which lie next to `cgpu`.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use cgpu::host::{Host, own_program};
 ///
 /// # Errors
 ///
-/// Where it isn't installed beside this program.
+/// If it isn't installed next to this program.
 pub(super) fn run(host: &Host, program: &'static str, arguments: &[OsString]) -> Result<()> {
     let program = own_program(program)?;
     let mut command = Command::new(&program);

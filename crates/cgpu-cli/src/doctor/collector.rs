@@ -1,7 +1,7 @@
 //! Gathers the facts of one host.
 //!
 //! Owns where it is and how its configuration is found. What each part of it looks like
-//! is known by the modules beside this one.
+//! is known by the modules next to this one.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -18,9 +18,9 @@ use cgpu_host::config::{self, Config};
 pub struct Roots {
     /// Its file system: `/`, or where another host's is mounted.
     pub root: PathBuf,
-    /// The configuration that somebody named, by a flag.
+    /// The configuration that a flag names.
     pub config: Option<PathBuf>,
-    /// The configuration that somebody named, by `CGPU_CONFIG`.
+    /// The configuration that `CGPU_CONFIG` names.
     pub config_variable: Option<OsString>,
     /// `PATH`.
     pub search: Option<OsString>,

@@ -1,6 +1,6 @@
 //! Facts of NVIDIA's driver: what is loaded, its nodes, its libraries.
 //!
-//! Owns where the kernel tells of it. Must not load NVML, nor judge. GPUs that the
+//! Owns where the kernel reports it. Must not load NVML, nor judge. GPUs that the
 //! driver has are read as the inventory reads them.
 
 use std::fs;
@@ -24,7 +24,7 @@ use nvrm::Version;
 /// NVIDIA's kernel modules, as `/sys/module` calls them.
 const MODULES: [&str; 4] = ["nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"];
 
-/// Where the kernel itself tells of its driver.
+/// Where the kernel itself reports its driver.
 const KERNELS_OWN: &str = "/proc";
 
 /// NVIDIA's vendor number on PCI.
@@ -160,7 +160,7 @@ fn files(tree: &Tree, config: &Config, kernel: Option<Version>, gpus: &[Wanted])
         let specifications = Specifications::load(&directories, None);
         let host = HostFacts { root: tree.at("/"), driver: kernel };
         let devices = specifications.devices(&host);
-        // What a create of each would come to: a device may be well and no GPU's.
+        // What creating a container of each would result in: a device may be well and no GPU's.
         let found =
             gpus.iter().map(|gpu| specifications.edits_for(std::slice::from_ref(gpu), &host));
         let (served, refused): (Vec<_>, Vec<_>) =

@@ -13,9 +13,8 @@ use nvrm::Version;
 /// A host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
-    /// NVIDIA's driver.
     pub driver: Driver,
-    /// The kernel and who isolates.
+    /// The kernel and the backend that isolates.
     pub isolation: Isolation,
     /// The real runtimes, in the order in which they are preferred.
     pub runtimes: Vec<Runtime>,
@@ -47,7 +46,7 @@ pub struct Cdi {
     pub usable: usize,
     /// Why the first can't that can't, or why a file can't be used.
     pub trouble: Option<String>,
-    /// How many of the host's GPUs a create finds in them.
+    /// How many of the host's GPUs a container creation finds in them.
     pub served: usize,
     /// Why it doesn't find the others, each.
     pub refused: Vec<String>,
@@ -58,7 +57,6 @@ pub struct Cdi {
 pub struct Library {
     /// The driver's version that it belongs to.
     pub version: Version,
-    /// Its file.
     pub path: PathBuf,
 }
 
@@ -69,13 +67,12 @@ pub struct Driver {
     pub version_path: PathBuf,
     /// Its first line.
     pub banner: Observed<String>,
-    /// NVIDIA's GPUs on the PCI bus, whoever drives them.
+    /// NVIDIA's GPUs on the PCI bus, whichever driver they have.
     pub on_bus: Vec<BusGpu>,
-    /// The GPUs that the driver has, by their minor numbers where it tells them; why not.
+    /// The GPUs that the driver has, by their minor numbers if it reports them; why not.
     pub gpus: Result<Vec<Option<u32>>, String>,
     /// Kernel modules and whether each is loaded.
     pub modules: Vec<(&'static str, bool)>,
-    /// Its nodes.
     pub nodes: Vec<Node>,
     /// Where its files are.
     pub root: PathBuf,
@@ -85,7 +82,7 @@ pub struct Driver {
     pub files: Files,
     /// Whether the GPUs are listed in a file.
     pub gpus_from_file: bool,
-    /// Whether somebody else than the kernel tells of it: `[driver] proc_root` leads elsewhere, to a
+    /// Whether a source other than the kernel reports it: `[driver] proc_root` leads elsewhere, to a
     /// simulated one.
     pub made_up: bool,
 }
@@ -93,7 +90,6 @@ pub struct Driver {
 /// A GPU on the PCI bus.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusGpu {
-    /// Its address.
     pub bus_id: String,
     /// The kernel's driver that has it.
     pub driver: Option<String>,
@@ -102,7 +98,6 @@ pub struct BusGpu {
 /// A device node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its path.
     pub path: PathBuf,
     /// The major number that the kernel gave; `None` where it gave none.
     pub major: Option<u64>,
@@ -127,7 +122,7 @@ pub enum NodeKind {
     File,
 }
 
-/// The kernel and who isolates.
+/// The kernel and the backend that isolates.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Isolation {
     /// The kernel's version.
@@ -174,10 +169,8 @@ pub struct Runtime {
     pub version: Result<String, String>,
 }
 
-/// An engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Engine {
-    /// Which.
     pub kind: EngineKind,
     /// Its program, where it is installed.
     pub program: Option<PathBuf>,
@@ -192,7 +185,6 @@ pub struct Engine {
 /// A file of an engine's configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineFile {
-    /// Its path.
     pub path: PathBuf,
     /// The runtimes in it that are `cgpu-runtime`; why it can't be read.
     pub handlers: Result<Vec<Handler>, String>,
@@ -203,7 +195,6 @@ pub struct EngineFile {
 pub struct Handler {
     /// What the engine calls it.
     pub name: String,
-    /// The program.
     pub program: PathBuf,
     /// Whether that is there and executable.
     pub executable: bool,
@@ -216,13 +207,11 @@ pub struct Handler {
 /// A file of a hooks directory that names `cgpu-hook`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookFile {
-    /// Its path.
     pub path: PathBuf,
     /// Its stages, the hook's program, and whether that is executable; why it can't be read.
     pub hook: Result<Hook, String>,
 }
 
-/// A hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hook {
     /// When it is called.
@@ -253,7 +242,6 @@ pub struct Own {
     pub missing: Vec<&'static str>,
     /// The configuration's file, where there is one; what is wrong with it.
     pub config: Result<Option<PathBuf>, String>,
-    /// The state directory.
     pub state_dir: PathBuf,
     /// Its mode's permission bits.
     pub state: Observed<u32>,
@@ -265,7 +253,7 @@ pub struct Own {
     pub records: Result<Records, String>,
     /// What the latest bundles were warned of, each once, the latest last; why it can't be read.
     pub warned: Result<Vec<String>, String>,
-    /// The same of allocations that the driver refused though the quota had room.
+    /// The same of allocations that the driver refused though they fit in the quota.
     pub short: Result<Vec<String>, String>,
     /// The GPUs that are known.
     pub divisible: Vec<Divisible>,
@@ -274,11 +262,10 @@ pub struct Own {
 /// What of a GPU's memory quotas share, in MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Divisible {
-    /// The GPU's index.
     pub index: u32,
     /// All of its memory.
     pub total_mib: u64,
-    /// What the driver keeps of that; 0 where nobody says.
+    /// What the driver reserves of that; 0 if unknown.
     pub reserved_mib: u64,
 }
 
@@ -302,7 +289,6 @@ pub struct Records {
 /// A container that was made and never started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unstarted {
-    /// Its id.
     pub id: String,
     /// Since when, in seconds.
     pub age_s: u64,

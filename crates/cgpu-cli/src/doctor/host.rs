@@ -1,4 +1,4 @@
-//! Facts of the kernel, of who isolates, and of the real runtimes.
+//! Facts of the kernel, of the backend that isolates, and of the real runtimes.
 //!
 //! Owns asking them; the gate's abilities are the gate's own probes. Must not judge.
 
@@ -17,7 +17,7 @@ const KNOWN: [&str; 2] = ["runc", "crun"];
 
 /// Kernel and backend of `host`, whose paths are as we reach them.
 pub(super) fn inspect(tree: &Tree, host: &Host) -> Isolation {
-    // The kernel's own, wherever [driver] proc_root says that a driver is told of.
+    // The kernel's own, whatever [driver] proc_root says of where a driver is reported.
     let kernel = &tree.at("/proc/sys/kernel");
     let text = |path: &str| match crate::engines::host_tree::read(&kernel.join(path)) {
         Observed::Present(text) => text.trim().to_owned(),
@@ -54,7 +54,7 @@ fn cgroups(mount: &Path) -> Cgroups {
     }
 }
 
-/// The configured candidates, then those of [`KNOWN`] that are there beside them. On
+/// The configured candidates, then those of [`KNOWN`] that are there next to them. On
 /// another host's files none is run.
 pub(super) fn runtimes(tree: &Tree, candidates: &[String]) -> Vec<Runtime> {
     let inspect = |name: &str| {

@@ -1,6 +1,6 @@
 //! What the facts of a host mean: [`Facts`] to [`Finding`]s. Pure.
 //!
-//! Owns severities, sentences and remedies. Must not look at anything itself. An error is
+//! Owns severities, sentences and remedies. Must not inspect anything itself. An error is
 //! what has containers refused; a host that has no GPU has nothing wrong with it.
 
 mod driver;

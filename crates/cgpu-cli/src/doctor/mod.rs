@@ -57,12 +57,12 @@ pub enum Section {
     Cgpu,
 }
 
-/// One thing that was looked at.
+/// One thing that was checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// What it is about.
     pub section: Section,
-    /// What was looked at, by a name that stays.
+    /// What was checked, by a name that stays.
     pub name: &'static str,
     /// How much it matters.
     pub severity: Severity,

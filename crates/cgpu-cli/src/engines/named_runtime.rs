@@ -15,12 +15,7 @@ pub(crate) struct NamedRuntime {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
     /// It is in a section of another version of containerd's configuration.
-    OtherVersion {
-        /// The file's.
-        file: i64,
-        /// The section's.
-        section: i64,
-    },
+    OtherVersion { file: i64, section: i64 },
     /// Another file, or another spelling of a key, has this runtime run something else.
     Overruled { by: String },
     /// It has a key in two spellings, of which releases take different ones.

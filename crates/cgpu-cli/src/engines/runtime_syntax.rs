@@ -35,7 +35,6 @@ impl Layout {
 
 /// How an engine describes one runtime.
 pub(super) trait RuntimeSyntax: Debug + Sync {
-    /// The program of a runtime.
     fn program<'a>(&self, runtime: &'a PlainValue) -> Option<&'a str>;
 
     /// A new entry, which is like `model` but for its program.

@@ -98,7 +98,6 @@ pub fn restart(unit: &str) -> Result<(), RestartError> {
     systemctl("restart", unit)
 }
 
-/// `systemctl VERB UNIT`.
 pub(super) fn systemctl(verb: &str, unit: &str) -> Result<(), RestartError> {
     let command = format!("systemctl {verb} {unit}");
     let output = Command::new("systemctl").args([verb, unit]).output();

@@ -1,6 +1,6 @@
 //! Asking the driver, and keeping what it said.
 //!
-//! Reaches NVML, so only `cgpu` calls this; everybody else reads what it left.
+//! Reaches NVML, so only `cgpu` calls this; all other programs read what it left.
 
 use thiserror::Error;
 
@@ -36,7 +36,7 @@ impl From<FingerprintError> for RefreshError {
     }
 }
 
-/// The GPUs as the driver, or the inventory file, tells them now.
+/// The GPUs as the driver, or the inventory file, reports them now.
 ///
 /// # Errors
 ///

@@ -1,12 +1,12 @@
-//! The GPUs as NVML, the driver's management library, tells them.
+//! The GPUs as NVML, the driver's management library, reports them.
 //!
 //! Owns loading the library, asking it, and what becomes of a GPU that doesn't answer.
 //! Must not be reached from the runtime, the hook or the monitor: NVML opens every GPU,
-//! takes a second or more where nothing keeps them open, and can hang with the driver.
+//! takes a second or more if no process keeps them open, and can hang with the driver.
 //!
-//! A GPU that fails any question is kept as lost, with what the kernel module still
-//! knows of it, so that its index stays taken and a user who asks for it is told why he
-//! doesn't get it. GPUs that NVML doesn't count (excluded, no device node) are not
+//! A GPU that fails any question is retained as lost, with what the kernel module still
+//! knows of it, so that its index stays taken and a request for it is refused with the
+//! reason. GPUs that NVML doesn't count (excluded, no device node) are not
 //! shown: they have no index.
 
 #![allow(
@@ -33,7 +33,7 @@ const LIBRARY: &str = "libnvidia-ml.so.1";
 /// NVML's answer where all is well (`nvml.h`, `NVML_SUCCESS`).
 const SUCCESS: u32 = 0;
 
-/// Why NVML told nothing.
+/// Why NVML reported nothing.
 #[derive(Debug, Error)]
 pub enum ProbeError {
     /// The library isn't there, or doesn't load.
@@ -56,9 +56,7 @@ pub enum ProbeError {
         library.display()
     )]
     Mismatch {
-        /// The library.
         library: PathBuf,
-        /// What NVML said.
         #[source]
         source: NvmlError,
     },
@@ -68,23 +66,19 @@ pub enum ProbeError {
         library.display()
     )]
     Init {
-        /// The library.
         library: PathBuf,
-        /// What NVML said.
         #[source]
         source: NvmlError,
     },
     /// It can't even say how many GPUs there are.
     #[error("NVML can't count the GPUs; see whether `nvidia-smi` works, and the kernel's log")]
     Count {
-        /// What NVML said.
         #[source]
         source: NvmlError,
     },
     /// What it says of one GPU contradicts what it says of another.
     #[error("NVML's list of GPUs makes no sense; see whether `nvidia-smi -L` shows the same")]
     Nonsense {
-        /// Where.
         #[source]
         source: InventoryError,
     },
@@ -96,7 +90,7 @@ pub(crate) struct Session {
     nvml: Nvml,
 }
 
-/// What NVML told of one index.
+/// What NVML reported of one index.
 #[derive(Debug, Default)]
 struct Answers {
     bus_id: Option<String>,
@@ -245,7 +239,7 @@ fn is_mig_enabled(device: &Device<'_>) -> Result<bool, NvmlError> {
     }
 }
 
-/// The instances that the MIG device `mig` is of, GPU's and compute's, as far as NVML tells them.
+/// The instances that the MIG device `mig` is of, GPU's and compute's, as far as NVML reports them.
 fn instances(nvml: &Nvml, mig: &Device<'_>) -> (Option<u32>, Option<u32>) {
     let library = nvml.lib();
     let (mut gpu, mut compute) = (0, 0);
@@ -265,7 +259,7 @@ fn instances(nvml: &Nvml, mig: &Device<'_>) -> (Option<u32>, Option<u32>) {
 }
 
 /// The MIG devices of `device`, GPU `index`. One that can't be described is left out,
-/// which the log tells: nobody could be given it anyway.
+/// which is logged: no container could be given it anyway.
 fn mig_devices(nvml: &Nvml, index: u32, device: &Device<'_>) -> Vec<MigDevice> {
     let describe = |mig_index| {
         let mig = device.mig_device_by_index(mig_index)?;
@@ -291,7 +285,7 @@ fn mig_devices(nvml: &Nvml, index: u32, device: &Device<'_>) -> Vec<MigDevice> {
     devices
 }
 
-/// The inventory that NVML's answers come to, one for each index, with the kernel
+/// The inventory that NVML's answers resolve to, one for each index, with the kernel
 /// module's list for what is missing.
 fn settle(mut answers: Vec<Answers>, kernel: &[KernelGpu]) -> Result<Inventory, InventoryError> {
     place(&mut answers, kernel);
@@ -310,7 +304,7 @@ fn settle(mut answers: Vec<Answers>, kernel: &[KernelGpu]) -> Result<Inventory, 
             bus_id,
             name: answers.name.unwrap_or_default(),
             memory_mib: answers.memory_bytes.map_or(0, |(total, _)| bytes_to_mib(total)),
-            // Rounded up: the last part of a MiB can't be promised either.
+            // Rounded up: the last part of a MiB can't be reserved either.
             memory_reserved_mib: answers
                 .memory_bytes
                 .map_or(0, |(_, retained)| retained.div_ceil(MIB)),
@@ -322,7 +316,7 @@ fn settle(mut answers: Vec<Answers>, kernel: &[KernelGpu]) -> Result<Inventory, 
     Inventory::new(gpus)
 }
 
-/// What stands for the UUID of a lost GPU that nobody knows the UUID of: no GPU's, so
+/// What stands for the UUID of a lost GPU whose UUID is unknown: no GPU's, so
 /// no container can ask for it by accident, and people can find the card.
 fn stand_in(index: u32, bus_id: &str) -> String {
     if bus_id.is_empty() {
@@ -334,8 +328,8 @@ fn stand_in(index: u32, bus_id: &str) -> String {
 
 /// Gives those that NVML had no handle for the bus ids that are left over.
 ///
-/// NVML counts by bus id, and excluded GPUs not at all. Where more or fewer are left than
-/// are missing, which is which can't be told, and none is given.
+/// NVML counts by bus id, and excluded GPUs not at all. If more or fewer are left than
+/// are missing, they can't be matched, and none is given.
 fn place(answers: &mut [Answers], kernel: &[KernelGpu]) {
     let taken: HashSet<String> = answers.iter().filter_map(|a| a.bus_id.clone()).collect();
     let left: Vec<&KernelGpu> = kernel

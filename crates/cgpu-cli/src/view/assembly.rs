@@ -23,11 +23,11 @@ pub(super) struct ObservedHost {
     pub(super) containers: Vec<ObservedContainer>,
     /// What the driver itself says.
     pub(super) driver: DriverUsage,
-    /// Processes that the driver tells of and no backend, each with its container's short id.
+    /// Processes that the driver reports and no backend, each with its container's short id.
     pub(super) owners: HashMap<i32, String>,
     /// What processes are called.
     pub(super) process_names: HashMap<i32, String>,
-    /// What goes for the GPUs, by UUID.
+    /// The rules of the GPUs, by UUID.
     pub(super) rules: HashMap<String, GpuRules>,
     /// How their computing time is shared, by UUID.
     pub(super) shares: HashMap<String, Share>,
@@ -46,7 +46,7 @@ pub(super) struct ObservedContainer {
 }
 
 impl ObservedHost {
-    /// As people look at it.
+    /// As people read it.
     pub(super) fn assemble(self) -> Snapshot {
         let containers: Vec<ContainerView> =
             self.containers.iter().map(|container| self.container(container)).collect();
@@ -101,7 +101,7 @@ impl ObservedHost {
         let lives = |(container, _): &(&ContainerView, _)| container.state != State::Leaked;
         let weights =
             on_it().filter(is_shared).filter(lives).map(|(container, _)| container.weight);
-        // Sums are of others' figures, and stop at the largest number.
+        // Sums are of other programs' values, and stop at the largest number.
         let weights = weights.fold(0, u32::saturating_add);
         let rules = self.rules.get(&gpu.uuid);
         let driver = self.driver.gpus.iter().find(|usage| usage.uuid == gpu.uuid);
@@ -263,7 +263,7 @@ fn program((pid, name): &(i32, String)) -> Program {
     Program { pid: *pid, name: name.clone() }
 }
 
-/// The sum of figures; unknown where one is.
+/// The sum of values; unknown if one is.
 fn known_sum(mut usage: impl Iterator<Item = Option<u64>>) -> Option<u64> {
     usage.try_fold(0, |sum: u64, figure| Some(sum.saturating_add(figure?)))
 }
@@ -408,7 +408,7 @@ mod tests {
         let container = &shown.containers[0];
         assert_eq!((container.state, container.enforced), (State::Silent, false));
         assert_eq!(container.shares[0].memory_used_bytes, None);
-        // The driver's figure of the GPU is known all the same.
+        // The driver usage of the GPU is known all the same.
         let mut host = found(vec![silent()]);
         host.driver.gpus = vec![driver_gpu(Vec::new())];
         assert_eq!(host.assemble().gpus[0].memory_used_bytes, Some(900 * MIB));
@@ -432,7 +432,7 @@ mod tests {
         assert_eq!((whole.mode, whole.state, whole.enforced), (Mode::Whole, State::Active, false));
         assert_eq!(whole.shares[0].memory_used_bytes, Some(600 * MIB));
         assert_eq!(whole.shares[0].utilization_percent, Some(40));
-        assert_eq!(whole.shares[0].compute_held, None, "no monitor tells of it");
+        assert_eq!(whole.shares[0].compute_held, None, "no monitor reports it");
         assert_eq!(whole.process_count, Some(2));
         // Its monitor counts what the driver does not, and the other way round.
         assert_eq!(shared.shares[0].memory_used_bytes, Some(300 * MIB));
@@ -473,7 +473,7 @@ mod tests {
 
     #[test]
     fn a_container_that_nothing_holds_is_not_enforced() {
-        let reported = container("told", Kind::None, vec![planned(0, Some(1000))]);
+        let reported = container("unenforced", Kind::None, vec![planned(0, Some(1000))]);
         let mut disabled = container("disabled", Kind::None, vec![planned(0, None)]);
         disabled.record.plan.caveats.unenforced_by = Some("CGPU_DISABLE=true".into());
         let mut closed = container("closed", Kind::Gate, vec![planned(0, Some(1000))]);

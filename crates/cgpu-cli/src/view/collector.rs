@@ -114,19 +114,19 @@ pub fn collect_records(
     Ok(found.assemble())
 }
 
-/// How computing time is shared, by GPU, where somebody shares it.
+/// How computing time is shared, by GPU, if containers share it.
 fn compute_shares(host: &Host, rules: &HashMap<String, GpuRules>) -> HashMap<String, Share> {
     let state_dir = &host.config.state_dir;
     let share = |uuid: &String| Some((uuid.clone(), share::read(state_dir, uuid).ok()??));
     rules.keys().filter_map(share).collect()
 }
 
-/// What its backend sees of the container of `record`, and nothing else: `None` where nobody holds
-/// it to anything.
+/// What its backend sees of the container of `record`, and nothing else: `None` if no backend
+/// enforces anything on it.
 ///
 /// # Errors
 ///
-/// Where the backend can't be asked.
+/// If the backend can't be asked.
 pub fn observe(host: &Host, record: &Record) -> Result<Option<Observed>, BackendError> {
     let isolation = host.isolation(record.plan.backend);
     Ok(isolation.list(Some(&[&record.short_id]))?.pop())
@@ -152,7 +152,7 @@ fn observed(host: &Host, records: &[Record]) -> (HashMap<String, Observed>, Vec<
     (observed, gaps)
 }
 
-/// What goes for each GPU that is known, or that a container has, by UUID.
+/// The rules of each GPU that is known, or that a container has, by UUID.
 fn rules(
     host: &Host,
     gpus: &[Gpu],
@@ -207,7 +207,7 @@ fn read_line(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()?.lines().next().map(str::to_owned)
 }
 
-/// Whose the processes are that the driver tells of: each one's container, by short id. A process
+/// Whose the processes are that the driver reports: each one's container, by short id. A process
 /// belongs to the container whose first process's cgroup it is in.
 fn owners(containers: &[ObservedContainer], driver: &DriverUsage) -> HashMap<i32, String> {
     let processes = driver.gpus.iter().flat_map(|gpu| &gpu.processes);

@@ -1,7 +1,7 @@
 //! What NVIDIA's driver says of its GPUs now: [`Driver`], by NVML.
 //!
 //! Owns asking. The library is loaded once, in a thread of its own: a driver that hangs, as after a
-//! GPU has fallen off the bus, keeps that thread and nobody who looks. Must not know containers.
+//! GPU has fallen off the bus, blocks that thread and no reader. Must not know containers.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -41,7 +41,6 @@ pub struct DriverUsage {
 /// What the driver says of a GPU. What it doesn't is `None`.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct DriverGpu {
-    /// Its index.
     pub index: u32,
     /// `GPU-` and a UUID.
     pub uuid: String,
@@ -49,13 +48,11 @@ pub struct DriverGpu {
     pub memory_used_bytes: Option<u64>,
     /// Per cent of the last second in which something ran on it.
     pub utilization_percent: Option<u32>,
-    /// In degrees Celsius.
     pub temperature_celsius: Option<u32>,
-    /// In watts.
     pub power_watts: Option<f64>,
     /// The most that it may take, in watts.
     pub power_limit_watts: Option<f64>,
-    /// Whether the driver tells how much of the GPU each process uses.
+    /// Whether the driver reports how much of the GPU each process uses.
     pub reports_process_utilization: bool,
     /// Processes that have a context on it.
     pub processes: Vec<DriverProcess>,
@@ -78,7 +75,7 @@ impl Driver {
     pub fn new(root: PathBuf) -> Self {
         let (ask, questions) = mpsc::channel();
         let (answer, answers) = mpsc::channel();
-        // Ends with the last question, or with the process: nobody waits for it.
+        // Ends with the last question, or with the process: no thread waits for it.
         thread::spawn(move || {
             let mut session = None;
             for () in questions {

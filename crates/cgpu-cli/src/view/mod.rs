@@ -1,6 +1,6 @@
-//! What people look at, as one model: [`Snapshot`].
+//! The status that people read, as one model: [`Snapshot`].
 //!
-//! Owns what is shown of a host: its GPUs, its containers, their processes and figures, each with its
+//! Owns what is shown of a host: its GPUs, its containers, their processes and usage, each with its
 //! unit, and "unknown" (`None`) apart from zero. [`collect()`] asks once; tables, JSON,
 //! metrics and the tree of files print what it found. Must not know how any of them prints.
 
@@ -19,7 +19,7 @@ use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
 /// A host, as it was in one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// The version of cgpu that looked.
+    /// The version of cgpu that made the snapshot.
     pub cgpu_version: String,
     /// The host's name.
     pub hostname: String,
@@ -29,11 +29,10 @@ pub struct Snapshot {
     pub gpus: Vec<GpuView>,
     /// The registered containers that are not gone, in the order of their runtime's root and id.
     pub containers: Vec<ContainerView>,
-    /// What could not be looked at, a sentence each; the rest is here all the same.
+    /// What could not be read, a sentence each; the rest is here all the same.
     pub gaps: Vec<String>,
 }
 
-/// A GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GpuView {
     /// The driver's index.
@@ -53,14 +52,12 @@ pub struct GpuView {
     pub memory_reserved_bytes: u64,
     /// What quotas promise of that, in bytes; more than the total where `overcommit` allows that.
     pub memory_promised_bytes: u64,
-    /// Memory in use in bytes: by the driver's figure, else what the containers use where that is
+    /// Memory in use in bytes: by the driver's report, else what the containers use where that is
     /// known of each.
     pub memory_used_bytes: Option<u64>,
     /// Per cent of the last second in which something ran on it.
     pub utilization_percent: Option<u32>,
-    /// In degrees Celsius.
     pub temperature_celsius: Option<u32>,
-    /// In watts.
     pub power_watts: Option<f64>,
     /// The most that it may take, in watts.
     pub power_limit_watts: Option<f64>,
@@ -72,31 +69,30 @@ pub struct GpuView {
     pub prio_ratio: Option<u32>,
     /// Containers with a quota on it.
     pub shared_containers: u32,
-    /// Containers that have it as a whole, or without being held to their quota.
+    /// Containers that have it unlimited, or whose quota isn't enforced.
     pub other_containers: u32,
     /// What is left of `max_inst` once the weights of its containers are taken off.
     pub free_weight: Option<u32>,
 }
 
-/// A container.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerView {
     /// Its id, as its engine has it.
     pub id: String,
     /// 12 ASCII characters, unique among the registered containers.
     pub short_id: String,
-    /// What its engine calls it: a name, or `namespace/pod/container`. Chosen by its maker: it
+    /// What its engine calls it: a name, or `namespace/pod/container`. Chosen by its creator: it
     /// can have any characters.
     pub name: Option<String>,
     /// Its runtime's root.
     pub root: String,
-    /// Who holds it to its quota.
+    /// The backend that enforces its quota.
     pub backend: Kind,
     /// How it has its GPUs.
     pub mode: Mode,
-    /// How it stands.
+    /// Its state.
     pub state: State,
-    /// Whether its quota holds now: somebody who answers sees to it.
+    /// Whether its quota is enforced now, by a backend that answers.
     pub enforced: bool,
     /// Its first process, the runtime that is making it, or the monitor of one that is leaked.
     pub pid: Option<i32>,
@@ -129,7 +125,6 @@ pub struct ContainerView {
 /// A program of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
-    /// Its number.
     pub pid: i32,
     /// The kernel's name for it; empty where it isn't known. It chose that itself: it can have any characters.
     pub name: String,
@@ -138,13 +133,13 @@ pub struct Program {
 /// A container's part of a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShareView {
-    /// Which GPU, and how much it was promised.
+    /// Which GPU, and how much of it is reserved.
     #[serde(flatten)]
     pub gpu: PlannedGpu,
     /// Memory in use in bytes.
     pub memory_used_bytes: Option<u64>,
-    /// The quota in bytes that its monitor enforces; `None` where nobody says. It is another than what was promised
-    /// where root has told the monitor alone.
+    /// The quota in bytes that its monitor enforces; `None` if unknown. It differs from what is reserved
+    /// if root has changed the monitor alone.
     #[serde(default)]
     pub memory_enforced_bytes: Option<u64>,
     /// Per cent of the last second in which something of the container ran on it.
@@ -153,15 +148,15 @@ pub struct ShareView {
     /// `None` where it is the driver's to divide.
     #[serde(default)]
     pub compute_share: Option<f64>,
-    /// The part of its computing time that the container had lately, from 0 to 1; `None` where nobody
-    /// tells. The driver looks five times a second who is on a GPU, for as long as it remembers (14 s on an
-    /// H100), so it is some hundredths off.
+    /// The part of its computing time that the container had lately, from 0 to 1; `None` if
+    /// unknown. The driver samples five times a second which processes are on a GPU, for as long as it remembers
+    /// (14 s on an H100), so it is some hundredths off.
     #[serde(default)]
     pub compute_held: Option<f64>,
 }
 
 impl ShareView {
-    /// The quota in bytes that holds: the monitor's, else what was promised. `None` where it has the whole GPU.
+    /// The quota in bytes that holds: the monitor's, else what is reserved. `None` if it has the whole GPU.
     #[must_use]
     pub fn limit_bytes(&self) -> Option<u64> {
         self.gpu.memory_limit_bytes.map(|reserved| self.memory_enforced_bytes.unwrap_or(reserved))

@@ -12,7 +12,6 @@ use nvrm::{Release, Standing as Known, Version};
 /// Whether there is anything that a driver is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// It is loaded.
     Loaded,
     /// It isn't, and there is a GPU.
     Wanting,
@@ -154,7 +153,7 @@ fn modules(facts: &Facts) -> Finding {
     let (there, missing) = (names(true), names(false));
     let lacks = |name: &str| missing.iter().any(|module| module == name);
     if there.is_empty() {
-        // A driver that tells its version and has no modules, as under gVisor.
+        // A driver that reports its version and has no modules, as under gVisor.
         return row(Note, "none in /sys/module, though the driver answers".to_owned());
     }
     if lacks("nvidia_uvm") {
@@ -250,7 +249,7 @@ fn nodes(nodes: &[Node]) -> Vec<Finding> {
 /// What writes a specification.
 const WRITE_CDI: &str = "`cgpu cdi generate --output /etc/cdi/nvidia.yaml`";
 
-/// Why a create finds GPUs in no specification.
+/// Why a container creation finds GPUs in no specification.
 fn refused(cdi: &Cdi) -> String {
     match cdi.refused.as_slice() {
         [] => String::new(),

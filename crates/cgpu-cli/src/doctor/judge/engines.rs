@@ -1,7 +1,7 @@
 //! What the facts of engines, hooks and NVIDIA's toolkit mean.
 //!
-//! Owns the words that tell an engine of us. An engine that doesn't know us is worth a
-//! note, one that is told of a program that isn't there an error.
+//! Owns the commands that configure an engine for cgpu. An engine without cgpu is worth a
+//! note, one that is configured with a program that isn't there an error.
 
 use std::path::{Path, PathBuf};
 
@@ -169,7 +169,7 @@ fn section_of(version: i64) -> &'static str {
     }
 }
 
-/// How an engine is told of us.
+/// How an engine is configured for cgpu.
 fn introduction(kind: EngineKind, runtime: &str) -> String {
     match kind {
         EngineKind::Docker => "`cgpu setup docker`, for `--runtime=cgpu`; with `--default` every \
@@ -230,7 +230,7 @@ fn judge_hooks(Hooks { files, backend }: Hooks<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Engines that know us, and give nobody what the host's CDI specifications have.
+/// Engines with cgpu that give no container what the host's CDI specifications have.
 pub(super) fn without_cdi(engines: &[Engine], specifications: &[PathBuf]) -> Vec<Finding> {
     let Some(specification) = specifications.first() else { return Vec::new() };
     let knows_us = |file: &EngineFile| file.handlers.as_ref().is_ok_and(|all| !all.is_empty());

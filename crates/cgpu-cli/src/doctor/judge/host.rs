@@ -31,7 +31,7 @@ pub(super) fn isolation(facts: &Facts, driver: Standing, own: &Own) -> Vec<Findi
 fn kernel(facts: &Facts) -> Finding {
     let row =
         |severity, what| Finding::new(Isolation, "kernel", severity, what).of(facts.kernel.clone());
-    // With another backend the gate's needs are nobody's.
+    // With another backend the gate's needs don't count.
     let bad = if facts.backend == Kind::Gate { Error } else { Note };
     if let Err(why) = &facts.ability {
         return row(bad, why.clone());
@@ -130,7 +130,7 @@ fn backend(facts: &Facts, driver: Standing, own: &Own) -> Finding {
     if facts.backend == Kind::Gate && facts.ability.is_err() {
         return row(Error, format!("{chosen} can't be used, for what is said of the kernel"));
     }
-    // Nothing but the driver is missing: that is told where it belongs.
+    // Nothing but the driver is missing: that is reported where it belongs.
     let waits = facts.backend == Kind::Gate && driver != Standing::Loaded && own.missing.is_empty();
     match waits {
         true => {
@@ -150,7 +150,7 @@ pub(super) fn runtimes(runtimes: &[Runtime], cgroups: Cgroups) -> Vec<Finding> {
             found.remedy("install runc or crun, or set [runtime] candidates in the configuration"),
         ];
     }
-    // What is wrong with one that nobody becomes is only worth knowing.
+    // What is wrong with a runtime that isn't used is only worth knowing.
     let ranks = std::iter::once(("real", Warning)).chain(std::iter::repeat(("other", Note)));
     there.iter().zip(ranks).map(|(found, rank)| runtime(rank, found, cgroups)).collect()
 }
@@ -278,7 +278,7 @@ fn log(facts: &Own) -> Finding {
             row(Note, what.to_owned()).remedy("set log to a file, or to \"journald\"")
         }
         Ok(()) => row(Fine, path.clone()),
-        // Whose it is, is told below.
+        // Whose it is, is reported below.
         Err(why) if !facts.root => row(Note, format!("{path}: {why}")),
         Err(why) => row(Warning, format!("{path} can't be written: {why}; nothing is logged"))
             .remedy("make it writable for root, set log to another file, or log = \"\" for none"),
@@ -320,7 +320,7 @@ fn lost(records: &Records) -> Vec<Finding> {
 fn records(facts: &Own) -> Finding {
     let row = |severity, what| Finding::new(Cgpu, "records", severity, what);
     match &facts.records {
-        // It says itself what to do; who isn't root is told so below.
+        // It says itself what to do; a user other than root gets that below.
         Err(why) if facts.root => row(Error, why.clone()),
         Err(why) => row(Note, why.clone()),
         Ok(records) => {

@@ -376,8 +376,8 @@ fn wrong_node_finding_names_the_creating_command() {
         "bound into containers: /dev/nvidia-uvm",
         uvm(Observed::Present(NodeKind::File)),
     );
-    // Without a major of the kernel's the minor is all there is to compare; and nobody needs
-    // the tools.
+    // Without a major of the kernel's the minor is all there is to compare; and the tools
+    // aren't needed.
     finds("nodes", Fine, "/dev/nvidiactl, /dev/nvidia-uvm and /dev/nvidia0", |facts| {
         facts.driver.nodes[1].major = None;
         facts.driver.nodes[2].seen = Observed::Absent;
@@ -415,9 +415,9 @@ fn unfit_kernel_is_an_error_for_gate_alone() {
             facts.isolation.usable = Err("why".into());
         },
     );
-    finds("backend", Note, "none (configured: quotas are told, not enforced)", |facts| {
+    finds("backend", Note, "none (configured: quotas are reported but not enforced)", |facts| {
         facts.isolation.backend = Kind::None;
-        facts.isolation.why = "configured: quotas are told, not enforced";
+        facts.isolation.why = "configured: quotas are reported but not enforced";
     });
     finds("cgroups", Warning, "none at /sys/fs/cgroup", |facts| {
         facts.isolation.cgroups = Cgroups::Nowhere;

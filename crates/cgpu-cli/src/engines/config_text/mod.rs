@@ -76,10 +76,10 @@ pub enum EditError {
         "has a runtime `cgpu` that runs {program}, not cgpu-runtime; rename or remove it first"
     )]
     Taken { program: String },
-    #[error("has version {version}, and setup knows versions 1 to 4; add the runtime by hand")]
+    #[error("has version {version}, and setup knows versions 1 to 4; add the runtime manually")]
     Version { version: i64 },
     /// The edit would change something else, or not do what it should.
-    #[error("is written in a way that setup can't edit safely; make the change by hand")]
+    #[error("is written in a way that setup can't edit safely; make the change manually")]
     Unsafe,
 }
 

@@ -51,8 +51,8 @@ impl std::fmt::Display for OtherContainerd {
             )?,
             Why::Running => write!(
                 f,
-                "Kubernetes uses the containerd of {by} here: it runs, and no kubelet is told of the \
-                 other one"
+                "Kubernetes uses the containerd of {by} here: it runs, and no kubelet is configured \
+                 for the other one"
             )?,
         }
         write!(
@@ -133,8 +133,8 @@ mod tests {
         assert_eq!(reason(k3s()), Some(only));
         assert_eq!(reason(Facts { own: true, ..k3s() }), None);
         let running = Facts { own: true, running: vec![Kind::K3s], ..k3s() };
-        let runs = "Kubernetes uses the containerd of k3s here: it runs, and no kubelet is told of \
-                    the other one";
+        let runs = "Kubernetes uses the containerd of k3s here: it runs, and no kubelet is configured \
+                    for the other one";
         assert_eq!(reason(running.clone()), Some(format!("{runs}{use_k3s}")));
         assert_eq!(reason(Facts { kubelet: true, ..running.clone() }), None);
         let dockers = Facts { disabled_by: Some("/etc/x".into()), own: true, ..k3s() };

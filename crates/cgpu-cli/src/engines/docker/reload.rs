@@ -64,7 +64,7 @@ pub enum DockerdError {
         "no dockerd has the process id in {PID_FILE}, and no systemd runs here; restart docker"
     )]
     NoProcess,
-    #[error("dockerd (process {pid}) can't be told to reload: {source}; run this as root")]
+    #[error("dockerd (process {pid}) can't be signalled to reload: {source}; run this as root")]
     Signal {
         pid: i32,
         #[source]

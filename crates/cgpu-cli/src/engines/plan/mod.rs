@@ -155,7 +155,7 @@ fn add(
             {
                 notes.push(format!(
                     "{} isn't cgpu's own, and this containerd reads the runtimes of no other file: \
-                     whoever writes it anew takes cgpu out; run this again then",
+                     rewriting it removes cgpu; run this again then",
                     path.display()
                 ));
             }
