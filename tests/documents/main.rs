@@ -1,4 +1,5 @@
-//! The documents say what the programs do (`pages`), and the house rules that no compiler knows hold (`house`).
+//! The documents say what the programs do (`pages`), and the architecture rules that no compiler knows hold
+//! (`architecture`).
 
-mod house;
+mod architecture;
 mod pages;

@@ -285,7 +285,7 @@ fn images_find_their_own_libraries_beside_the_drivers() {
     }
 }
 
-/// So whoever bakes a library of the driver's into an image gets that one.
+/// So an image that one of the driver's libraries is baked into gets that one.
 #[test]
 fn image_cache_library_precedes_hwcaps_directory() {
     let scratch = Scratch::new();

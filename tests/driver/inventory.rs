@@ -106,7 +106,7 @@ impl Host {
     }
 
     /// A program that stands for `cgpu gpus --refresh`: this test program, running
-    /// [`refresh_as_a_child`] alone. A shell writes it, so that no fork in a test beside
+    /// [`refresh_as_a_child`] alone. A shell writes it, so that no fork in a test next to
     /// this one inherits it open for writing (ETXTBSY).
     fn cgpu(&self) -> PathBuf {
         let program = self.path("cgpu");
@@ -194,7 +194,7 @@ fn driver_before_510_reports_memory_by_older_query() {
     fs::copy(crate::nvml_standin::compiled_before_510(), host.libraries().join(LIBRARY)).unwrap();
     let inventory = probe(&host.settings).unwrap();
     let [a10] = inventory.gpus() else { panic!("{inventory:?}") };
-    // What such a driver keeps for itself isn't told.
+    // What such a driver reserves for itself isn't reported.
     assert_eq!((a10.memory_bytes, a10.reserved_bytes), (22731 << 20, 0));
     assert_eq!(a10.state, GpuState::Ok);
 }

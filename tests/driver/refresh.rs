@@ -1,6 +1,6 @@
-//! How a create learns of the GPUs when no cache tells it: `cgpu-runtime` runs the real
+//! How a container creation learns of the GPUs if no cache lists them: `cgpu-runtime` runs the real
 //! `cgpu gpus --refresh`, which loads a stand-in for NVML. And that nothing else of ours
-//! could. What a create does about device nodes that no program has made since the boot.
+//! could. What a container creation does about device nodes that no program has made since the boot.
 //! Needs root, runc, docker and a C compiler.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]

@@ -34,13 +34,12 @@ enum Does {
 
 use Does::{Nothing, Refuses, Unread, Writes};
 
-/// One configuration.
 struct Case {
     /// The directory of its files.
     name: &'static str,
-    /// Whose it is.
+    /// Whose configuration it is, as the table of docs/engines.md says.
     of: &'static str,
-    /// What `cgpu setup` is told.
+    /// The arguments of `cgpu setup`.
     words: &'static [&'static str],
     /// What comes of it where the files alone decide; of containerd's by release: 1.6, 1.7, 2.1.
     does: [Does; 3],

@@ -408,7 +408,7 @@ fn what_is_cgpus_own_is_looked_at_too() {
     assert_eq!(backend, ["none (configured: quotas are reported but not enforced)"]);
 }
 
-/// As `tests/demo` has it: the kernel is this one, whoever tells of the driver.
+/// As `tests/demo` has it: the kernel is this one, whichever files report the driver.
 #[test]
 fn simulated_driver_is_judged_by_its_own_files() {
     let host = Host::bare();

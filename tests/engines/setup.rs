@@ -153,7 +153,7 @@ fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// dockerd's default runtime and those that somebody told it of, and runc.
+/// dockerd's default runtime and those that are configured, and runc.
 fn runtimes(docker: &Docker) -> String {
     let template = "{{.DefaultRuntime}}{{range $name, $_ := .Runtimes}} {{$name}}{{end}}";
     let said = docker.call(&["info", "--format", template]).ok();

@@ -11,9 +11,7 @@ use serde_json::{Value, json};
 const RUNTIME: &str = env!("CARGO_BIN_EXE_cgpu-runtime");
 const HOOK: &str = env!("CARGO_BIN_EXE_cgpu-hook");
 
-/// UUID of GPU 0.
 const GPU_0: &str = "GPU-c09d11f5-a565-1f83-903c-a65a7ba138af";
-/// UUID of GPU 1.
 const GPU_1: &str = "GPU-959873c5-b57b-5d24-f3aa-e700c5d431cb";
 
 /// A host with two GPUs of different sizes, that keeps its log.
@@ -61,7 +59,7 @@ fn docker_without_nvidia_hook_refuses_gpus_flag() {
         let said = "could not select device driver \"\" with capabilities: [[gpu]]";
         assert!(refused.stderr.contains(said), "{refused}");
     }
-    // One GPU: the smaller has room, and less of it.
+    // One GPU: the container fits on the smaller, which has less left.
     let chosen = run(&["-e", "CGPU_GPUS=1"]).ok();
     assert!(chosen.text().ends_with("\nnvidia1\nnvidiactl"), "{chosen}");
     // `--generic-resource NVIDIA-GPU=1` of a service.
@@ -172,8 +170,8 @@ fn docker_containers_share_a_gpu_within_its_memory() {
     let expected = format!("NVIDIA_VISIBLE_DEVICES={GPU_1},{GPU_0}\nnvidia0\nnvidia1\nnvidiactl");
     assert_eq!(seen.text(), expected);
 
-    // A privileged container is outside any promise, and the administrator is told; it may
-    // not start where the tests themselves lack a capability.
+    // A privileged container is outside any enforcement, and the administrator gets a warning; it may
+    // not start if the tests themselves lack a capability.
     assert!(!host.log().contains("can reach past"));
     drop(run(&["--rm", "--privileged"], &SIX_OF_FIFTEEN, &["true"]));
     let warning = "WARN this container can reach past the enforcement of its quota: every device \
@@ -296,7 +294,7 @@ fn pods_get_quotas_by_variables_and_annotations() {
     let seen = cri.exec_sync(&other, &["sh", "-c", INSPECT]);
     assert_eq!(seen.stdout.trim(), gpu_0_only());
 
-    // A third has no room, and kubelet would see why: the shim makes it as it starts.
+    // A third does not fit, and kubelet would see why: the shim creates it as it starts.
     let third = cri.create(&pod_id, &renamed(&main, "third"), &pod);
     let refused = cri.start(&third).fails();
     assert!(refused.stderr.contains("has 5377 MiB of 16130 MiB left"), "{}", refused.stderr);
@@ -347,7 +345,7 @@ fn podman_shares_gpus_by_the_precreate_hook() {
     shares_under_podman(&host, &podman);
 }
 
-/// Nobody tells the hook that the container it made room for will never be.
+/// It is never reported to the hook that the container it reserved for will never be.
 #[test]
 fn failed_podman_creation_frees_its_precreate_reservation() {
     let host = host();

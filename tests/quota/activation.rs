@@ -1,4 +1,4 @@
-//! Creates whose monitor doesn't serve, and who enforces a quota in the first place.
+//! Container creations whose monitor doesn't serve, and what enforces a quota in the first place.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +16,7 @@ use crate::support::{Bundle, Runtime, eventually};
 /// What the wrapper says of one that has its listener, or doesn't take it.
 const SILENT_AHEAD: [&str; 3] = ["the monitor at ", " doesn't answer: ", "make the container anew"];
 
-/// What it says of one that was never there to be told whose it is.
+/// What the wrapper says of a monitor that exited before it was assigned its container.
 const ENDED: [&str; 3] = ["the monitor ", " has ended as soon as it was started", "see that it is"];
 
 fn send(pid: i32, signal: Signal) {
@@ -57,7 +57,7 @@ fn executable(gated: &Gated, text: &str) -> String {
     file.display().to_string()
 }
 
-/// That `runtime` makes no container, because of its monitor, which the error tells by `parts`.
+/// That `runtime` creates no container because of its monitor, which the error reports by `parts`.
 #[track_caller]
 fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: &[&str]) {
     let failed = runtime.create(bundle);
@@ -66,7 +66,7 @@ fn is_not_created(gated: &Gated, runtime: &Runtime<'_>, bundle: &Bundle, parts: 
     assert!(!there.status.success(), "the runtime has it: {there}");
 }
 
-/// Whenever it ends: before it has been told whose it is, or between the connection and its end.
+/// Whenever the monitor exits: before it is assigned its container, or between the connection and its end.
 #[test]
 fn monitor_exiting_at_once_fails_container_creation() {
     let gated = Gated::new();
@@ -87,10 +87,10 @@ fn monitor_exiting_at_once_fails_container_creation() {
         was_reported(0);
     }
     // A bundle of this length takes longer to read than the program to end, on a machine with time for both.
-    assert!(eventually(|| was_reported(16 << 20)), "it never ends before it is told");
+    assert!(eventually(|| was_reported(16 << 20)), "the monitor never exits before its assignment");
 }
 
-/// It has been told whose it is, and then ends.
+/// The monitor is assigned its container, and then exits.
 #[test]
 fn monitor_exiting_after_its_assignment_fails_creation() {
     let gated = Gated::new();

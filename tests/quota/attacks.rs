@@ -1,9 +1,9 @@
 //! Hostile programs in real containers: none may hold more than the quota.
 //!
 //! `rmtool attack NAME` plays each, and says how often it got as far as what it is about.
-//! While it does, the driver's own account is looked at every few milliseconds: what the
-//! monitor sees may never pass the quota, what only the driver's figures show must end soon, with
-//! its owner. That an attack could win shows where nobody holds the quota.
+//! While it does, the driver's own usage is polled every few milliseconds: what the monitor sees
+//! may never exceed the quota, what only the driver usage shows must end soon, with its owner.
+//! That an attack could win shows where the quota is not enforced.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,18 +20,18 @@ use crate::table::{ATTACKS, Promise, QUOTA_MIB, Row, Unheld, words_of};
 /// three times the most that was seen, 360 KiB in `dup2-range`.
 const GROWTH_BYTES: u64 = MIB;
 
-/// The same where fifty processes die in the middle of calls: of each the monitor remembers
-/// something, and once, at some time, it takes a MiB more and keeps it.
+/// The same if fifty processes die in the middle of calls: of each the monitor remembers
+/// something, and once, at some time, it takes a MiB more and retains it.
 const GROWTH_OF_DEATHS_BYTES: u64 = 2 * MIB;
 
-/// How long what only the driver's figures show may last. The promise is a second, which a busy
+/// How long what only the driver usage shows may last. The promise is a second, which a busy
 /// machine can make longer; `make bench` measures.
 pub(crate) const MOST_TIME_OVER: Duration = Duration::from_secs(10);
 
 /// Those that take two containers, or a container and a program of the host; they have tests of their own.
 const OF_TWO: &[&str] = &["send-fd", "send-open", "recv-fd", "hold-fd", "send-bus", "inherited"];
 
-/// Says that something is over, when it's dropped.
+/// Says that something has finished, when it's dropped.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -112,7 +112,7 @@ fn refused_by_host(words: &[&str]) -> Option<&'static str> {
     };
     match words[0] {
         "io-uring" if setting("io_uring_disabled") > 0 => Some("io_uring refused errno=1"),
-        // Nobody traces a process that is not a child of his, or nobody at all.
+        // No process may trace one that is not its child, or none may trace at all.
         "ptrace-sibling" if setting("yama/ptrace_scope") > 1 => Some("ptrace EPERM"),
         _ => None,
     }
@@ -214,7 +214,7 @@ fn every_attack_of_rmtool_is_in_the_table() {
     let listed = std::process::Command::new(crate::gated::rmtool()).arg("attack").output().unwrap();
     for name in String::from_utf8(listed.stdout).unwrap().lines() {
         let known = ATTACKS.iter().any(|(words, ..)| words[0] == name) || OF_TWO.contains(&name);
-        assert!(known, "{name} is tried by nobody");
+        assert!(known, "no test tries {name}");
     }
 }
 
@@ -458,9 +458,9 @@ fn memory_by_passed_descriptor_belongs_to_the_container() {
     }
 }
 
-/// Has a container run `giver`, and one without a GPU, which has a filter of nobody's, take
-/// memory by the descriptors that it is sent there, in the shell's words `taker`. It must be
-/// ended within a second, and nobody else.
+/// Has a container run `giver`, and one without a GPU, which is under no monitor's filter, take
+/// memory by the descriptors that it is sent there, in the shell's words `taker`. Its processes
+/// must be killed within a second, and no others.
 #[track_caller]
 fn hand_out(giver: &[&str], taker: &str) {
     hand_out_by(&Gated::new(), giver, taker);
@@ -558,7 +558,7 @@ fn handed_out_memory_ends_for_unused_descriptor() {
     hand_out(OPEN_AND_LIVE, "exec /rmtool attack recv-fd /shared/s 60 own-client");
 }
 
-/// The kernel tells less of such a process.
+/// The kernel reports less of such a process.
 #[test]
 fn handed_out_memory_ends_without_first_thread() {
     hand_out(SEND_AND_LIVE, "exec /rmtool --headless attack recv-fd /shared/s 60 own-client");
@@ -568,7 +568,7 @@ fn handed_out_memory_ends_without_first_thread() {
 /// exited.
 #[test]
 fn handed_out_memory_ends_for_inherited_client() {
-    // The container lives as long as the heir, whose maker has ended.
+    // The container lives as long as the process with the inherited client, whose creator has exited.
     let while_it_lives = "while ls -l /proc/[0-9]*/exe | grep -q /rmtool; do sleep 0.1; done";
     let taker = format!("/rmtool attack recv-fd /shared/s 60 heir; {while_it_lives}");
     hand_out(SEND_AND_LIVE, &taker);

@@ -1,4 +1,4 @@
-//! What of a GPU's memory can be promised, and what a host gives to those who ask for nothing.
+//! What of a GPU's memory can be reserved, and what a host gives to containers that ask for nothing.
 
 use serde_json::{Value, json};
 

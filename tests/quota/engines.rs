@@ -68,7 +68,7 @@ fn wrapper_in_over_crun_directory_runs_crun() {
     assert_eq!(runtime.status(&bundle), "running");
     runtime.delete(&bundle).ok();
     gated.soon_is_empty();
-    // One whose runtime is gone is told of, and runs nothing else.
+    // If its runtime is gone, the wrapper reports that, and runs nothing else.
     std::fs::remove_file(over.join("runtime")).unwrap();
     let refused = runtime.call(&["--version"]).fails();
     let words = format!("none of {} is an executable file", over.join("runtime").display());
@@ -110,7 +110,7 @@ fn docker_quota_holds_for_container_and_every_exec() {
         let filled = docker.exec("one", &[RMTOOL, "fill"]).ok();
         assert_eq!(got_bytes(&filled), 1000 * MIB, "{how:?}: {filled}");
     }
-    // Whose record is lost takes no more processes, and says why; it goes on itself.
+    // A container whose record is lost takes no more processes, and says why; it goes on itself.
     let containers = gated.host.state_dir().join("containers");
     let aside = gated.host.scratch.path().join("aside");
     std::fs::rename(&containers, &aside).unwrap();
@@ -188,7 +188,7 @@ fn podman_precreate_hook_refuses_quota_with_remedy() {
         podman.run(&[more, &options(&volume), &[IMAGE], command].concat())
     };
     run(&["--rm"], &APP).fails();
-    // podman shows nobody what a hook says.
+    // podman does not show what a hook says.
     let way_out = "make cgpu-runtime the runtime (podman --runtime cgpu, or runtime = \"cgpu\" under \
                    [engine] in containers.conf; `cgpu setup podman` registers it)";
     assert!(gated.host.log().contains(way_out), "{}", gated.host.log());
@@ -335,7 +335,7 @@ fn podman_and_pod_containers_resolve_by_name() {
     gated.soon_is_empty();
 }
 
-/// A name can be anything where nobody checks it: an annotation of a bundle.
+/// A name can be anything if it isn't checked: an annotation of a bundle.
 #[test]
 fn hostile_name_neither_moves_cursor_nor_impersonates() {
     let gated = Gated::new();

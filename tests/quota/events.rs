@@ -1,4 +1,4 @@
-//! What is told of containers: `cgpu events`, `cgpu logs`, and the log.
+//! What is reported of containers: `cgpu events`, `cgpu logs`, and the log.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -105,7 +105,7 @@ fn events_report_lifecycle_and_refused_allocations() {
     }
     let log = gated.host.log();
     assert!(log.contains(said) && log.lines().count() == 4, "{log}");
-    let error = gated.host.cgpu(&["logs", "nobody"]).exits(1);
+    let error = gated.host.cgpu(&["logs", "absent"]).exits(1);
     assert!(error.stderr.contains("no line about a container"), "{error}");
 }
 
@@ -126,7 +126,7 @@ fn refusal_flood_yields_few_events_with_full_count() {
         };
         refused.map(count).sum()
     };
-    // Before those are told that were left out.
+    // Before the refusals that were left out are reported.
     gated.update();
     gated.fills(&bundle, 1000);
     gated.host.runtime().delete(&bundle).ok();
@@ -135,7 +135,7 @@ fn refusal_flood_yields_few_events_with_full_count() {
     // `fill` ends with refusals of its own.
     assert!(refusals(&all) > 100_000, "{all:#?}");
     assert!(refusals(&all) < 100_100, "{all:#?}");
-    // Of each program ten at once, and one each ten seconds; and what else there is to tell.
+    // Of each program ten at once, and one each ten seconds; and what else there is to report.
     let most = 2 * (10 + begun.elapsed().as_secs() / 10 + 1) + 5;
     assert!(all.len() as u64 <= most, "{} of {most}", all.len());
     assert!(gated.host.log().lines().count() as u64 <= most);
@@ -236,7 +236,7 @@ fn a_monitor_that_is_updated_is_an_event() {
     gated.soon_is_empty();
 }
 
-/// Whoever looks first tells of it, and nobody does again.
+/// The first check reports it, and no later one does again.
 #[test]
 fn a_monitor_that_is_killed_is_one_event() {
     let checks: [fn(&Gated); 2] = [
@@ -342,7 +342,7 @@ fn caller_without_root_is_refused_with_the_reason() {
     gated.soon_is_empty();
 }
 
-/// journald's socket is where nobody can put another, but in a mount namespace.
+/// No other socket can be put in the place of journald's, except in a mount namespace.
 #[test]
 fn log_can_be_journald_or_standard_error() {
     let mut gated = Gated::new();
@@ -358,7 +358,7 @@ fn log_can_be_journald_or_standard_error() {
     let set = |how: &[&str]| {
         let mut command = Command::new(how[0]);
         command.args(&how[1..]).arg(cgpu).arg("--config").arg(&config);
-        // Of a quota the monitor tells.
+        // Changes of a quota are reported by the monitor.
         run_with_timeout(command.args(["set", "app", "--weight", "2"]), timeout()).ok()
     };
     set(&["unshare", "-m", "sh", "-c", script, socket.to_str().unwrap()]);

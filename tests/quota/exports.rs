@@ -124,7 +124,7 @@ fn exported_memory_counts_once_until_last_reference_ends() {
         shared.go(part);
     }
     shared.done(3);
-    // Longer than it takes to look for whoever has it.
+    // Longer than a search for the processes that have the file takes.
     std::thread::sleep(Duration::from_secs(4));
     shared.uses(300);
     shared.go(3);
@@ -146,7 +146,7 @@ fn memory_in_an_open_export_file_stays_charged() {
     let shared = Shared::new();
     let child = shared.script(&[&["alloc 300MiB as a", "export a", "free a"], &["import as b"]]);
     shared.done(0);
-    // Looked for several times.
+    // The monitor searches for it several times.
     std::thread::sleep(Duration::from_secs(5));
     shared.uses(300);
     let filled = shared.gated.exec(&shared.bundle, &["fill"]).ok();
@@ -182,11 +182,11 @@ fn an_updated_monitor_knows_what_was_exported() {
     shared.end();
 }
 
-/// A socket of the host's with the file in its queue that `exporter` opened last: nobody's
-/// table has it.
+/// A socket of the host with the file in its queue that `exporter` opened last: no process's
+/// descriptor table has it.
 fn hidden(exporter: u32) -> [UnixStream; 2] {
     let open = format!("/proc/{exporter}/fd");
-    // It may still close the file that it told us by.
+    // It may still close the file by which it reported.
     let is_drivers = |name: &&String| {
         let file = std::fs::read_link(Path::new(&open).join(name));
         file.is_ok_and(|file| file.ends_with("nvidiactl"))
@@ -236,7 +236,7 @@ fn export_open_in_uninvolved_process_can_be_imported() {
         "export a",
         "fork {",
         "quiet",
-        // Who kept the client, too, would end with its maker.
+        // A process that retained the client, too, would be killed with its creator.
         "close",
         "offer-export /shared/socket",
         "sleep 3",
@@ -244,7 +244,7 @@ fn export_open_in_uninvolved_process_can_be_imported() {
         "exit",
     ];
     shared.gated.exec(&shared.bundle, &lines).ok();
-    // Nobody who called is left.
+    // No process that made a call is left.
     std::thread::sleep(Duration::from_millis(1500));
     shared.uses(100);
     let lines = ["run", "start", "fetch-export /shared/socket", "import as b", "free b"];
@@ -278,7 +278,7 @@ fn object_list_counts_once_until_last_reference_ends() {
             shared.uses(500);
             assert_eq!(exported(&shared.gated), if part == 0 { 2 } else { [4, 2][part / 4] });
             if part == 3 {
-                // Longer than it takes to look for whoever has the file, who is there.
+                // Longer than a search for the process that has the file takes; that process is there.
                 std::thread::sleep(Duration::from_secs(5));
                 shared.uses(500);
             }
@@ -310,7 +310,7 @@ fn what_is_replaced_in_a_file_is_freed() {
         &["alloc 300MiB as a", "alloc 100MiB as b", "export-list 4 1 a a"],
         &["free a", "export-list 4 2 b -"],
         &["export-list 4 0 b b"],
-        // Refused as a whole: there is no fifth place, and what is there stays.
+        // Refused entirely: there is no fifth place, and what is there stays.
         &["export-list 4 4 b", "free b", "import-list 0 as c d e"],
         &["alloc 900MiB as x", "close-export"],
     ]);
@@ -381,7 +381,7 @@ fn imported_memory_outlives_its_killed_exporter() {
     shared.uses(300);
     kill(creator, Signal::SIGKILL).expect("it is there");
     says(exporter);
-    // The file is nobody's any more: what it had is named by the importer.
+    // No process has the file any more: the importer has handles of what it had.
     std::thread::sleep(Duration::from_secs(5));
     shared.uses(300);
     let filled = shared.gated.exec(&shared.bundle, &["fill"]).ok();

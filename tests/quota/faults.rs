@@ -83,7 +83,7 @@ fn memory_is_retained_but_not_extended_without_monitor() {
     let gated = Gated::new();
     let runtime = gated.host.runtime();
     let bundle = gated.sleeping("app", 1000);
-    // Nobody enters a container whose monitor is gone; its files can be had from outside.
+    // No process can enter a container whose monitor has exited; its files can be had from outside.
     let state = runtime.call(&["state", &bundle.id]).ok().json();
     let tmp = PathBuf::from(format!("/proc/{}/root/tmp", state["pid"]));
     let holder = gated.start(&bundle, &words);
@@ -141,7 +141,8 @@ fn a_container_whose_call_hangs_can_be_killed() {
 /// Puts another program in the place of one, as a package's installation does.
 fn replace(program: &Path) {
     let new = program.with_extension("new");
-    // By a process of its own, as `Scratch::copy_program` does. Behind what an ELF file's headers name nobody looks.
+    // By a process of its own, as `Scratch::copy_program` does. What follows the parts that an ELF file's headers
+    // name is never read.
     let mut copy = std::process::Command::new("sh");
     copy.args(["-c", "cp \"$0\" \"$1\" && echo a new version >> \"$1\""]).arg(program).arg(&new);
     run_with_timeout(&mut copy, timeout()).ok();
@@ -271,7 +272,7 @@ fn upgrade_to_an_unusable_monitor_loses_nothing() {
 fn upgrade_needs_no_space_in_state_directory() {
     let gated = Gated::new();
     let state_dir = gated.host.state_dir();
-    std::fs::create_dir(&state_dir).expect("nobody has made it yet");
+    std::fs::create_dir(&state_dir).expect("it is not there yet");
     let mut mount = gated.host.scratch.command("mount");
     mount.args(["-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs"]).arg(&state_dir);
     run_with_timeout(&mut mount, timeout()).ok();
@@ -293,7 +294,7 @@ fn upgrade_needs_no_space_in_state_directory() {
 fn memory_hidden_behind_export_is_found_after_upgrade() {
     let gated = Gated::new();
     let words = ["--held", "attack", "hide-slack", "anew", "/tmp/ready", "/tmp/go"];
-    // It is a race, which the attacker may lose: then it has no more than its quota, and nobody kills it.
+    // It is a race, which the attacker may lose: then it has no more than its quota, and is not killed.
     let is_killed = || {
         let bundle = gated.sleeping("app", 1000);
         let mut attack = gated.start(&bundle, &words);

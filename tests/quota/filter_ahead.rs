@@ -153,7 +153,7 @@ fn broken_configuration_lets_no_exec_bypass_gate() {
         let filled = filled_under(&gated, &bundle, &format!("{state_dir}{broken}")).ok();
         assert_eq!(got_bytes(&filled), 1000 * MIB, "{filled}");
     }
-    // Where it can't be told where the gate is, an exec could go past it.
+    // If the place of the gate can't be determined, an exec could bypass it.
     let refused = filled_under(&gated, &bundle, &format!("{state_dir}[[[\n")).fails();
     assert!(refused.stderr.contains("cgpu: configuration"), "{refused}");
     gated.soon_uses(0);

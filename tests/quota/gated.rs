@@ -205,7 +205,6 @@ impl Gated {
         Pid::from_raw(found)
     }
 
-    /// Updates all monitors.
     #[track_caller]
     pub(crate) fn update(&self) {
         self.host.cgpu(&["upgrade-monitors"]).ok();
@@ -267,7 +266,7 @@ impl Gated {
         assert!(soon, "{} of {mib} MiB: {}", self.used_bytes(0), self.host.log());
     }
 
-    /// Fails unless soon nothing is in use, nobody is registered, and no monitor is left.
+    /// Fails unless soon nothing is in use, no container is registered, and no monitor is left.
     #[track_caller]
     pub(crate) fn soon_is_empty(&self) {
         self.host.soon_releases_all();
@@ -279,7 +278,7 @@ impl Gated {
 }
 
 impl Drop for Gated {
-    /// A simulation ends when nobody has its files open; a test that failed may leave such.
+    /// A simulation ends when no process has its files open; a test that failed may leave such.
     fn drop(&mut self) {
         for file in self.sim.state().files {
             if let Ok(pid) = i32::try_from(file.process) {

@@ -31,7 +31,7 @@ fn hang(gated: &Gated, bundle: &Bundle, count: u32) -> Child {
     all
 }
 
-/// The limit that is known. Nobody else waits, though more do than its monitor has threads.
+/// The limit that is known. No other container waits, though more calls do than its monitor has threads.
 #[test]
 fn hanging_call_blocks_only_its_container_until_answered() {
     let gated = Gated::new();
@@ -40,9 +40,9 @@ fn hanging_call_blocks_only_its_container_until_answered() {
     let mut waiting = gated.start(&bundle, &["run", "start", "alloc 500MiB as a"]);
     gated.fills(&neighbour, 2000);
     assert_eq!(got_bytes(&gated.exec(&neighbour, &["storm", "4"])), 2000 << 20);
-    // Its monitor still tells how things stand: what hangs counts.
+    // Its monitor still reports its state: what hangs counts.
     assert_eq!(gated.accounted_bytes("app"), MIB);
-    // That its processes are over is learnt a moment later.
+    // That its processes have exited is learnt a moment later.
     assert!(eventually(|| gated.accounted_bytes("neighbour") == 0));
     assert!(
         waiting.try_wait().unwrap().is_none(),
@@ -155,7 +155,7 @@ fn slow_call_during_monitor_update_is_made_once() {
         gated.update();
         let mut other = gated.start(&bundle, &["run", "start", "alloc 500MiB as a", "free a"]);
         assert!(other.wait().unwrap().success(), "{kind}");
-        // By a name, and by a mapping.
+        // By a handle, and by a mapping.
         both_soon_have(&gated, 150);
         gated.fills(&bundle, 850);
         end(&gated, &mut program);
@@ -166,7 +166,7 @@ fn slow_call_during_monitor_update_is_made_once() {
     gated.soon_is_empty();
 }
 
-/// Ends what runs in the container beside its first process.
+/// Ends what runs in the container next to its first process.
 #[track_caller]
 fn end(gated: &Gated, program: &mut Child) {
     let files = gated.sim.state().files;

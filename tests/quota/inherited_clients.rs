@@ -1,4 +1,4 @@
-//! Processes that keep a driver's client whose maker is dead, and with it memory.
+//! Processes that retain a driver's client whose creator has exited, and with it memory.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -73,7 +73,7 @@ fn process_retaining_inherited_client_memory_is_killed() {
     end(&gated, &[&bundle]);
 }
 
-/// A client without memory outlives its maker, as a daemon's that asks what GPUs there are. Nobody is
+/// A client without memory outlives its creator, as a daemon's that asks what GPUs there are. No process is
 /// killed for it, and the monitor doesn't ask the driver more often than at any other time.
 #[test]
 fn inherited_client_without_memory_is_left_alone() {
@@ -85,7 +85,7 @@ fn inherited_client_without_memory_is_left_alone() {
     let at = |name: &str| gated.host.scratch.path().join("template/rootfs").join(name);
     assert!(eventually(|| at("there").exists()));
     let calls = || gated.sim.state().calls.values().sum::<u64>();
-    // Longer than who keeps memory may.
+    // Longer than a process that retains memory may live.
     std::thread::sleep(Duration::from_secs(6));
     let (before, since) = (calls(), Instant::now());
     std::thread::sleep(Duration::from_secs(2));
@@ -123,7 +123,7 @@ fn process_allocating_through_inherited_client_is_killed() {
     end(&gated, &[&bundle]);
 }
 
-/// Nobody can be found who has it: so all end who called.
+/// No process can be found that has it: so all are killed that made a call.
 #[test]
 fn driver_file_in_socket_ends_with_its_callers() {
     let gated = Gated::new();

@@ -115,7 +115,6 @@ fn is_reserved_for(gated: &Gated, pid: Pid, program: &str) {
     assert!(set.stderr.contains("no registered container"), "{set}");
 }
 
-/// Events of that kind.
 fn events(gated: &Gated, kind: &str) -> Vec<Value> {
     let reported = gated.host.cgpu(&["events", "--json"]).ok().stdout;
     let all = reported.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
@@ -224,7 +223,7 @@ fn host_program_with_own_memory_is_killed_alone() {
     gated.soon_is_empty();
 }
 
-/// `run` is behind the container's filter itself, and so is the hook that it calls: nobody waits for an end that comes
+/// `run` is behind the container's filter itself, and so is the hook that it calls: neither waits for an end that comes
 /// after them.
 #[test]
 fn a_run_that_leaks_nothing_leaves_nothing() {
@@ -237,7 +236,7 @@ fn a_run_that_leaks_nothing_leaves_nothing() {
     gated.soon_is_empty();
 }
 
-/// Nobody watches its descriptors any more: whoever notices the loss looks, and it is ended.
+/// Its descriptors are not monitored any more: the command that notices the loss checks them, and ends the container.
 #[test]
 fn unsupervised_container_with_outside_allocations_is_ended() {
     for more in [&[][..], &["own-client"]] {
@@ -385,7 +384,7 @@ fn quota_is_released_when_last_holder_exits() {
     assert!(eventually(|| holders() == 2), "{:?}", gated.host.ps());
     kill(first.pid(), Signal::SIGKILL).expect("it lives");
     assert!(eventually(|| first.has_ended() && holders() == 1), "{:?}", gated.host.ps());
-    // Longer than the monitor waits where nobody is found.
+    // Longer than the monitor waits if it finds no process.
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(holders(), 1);
     second.kill();

@@ -169,7 +169,7 @@ fn restore_under_gate_is_refused_before_any_reservation() {
         assert_eq!(refused.stderr.lines().count(), 1, "crun {crun}: {refused}");
         let left = std::fs::read(bundle.directory.join("config.json")).expect("it is there");
         assert_eq!(left, asked, "crun {crun}: the bundle is as it was");
-        assert_eq!(monitors(&gated.host), [0; 0], "crun {crun}: nobody was started");
+        assert_eq!(monitors(&gated.host), [0; 0], "crun {crun}: no monitor was started");
         let log = gated.host.log();
         assert!(
             log.contains(" INFO create refused: a container with a GPU quota can't be"),
@@ -297,7 +297,7 @@ fn reused_id_or_short_id_gets_fresh_monitor() {
     for next in ["twelve-chars-one", "twelve-chars-two"] {
         let first = gated.sleeping("twelve-chars-one", 1000);
         let mut holder = gated.start(&first, &["hold", "300MiB"]);
-        // Until the call is over the monitor has a descriptor of the program's file.
+        // Until the call has finished the monitor has a descriptor of the program's file.
         let mut said = String::new();
         let mut stdout = BufReader::new(holder.stdout.take().expect("it is a pipe"));
         stdout.read_line(&mut said).expect("it can be read");
@@ -332,7 +332,7 @@ fn reused_id_or_short_id_gets_fresh_monitor() {
     }
 }
 
-/// Where nobody may raise a limit, the log says that it is low.
+/// If the limit may not be raised, the log says that it is low.
 #[test]
 fn monitor_has_enough_descriptors_despite_low_engine_limit() {
     let gated = Gated::new();
@@ -370,8 +370,8 @@ fn oom_score_adj(pid: Pid) -> String {
     text.trim().to_owned()
 }
 
-/// A container under the engine's own limit of memory, say; but where nobody lets us it is the
-/// engine's as before, and serves all the same.
+/// A container under the engine's own limit of memory, say; but if that isn't permitted, the score is the
+/// engine's as before, and the monitor serves all the same.
 #[test]
 fn monitor_is_last_oom_victim_if_permitted() {
     let gated = Gated::new();
@@ -379,7 +379,7 @@ fn monitor_is_last_oom_victim_if_permitted() {
     let may = caps::has_cap(None, CapSet::Effective, Capability::CAP_SYS_RESOURCE);
     let may = may.expect("capabilities can be asked for");
     if !may {
-        eprintln!("skipped: a monitor that may, for here nobody has CAP_SYS_RESOURCE");
+        eprintln!("skipped: a monitor with CAP_SYS_RESOURCE, which the tests lack here");
     }
     let engine = ["setpriv", "--bounding-set=-sys_resource", "choom", "--adjust=500", "--"];
     let own = oom_score_adj(Pid::this());
@@ -429,7 +429,7 @@ fn ids_with_equal_prefixes_get_separate_monitors() {
     gated.host.check_registry();
 }
 
-/// Killed with nobody to call its hooks, and the monitor that would deregister it stopped.
+/// Killed without any call of its hooks, and the monitor that would deregister it stopped.
 #[test]
 fn next_container_collects_one_with_unresponsive_monitor() {
     let gated = Gated::new();
@@ -439,7 +439,7 @@ fn next_container_collects_one_with_unresponsive_monitor() {
     stop(monitor);
     runtime.kill(&first, "KILL").ok();
     assert!(eventually(|| runtime.status(&first) == "stopped"));
-    // It would not fit beside the first.
+    // It would not fit next to the first.
     let second = gated.sleeping("twelve-chars-two", 12_000);
     gated.fills(&second, 12_000);
     kill(monitor, Signal::SIGCONT).unwrap();

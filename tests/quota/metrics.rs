@@ -152,7 +152,7 @@ fn prometheus_scrapes_usage_and_answers_dashboard_queries() {
         let expression = target["expr"].as_str().unwrap().replace("$host", ".*");
         let expression = expression.replace("$namespace", ".*");
         prometheus.query(&expression).ok();
-        // Of utilisation and of pods nobody tells here, and every container is held.
+        // Utilisation and pods are not reported here, and every container is enforced.
         let is_empty =
             ["utilization", "cgpu_pod", "== 0"].iter().any(|part| expression.contains(part));
         // A rate of what has just begun needs another scrape.
@@ -161,7 +161,7 @@ fn prometheus_scrapes_usage_and_answers_dashboard_queries() {
         asked += 1;
     }
     assert!(asked >= 8, "{asked} queries");
-    // A monitor that is stopped holds nobody.
+    // A monitor that is stopped enforces nothing.
     let monitor = gated.monitor("scraped_____");
     stop(monitor);
     is("cgpu_container_enforced{backend=\"gate\"}", 0.0);
@@ -192,7 +192,7 @@ fn monitor_update_is_counted_and_retains_call_counts() {
         "cgpu_container_monitor_updates_total",
         "cgpu_container_driver_call_duration_seconds_count",
     );
-    // Where nobody answers in time the series is absent.
+    // If the monitor does not answer in time, the series is absent.
     assert!(eventually(|| value(updates) == Some(0.0)));
     let mut before = 0.0;
     assert!(eventually(|| {
@@ -207,7 +207,7 @@ fn monitor_update_is_counted_and_retains_call_counts() {
         after.is_some()
     });
     assert!(after >= Some(before), "{after:?} calls after {before}");
-    // Of a monitor that doesn't answer nothing is told that it would have to.
+    // For a monitor that doesn't answer, no series is reported whose value it would have to give.
     let monitor = gated.monitor("replaced____");
     stop(monitor);
     for name in [updates, calls, "cgpu_container_memory_used_bytes"] {
@@ -230,7 +230,7 @@ fn silent_connections_do_not_block_the_metrics() {
     let mut answer = String::new();
     asking.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("# EOF\n"), "{answer}");
-    // A line without an end is refused, and not kept.
+    // A line without an end is refused, and not retained.
     let mut endless = TcpStream::connect(&address).unwrap();
     let line = [b"GET /".as_slice(), &[b'x'; 1 << 20]].concat();
     // It may be closed before all is written.

@@ -71,7 +71,7 @@ fn container_cannot_watch_anothers_context_switches() {
     assert_eq!(said, ["watch-switches status=0x56", "watch-switches status=0x56"]);
 }
 
-/// The driver finds a client by the handle that the parameters have, whoever's it is.
+/// The driver finds a client by the handle that the parameters have, whichever process it belongs to.
 #[test]
 fn container_cannot_name_anothers_client() {
     let gated = Gated::new();

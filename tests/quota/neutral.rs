@@ -211,7 +211,7 @@ fn expected(count: usize, placement: &str) -> Vec<usize> {
     on
 }
 
-/// All ask alike, so that whoever comes first the GPUs fill up in one way.
+/// All ask alike, so that the GPUs fill up in one way whichever container comes first.
 #[test]
 fn of_twenty_containers_only_those_that_fit_start() {
     let mut gated = Gated::with_gpus("535.161.08", &SIZES);

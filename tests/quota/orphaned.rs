@@ -13,7 +13,7 @@ use crate::support::{Bundle, Outcome, eventually, program, timeout, wait_until};
 
 const QUOTA_MIB: u64 = 700;
 
-/// What everybody is told whose container has no record.
+/// What every call on a container without a record reports.
 pub(crate) const UNREGISTERED: [&str; 4] = [
     "was made with a GPU quota",
     "no record of it is in ",
@@ -47,11 +47,11 @@ fn holding(gated: &Gated, id: &str) -> Bundle {
     bundle
 }
 
-/// That an exec in the container is refused, in the words of `parts`, where an engine looks, and
+/// That an exec in the container is refused, in the words of `parts`, where an engine reads errors, and
 /// that its first process has what it had.
 #[track_caller]
 fn takes_no_exec(gated: &Gated, bundle: &Bundle, parts: &[&str]) {
-    let _ = fs::remove_file(bundle.directory.join("log.json")); // of the create
+    let _ = fs::remove_file(bundle.directory.join("log.json")); // of the container creation
     let words = [RMTOOL, "fill"];
     let refused = gated.host.runtime().logged_exec(bundle, &words);
     gated.host.was_reported(refused, bundle, parts);
@@ -104,7 +104,7 @@ fn a_container_without_a_record_takes_no_exec() {
         assert_eq!(gated.used_bytes(0), 100 * MIB);
         gated.host.runtime().delete(&bundle).ok();
         assert!(wait_until(timeout(), || monitors(&gated.host).is_empty()), "the keeper ends");
-        // Its directory is all that is left, once the hook is done that the keeper became.
+        // Its directory is all that is left, once the hook has finished that the monitor became.
         let mut found = Vec::new();
         eventually(|| {
             found = doctor(gated);
@@ -195,7 +195,7 @@ fn percent(path: &str) -> String {
     path.replace('/', "%2F")
 }
 
-/// The runtime says so itself; nobody has to remove what is over.
+/// The runtime says so itself; an exited container need not be removed first.
 #[test]
 fn exec_in_exited_container_is_refused_by_runtime() {
     with_each_runtime(|gated, name| {
@@ -212,7 +212,7 @@ fn exec_in_exited_container_is_refused_by_runtime() {
     });
 }
 
-/// Its state is kept nobody knows where; it's asked what it has.
+/// Where it keeps its state is not known; the runtime is asked what it has.
 #[test]
 fn unknown_runtime_is_asked_for_the_bundle() {
     let mut gated = Gated::new();
@@ -235,7 +235,7 @@ fn unknown_runtime_is_asked_for_the_bundle() {
     gated.soon_is_empty();
 }
 
-/// Its nodes and libraries are in the bundle, and nobody would hold it to anything.
+/// Its nodes and libraries are in the bundle, and no quota would be enforced on it.
 #[test]
 fn bundle_with_gpus_but_no_request_is_refused() {
     let gated = Gated::new();
@@ -263,7 +263,7 @@ fn bundle_with_gpus_but_no_request_is_refused() {
     gated.soon_is_empty();
 }
 
-/// One that isn't root is told what it takes, and never to remove anything.
+/// A caller that isn't root gets a message that says what it takes, and never to remove anything.
 #[test]
 fn ps_without_root_is_refused_without_removal_advice() {
     let gated = Gated::new();

@@ -36,7 +36,7 @@ fn monitor_threads_have_only_the_needed_privileges() {
     gated.soon_is_empty();
 }
 
-/// The driver looks at the thread that calls it, which is the monitor's.
+/// The driver checks the thread that calls it, which is the monitor's.
 #[test]
 fn administrator_only_controls_are_refused_to_containers() {
     let gated = Gated::new();
@@ -49,7 +49,7 @@ fn administrator_only_controls_are_refused_to_containers() {
     assert_eq!(asked(&gated), Some(1), "it was the driver that refused: {:?}", gated.sim.state());
     gated.host.runtime().delete(&bundle).ok();
     gated.soon_is_empty();
-    // Whoever has it gets it done.
+    // A caller that has it gets it done.
     let dev = gated.host.scratch.path().join("sim/dev");
     let mut command = gated.host.scratch.command(rmtool());
     let reported = run_with_timeout(command.arg("--dev").arg(dev).args(words), timeout()).ok();

@@ -65,7 +65,7 @@ fn every_way_to_take_memory_is_counted() {
         assert!(reported.stdout.contains(&format!("{way} a ok")), "{reported}");
         assert!(reported.stdout.contains(&format!("{way} b {NO_MEMORY}")), "{reported}");
     }
-    // The third number that makes memory makes none of a GPU's: it tells how much there is.
+    // The third call number that allocates memory allocates none of a GPU: it reports how much there is.
     let words = [&begin[..], &["alloc27", "alloc27", "alloc 1000MiB as a", "alloc 1MiB as b"]];
     let reported = run(&gated, 1000, &words.concat());
     assert_eq!(reported.stdout.matches("alloc27 ok").count(), 2, "{reported}");
@@ -109,7 +109,8 @@ fn holding(gated: &Gated, bytes: u64) -> i32 {
         processes.find(|(pid, used)| **used >= bytes && lives(**pid)).map(|(pid, _)| *pid)
     };
     wait_until(timeout(), || holds().is_some());
-    let pid = holds().unwrap_or_else(|| panic!("nobody holds {bytes}: {:?}", gated.sim.state()));
+    let pid =
+        holds().unwrap_or_else(|| panic!("no process holds {bytes}: {:?}", gated.sim.state()));
     i32::try_from(pid).expect("a pid fits")
 }
 
@@ -145,7 +146,7 @@ fn container_quotas_are_separate_and_undisturbed_by_others() {
     gated.soon_is_empty();
 }
 
-/// What sets displays keeps memory that no figure has (`nvkms-surface.c` of NVIDIA's kernel modules).
+/// What sets displays retains memory that no driver usage shows (`nvkms-surface.c` of NVIDIA's kernel modules).
 #[test]
 fn container_under_quota_gets_no_modeset_node() {
     let gated = Gated::new();
@@ -337,7 +338,7 @@ fn a_bundle_serves_one_container_after_another() {
     }
 }
 
-/// As drivers from 590 on are asked to: whether a piece was of it, only the driver can tell.
+/// As drivers from 590 on are asked to: whether a mapped range was of it, only the driver can determine.
 #[test]
 fn uvm_free_without_length_releases_only_its_ranges() {
     let gated = Gated::with_driver("590.48.01");
@@ -360,7 +361,7 @@ fn uvm_free_without_length_releases_only_its_ranges() {
         "alloc 100MiB as e",
         "uvm-free 0x1025800000 300MiB",
         "alloc 300MiB as f",
-        // Closed with the keeper's copy in hand.
+        // Closed while the monitor has its copy.
         "free d",
         "uvm-init",
         "uvm-range 0x1000000000 700MiB",
@@ -378,8 +379,8 @@ fn uvm_free_without_length_releases_only_its_ranges() {
     gated.soon_is_empty();
 }
 
-/// Of several GPUs NCCL makes nothing at all where it gets no multicast objects, which the gate
-/// doesn't serve, unless it is told not to ask.
+/// Of several GPUs NCCL makes nothing at all if it gets no multicast objects, which the gate
+/// doesn't serve, unless a setting keeps it from asking.
 #[test]
 fn nccl_learns_unserved_features_unless_overridden() {
     let gated = Gated::new();

@@ -1,5 +1,5 @@
-//! What is set of GPUs and of running containers: in force at once, kept, and refused where nothing
-//! would hold it.
+//! What is set of GPUs and of running containers: applied at once, retained, and refused if nothing
+//! would enforce it.
 
 use std::fs;
 
@@ -68,7 +68,7 @@ fn gpu_settings_apply_from_next_creation_and_persist() {
         gated.host.runtime().delete(bundle).ok();
     }
     gated.soon_is_empty();
-    assert_eq!(get(&gated, &["gpu", "0", "max_inst"]), "2\n", "nobody is there any more");
+    assert_eq!(get(&gated, &["gpu", "0", "max_inst"]), "2\n", "no container is there any more");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::gated::{Gated, RMTOOL};
 use crate::host::ask;
 use crate::support::{Bundle, Outcome, eventually};
 
-/// A container that sleeps, with these variables beside its quota.
+/// A container that sleeps, with these variables next to its quota.
 fn container(gated: &Gated, id: &str, variables: &[&str]) -> Bundle {
     let bundle = gated.bundle_with(id, |config| {
         ask(config, 1000);
@@ -82,9 +82,9 @@ fn gpu_and_container_settings_apply_while_computing() {
     let runtime = gated.host.runtime();
     let one = container(&gated, "one", &[]);
     compute(&gated, &one);
-    soon(&gated, &[4096], "alike, where nobody has set anything");
+    soon(&gated, &[4096], "alike, if nothing is set");
     assert_eq!(policy(&gated), "1");
-    // A weight selects weights, where nobody has set anything.
+    // A weight selects weights, if nothing is set.
     let two = container(&gated, "two", &["ALIYUN_COM_GPU_SCHD_WEIGHT=2"]);
     compute(&gated, &two);
     soon(&gated, &[3200, 6400], "a container of weight 2 came");
@@ -108,7 +108,7 @@ fn gpu_and_container_settings_apply_while_computing() {
     soon(&gated, &[2048, 2048, 2048], "policy=5");
     set(&gated, &["gpu", "0", "policy=2"]);
     soon(&gated, &[1475, 1475, 19200], "policy=2");
-    // Monitors that are replaced go on, also where nobody has told of shares yet, as before an upgrade.
+    // Monitors that are replaced go on, also if no shares have been reported yet, as before an upgrade.
     let file = share::dir(&gated.host.state_dir()).join(&gated.sim.state().gpus[0].uuid);
     let said = fs::read(&file).expect("it is there");
     fs::remove_file(&file).expect("it is ours");
@@ -123,7 +123,7 @@ fn gpu_and_container_settings_apply_while_computing() {
     gated.soon_is_empty();
 }
 
-/// Weights are relative and keep nobody out; who asks for what its GPU's policy doesn't hold is told once.
+/// Weights are relative and keep no container out; a request that its GPU's policy doesn't enforce is reported once.
 #[test]
 fn unenforced_share_is_reported_and_weights_admit_all() {
     let gated = Gated::new();
@@ -145,7 +145,7 @@ fn unenforced_share_is_reported_and_weights_admit_all() {
     gated.soon_is_empty();
 }
 
-/// A driver that sets no slices, as those of virtual GPUs: who asks for a share is told with its status, and
+/// A driver that sets no slices, as those of virtual GPUs: a request for a share gets an error with its status, and
 /// the rest goes on as under policy 5.
 #[test]
 fn share_request_reports_driver_without_time_slices() {
@@ -177,11 +177,11 @@ fn share_request_reports_driver_without_time_slices() {
     set(&gated, &["gpu", "0", "max_inst=10"]);
     run(&gated, &plain, &["compute 1 as g"]);
     soon(&gated, &[1024], "the driver's own slice");
-    // It is asked once a boot: what it answers later is not heard.
+    // It is asked once a boot: what it answers later is not read.
     gated.sim.fault("clear".parse().expect("a fault"));
     says(&gated.host.cgpu(&["set", "gpu", "0", "policy=2"]).fails(), "asked again");
     fs::remove_file(gated.host.state_dir().join("slices-tried")).expect("it is there");
-    // What may pass is told, and not remembered.
+    // A status that may pass is reported, and not remembered.
     gated.sim.fault("control:0xa06c0103 status 0x65".parse().expect("a fault"));
     let busy = gated.host.cgpu(&["set", "gpu", "0", "policy=2"]).fails();
     says_status(&busy, "0x65", "a timeout");
@@ -192,7 +192,7 @@ fn share_request_reports_driver_without_time_slices() {
     gated.soon_is_empty();
 }
 
-/// Under the default policy nobody asked for a share: the container goes on without one, and none is shown.
+/// Under the default policy no container asked for a share: the container goes on without one, and none is shown.
 #[test]
 fn share_the_driver_cannot_enforce_is_not_shown() {
     let gated = Gated::new();
@@ -273,7 +273,7 @@ fn each_policy_gives_containers_what_it_promises() {
     set(&gated, &["gpu", "0", "policy=3"]);
     soon_share(&gated, &[25, 75], "policy=3");
     set(&gated, &["container", "two", "weight=2"]);
-    soon_share(&gated, &[25, 50], "a part that nobody has stays empty");
+    soon_share(&gated, &[25, 50], "a part that no container has stays empty");
     // No more than there is, for containers, weights and settings.
     let refused = |words: &[&str], why: &str| {
         let refused = gated.host.cgpu(&[&["set"], words].concat()).fails();
@@ -291,7 +291,11 @@ fn each_policy_gives_containers_what_it_promises() {
     set(&gated, &["gpu", "0", "policy=0"]);
     soon_share(&gated, &[25, 25], "policy=0");
     set(&gated, &["container", "two", "high-priority=1"]);
-    soon_share(&gated, &[5, 94], "80 % against whoever's turn it is, and all of the rest");
+    soon_share(
+        &gated,
+        &[5, 94],
+        "80 % against the container whose turn it is, and all of the rest",
+    );
     set(&gated, &["container", "two", "high-priority=0"]);
     // Monitors that are replaced go on.
     gated.host.cgpu(&["upgrade-monitors"]).ok();
@@ -306,7 +310,7 @@ fn each_policy_gives_containers_what_it_promises() {
     soon_share(&gated, &[50], "what was another's stays empty");
     set(&gated, &["gpu", "0", "policy=1"]);
     soon_share(&gated, &[100], "policy=1");
-    // Whoever the driver has seen nothing of for long has had nothing.
+    // A container that the driver has seen nothing of for long has had nothing.
     let resting = container(&gated, "resting", &[]);
     soon_shown(&gated, &[("one", "50%", 90..101), ("resting", "50%", 0..1)]);
     runtime.delete(&resting).ok();
@@ -333,8 +337,8 @@ fn idle_container_retains_its_time_if_configured() {
     gated.soon_is_empty();
 }
 
-/// Where keeper and worker of a container are killed at once, the monitor of another on the same GPU takes its
-/// turns, and where that is killed, too, the next.
+/// If the monitor of a container is killed, the monitor of another on the same GPU serves its time windows, and if
+/// that is killed, too, the next.
 #[test]
 fn time_windows_continue_for_unsupervised_containers() {
     let gated = Gated::new();
@@ -355,7 +359,7 @@ fn time_windows_continue_for_unsupervised_containers() {
         [("one_________", "one has none"), ("two_________", "one and two have none")]
     {
         kill(gated.monitor(short_id), Signal::SIGKILL).expect("it is there");
-        // Its neighbour on the GPU tells of it.
+        // Its neighbour on the GPU reports it.
         let id = short_id.trim_end_matches('_');
         let reported = || gated.host.cgpu(&["events", "--json", id]).ok().stdout;
         assert!(eventually(|| reported().contains("\"kind\":\"monitor_lost\"")), "{}", reported());

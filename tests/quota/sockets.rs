@@ -91,7 +91,7 @@ fn containers_cannot_reach_the_monitor_sockets() {
         sleeps(config);
         let namespaces = config["linux"]["namespaces"].as_array_mut().unwrap();
         namespaces.retain(|namespace| namespace["type"] != "network");
-        // With the host's network nobody may mount a sysfs.
+        // With the host's network a sysfs may not be mounted.
         config["mounts"].as_array_mut().unwrap().retain(|mount| mount["type"] != "sysfs");
     });
     // That the walk would find a way that is there.
@@ -186,7 +186,7 @@ fn only_host_processes_change_what_monitors_enforce() {
             reported.contains("refused") && reported.contains("namespace"),
             "{before:?}: {reported}"
         );
-        // What it knows it tells every root.
+        // The monitor reports its state to every root.
         assert!(say(before, "control", "\"status\"").contains("\"limit_bytes\""), "{before:?}");
         assert_eq!(say(before, "entry", "").trim(), "closed", "{before:?}");
     }
@@ -201,7 +201,7 @@ fn only_host_processes_change_what_monitors_enforce() {
     let as_a_service = ["unshare", "--mount", "--uts", "--ipc", "--net"];
     assert!(say(&as_a_service, "control", &more(900)).contains("done"));
     gated.fills(&bundle, 900);
-    // Who looks sees what is enforced, and that nobody promised it, and who it was.
+    // The status shows what is enforced, that it was not reserved, and which program set it.
     let row = gated.host.container("app");
     assert_eq!(row["gpus"][0]["memory_limit_bytes"], 1000 * MIB);
     assert_eq!(row["gpus"][0]["memory_enforced_bytes"], 900 * MIB);
@@ -221,7 +221,7 @@ fn only_host_processes_change_what_monitors_enforce() {
     );
     gated.host.cgpu(&["set", "app", "--memory", "800"]).ok();
     let reported = changes();
-    assert_eq!(reported.len(), 2, "a change by us is told once: {reported:#?}");
+    assert_eq!(reported.len(), 2, "a change by us is reported once: {reported:#?}");
     assert_eq!(reported[1]["former_quota_bytes"], 900 * MIB);
     assert!(!gated.host.cgpu(&["ps"]).ok().stdout.contains("enforces"));
     gated.host.runtime().delete(&bundle).ok();
@@ -267,13 +267,13 @@ fn a_container_with_the_hosts_pids_changes_nothing() {
     gated.soon_is_empty();
 }
 
-/// Sends `bytes` with a descriptor beside them.
+/// Sends `bytes` together with a descriptor.
 fn send_with(stream: &UnixStream, bytes: &[u8], descriptor: RawFd) {
     let beside = [descriptor];
     let messages = [ControlMessage::ScmRights(&beside)];
     let parts = [IoSlice::new(bytes)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    // It may have hung up: then that was heard.
+    // It may have hung up: then that was read.
     let _ = sendmsg::<()>(stream.as_raw_fd(), &parts, &messages, flags, None);
 }
 
@@ -331,7 +331,7 @@ fn socket_flood_stops_no_call_and_bypasses_nothing() {
     let held: Vec<_> =
         ["entry", "control"].iter().flat_map(|name| flood(&place.join(name), 400)).collect();
     assert!(calls.wait().unwrap().success(), "{}", gated.host.log());
-    // Whoever asks is told, once those that ask nothing are given up.
+    // A connection that asks is answered, once those that ask nothing are given up.
     let reported =
         || gated.host.container("app")["gpus"][0]["memory_used_bytes"] == json!(300 * MIB);
     assert!(eventually(reported), "{:?}", gated.host.ps());
@@ -343,7 +343,7 @@ fn socket_flood_stops_no_call_and_bypasses_nothing() {
     assert!(resident <= before + GROWTH_BYTES, "{before} bytes before, now {resident}");
     drop(held);
 
-    // And as soon as nobody is in the way the next one has what is left.
+    // And as soon as no connection is in the way, the next one has what is left.
     let served = || got_bytes_or_none(&gated, &bundle) == Some(700 * MIB);
     assert!(eventually(served), "{}", gated.host.log());
     assert_eq!(gated.monitor("app_________"), monitor, "it has not ended");
@@ -420,7 +420,7 @@ fn monitor_does_not_wait_for_wrong_listener_descriptor() {
         let stat = procfs::process::Process::new(monitor.as_raw()).and_then(|of| of.stat());
         stat.map_or(0, |stat| stat.utime + stat.stime)
     };
-    // It has work of its own to do while it looks for what the program left.
+    // It has work of its own to do while it searches for what the program left.
     let mut busy = 0;
     let rests = eventually(|| {
         let before = ticks();
@@ -449,7 +449,7 @@ fn oversized_or_endless_query_delays_no_other_query() {
         String::from_utf8_lossy(&answer[..read]).into_owned()
     };
     let _slow = UnixStream::connect(&socket).unwrap();
-    // Who waits for the slow one does so until its time is over; a busy machine may take as long,
+    // A caller that waits for the slow one does so until its timeout; a busy machine may take as long,
     // though not each time.
     let is_late = |_: &u32| {
         let begun = Instant::now();

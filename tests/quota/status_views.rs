@@ -66,7 +66,7 @@ fn status_shows_usage_per_container_and_process() {
     assert_eq!(gpu["memory_promised_bytes"], json!(3000 * MIB));
     assert_eq!(gpu["memory_used_bytes"], json!(1200 * MIB));
     assert_eq!((&gpu["shared_containers"], &gpu["free_weight"]), (&json!(2), &json!(18)));
-    assert_eq!(gpu["utilization_percent"], Value::Null, "nobody knows");
+    assert_eq!(gpu["utilization_percent"], Value::Null, "it is not known");
     assert_eq!(shown["gpus"][1]["memory_promised_bytes"], 0);
     let container = &shown["containers"][0];
     assert_eq!((&container["id"], &container["state"]), (&json!("one"), &json!("active")));
@@ -210,7 +210,7 @@ fn broken_state_is_reported_and_the_rest_shown() {
     assert!(gaps.contains("broken.json"), "{gaps}");
     let page = smi(&gated, &[]).ok().stdout;
     assert!(page.contains("broken.json") && page.contains("closed: its monitor has ended"));
-    // Nobody takes what is listed for all.
+    // The exit status and the error say that the list is incomplete.
     let listed = gated.host.cgpu(&["ps"]).exits(1);
     assert!(listed.stdout.contains("other") && listed.stderr.contains("broken.json"), "{listed}");
     fs::remove_file(&broken).unwrap();
@@ -314,7 +314,7 @@ fn group_member_reads_status_through_the_socket() {
     gated.host.set("view.socket", socket.display().to_string());
     let bundle = gated.sleeping("seen", 1000);
     let program = gated.programs(&["cgpu-smi"]).join("cgpu-smi");
-    // As nobody, in the group of that number.
+    // As user 65534, in the group of that id.
     let check = |gated: &Gated, group: &str| {
         let mut command = gated.host.scratch.command("setpriv");
         command.args(["--reuid", "65534", "--regid", group, "--clear-groups"]);

@@ -1,7 +1,6 @@
 //! The attacks that must fail: what `rmtool` plays, and what is promised of each. Tests play them
-//! alone (`attacks`), the bench beside a neighbour (`benches/neighbour.rs`).
+//! alone (`attacks`), the bench next to a neighbour (`benches/neighbour.rs`).
 
-/// The attacker's quota.
 pub(crate) const QUOTA_MIB: u64 = 500;
 
 /// What the gate promises of an attack.
@@ -15,16 +14,16 @@ pub(crate) enum Promise {
     Killed,
 }
 
-/// What an attack does where nobody holds a quota, by which it's known for one that could win.
+/// What an attack does if no quota is enforced, by which it's known for one that could win.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unheld {
     /// It holds more.
     Exceeds,
-    /// It says that it could: the driver has no figure of that.
+    /// It says that it could: the driver usage does not show that.
     Claims,
-    /// Nothing else: it's not about more memory. What it is about it looks at itself, and fails
-    /// where that isn't so: that nonsense is refused and the next call works, that there is no
-    /// handler or nobody unwraps twice, that what was given up can be had again.
+    /// Nothing else: it's not about more memory. The attack checks what it is about itself, and fails
+    /// if that isn't so: that nonsense is refused and the next call works, that there is no
+    /// handler or none unwraps twice, that what was given up can be had again.
     Checks,
 }
 
@@ -32,7 +31,6 @@ pub(crate) enum Unheld {
 /// what it does without the gate.
 pub(crate) type Row = (&'static [&'static str], Promise, u64, Unheld);
 
-/// Every attack.
 pub(crate) const ATTACKS: &[Row] = &[
     (&["race-size"], Promise::Never, 20, Unheld::Exceeds),
     (&["race-class"], Promise::Never, 20, Unheld::Exceeds),

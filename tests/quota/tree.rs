@@ -1,4 +1,4 @@
-//! The tree of files: live, checked, in force when a write returns, and of no use to a container.
+//! The tree of files: live, checked, applied when a write returns, and of no use to a container.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 
@@ -57,8 +57,8 @@ impl Tree {
         written.map_err(|error| Errno::from_raw(error.raw_os_error().unwrap()))
     }
 
-    /// Stops it: a thread that hasn't stopped yet would take a request, and nobody could end who waits
-    /// for the answer.
+    /// Stops it: a thread that hasn't stopped yet would take a request, and the caller that waits for
+    /// the answer could not be killed.
     fn stop(&self) {
         stop(Pid::from_raw(self.served.id().cast_signed()));
     }
@@ -102,7 +102,7 @@ fn tree_reads_are_live_and_writes_apply_synchronously() {
     let lines: Vec<&str> = meminfo.lines().collect();
     assert_eq!(lines[0], format!("Free: {}", mib(700)));
     assert!(lines[1].starts_with("PID: ") && lines[1].ends_with(&format!(" Mem: {}", mib(300))));
-    // A quota: in force at once, never below what is in use, never more than there is.
+    // A quota: applied at once, never below what is in use, never more than there is.
     assert_eq!(tree.write(&of("memsize"), &(mib(500) + "\n")), Ok(()));
     assert_eq!(
         (gated.host.limits_mib("shown"), tree.read(&of("memsize"))),
@@ -132,16 +132,16 @@ fn tree_reads_are_live_and_writes_apply_synchronously() {
     assert_eq!(tree.read("default_memsize"), mib(1000) + "\n");
     assert_eq!(tree.write("default_memsize", "0"), Ok(()));
     assert!(gated.host.log().contains("max_inst=0 is not possible"), "the log has the reason");
-    // Instances are made by creates and end with their containers.
+    // Instances are created with their containers and end with them.
     assert_eq!(tree.write("inst_ctl", "0shown_______"), Ok(()), "it is there");
-    assert_eq!(tree.write("inst_ctl", "0nobody______"), Err(Errno::ENOENT));
+    assert_eq!(tree.write("inst_ctl", "0absent______"), Err(Errno::ENOENT));
     assert_eq!(tree.write("inst_ctl", "9shown_______"), Err(Errno::EINVAL));
     assert_eq!(tree.write("inst_ctl", "0short"), Err(Errno::EINVAL));
     assert_eq!(tree.write("inst_ctl", "-shown_______"), Err(Errno::EBUSY));
-    assert_eq!(tree.write("inst_ctl", "-nobody______"), Ok(()));
+    assert_eq!(tree.write("inst_ctl", "-absent______"), Ok(()));
     assert_eq!(tree.write("upgrade", "1\n"), Ok(()));
     assert!(gated.host.log().contains("a newer program goes on in the monitor"), "it was updated");
-    // Kept over a restart of the tree.
+    // Retained over a restart of the tree.
     drop(tree);
     let tree = Tree::mount(&gated.host);
     assert_eq!((&*tree.read("0/max_inst"), tree.read(&of("memsize"))), ("3\n", mib(500) + "\n"));
@@ -186,12 +186,12 @@ fn killed_tree_is_remounted_and_busy_directory_reported() {
     let mut tree = Tree::mount(&host);
     let again = run_with_timeout(&mut command(&host, &tree.dir), timeout()).exits(1);
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
-    // One that is stopped holds nobody up either.
+    // One that is stopped blocks no caller either.
     tree.stop();
     let again = run_with_timeout(&mut command(&host, &tree.dir), timeout()).exits(1);
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
     tree.signal(Signal::SIGCONT);
-    // Whoever reads meanwhile gets an error, and does not hang.
+    // A process that reads meanwhile gets an error, and does not hang.
     let open = fs::File::open(tree.dir.join("version")).unwrap();
     tree.signal(Signal::SIGKILL);
     tree.served.wait().unwrap();
@@ -200,7 +200,7 @@ fn killed_tree_is_remounted_and_busy_directory_reported() {
     let tree = Tree::mount(&host);
     assert_eq!(tree.dir, dir);
     assert_eq!(tree.read("0/policy"), "5\n");
-    // Told to end while somebody is in it, it ends.
+    // If it is signalled to exit while a process has it open, it exits.
     let open = fs::File::open(tree.dir.join("version")).unwrap();
     tree.signal(Signal::SIGTERM);
     let mut tree = tree;
@@ -209,7 +209,7 @@ fn killed_tree_is_remounted_and_busy_directory_reported() {
     assert!(std::io::read_to_string(open).is_err());
     drop(tree);
     let tree = Tree::mount(&host);
-    // Taken down by hand, it ends.
+    // Unmounted manually, it exits.
     nix::mount::umount2(&tree.dir, nix::mount::MntFlags::MNT_DETACH).unwrap();
     let mut tree = tree;
     assert!(tree.served.wait().unwrap().success());
@@ -239,7 +239,7 @@ fn detached_tree_is_ready_on_return_and_unmountable() {
     assert!(again.stderr.contains("the tree is mounted on"), "{again}");
     unmount().ok();
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
-    // Of several at once one gets the place, and the others are told so.
+    // Of several at once one gets the place, and the others report that.
     let mut all: Vec<Child> = (0..4)
         .map(|_| {
             let mut command = command(&host, &dir);
@@ -310,7 +310,7 @@ fn silent_monitor_delays_only_its_meminfo_readers() {
         gated.host.runtime().delete(bundle).ok();
     }
     gated.soon_is_empty();
-    // Without isolation a quota is what was asked for, and nobody counts.
+    // Without isolation a quota is what was asked for, and use is not counted.
     let host = Host::new();
     let tree = Tree::mount(&host);
     let bundle = host.asking("unheld", TOTAL_MIB / 4);

@@ -18,7 +18,7 @@ fn no_more(control: u32) -> Fault {
     })
 }
 
-/// Whether a create has asked the driver what it tells, and believes it.
+/// Whether a container creation has asked what the driver reports, and believes it.
 fn has_asked(gated: &Gated) -> bool {
     gated.host.state_dir().join("driver-answered").exists()
 }
@@ -59,7 +59,7 @@ fn unknown_driver_served_anyway_is_logged() {
     assert!(log.contains("NO QUOTA IS SEEN TO: driver 620.06"), "{log}");
 }
 
-/// Nor is one that is older than what the tables say of others: a create costs what it did.
+/// Nor is one that is older than what the tables say of others: a container creation costs what it did.
 #[test]
 fn a_driver_that_is_known_is_not_asked() {
     let gated = Gated::new();

@@ -1,4 +1,4 @@
-//! `cgpu-hook` as runtimes and engines call it: alone from a bundle's hooks, beside the
+//! `cgpu-hook` as runtimes and engines call it: alone from a bundle's hooks, next to the
 //! wrapper's own, as podman's `precreate`, and with what no runtime would say. Needs root,
 //! runc, crun and FUSE.
 
@@ -43,7 +43,7 @@ fn bare(host: &Host) -> [Runtime<'_>; 2] {
     [host.scratch.runc(), host.scratch.crun()]
 }
 
-/// What `cgpu ps` tells of the only container: id, root, state, and its quota in MiB.
+/// What `cgpu ps` reports of the only container: id, root, state, and its quota in MiB.
 fn only(host: &Host) -> (String, String, String, u64) {
     let listed = host.ps();
     let [container] = listed.as_slice() else { panic!("one is registered, not {listed:?}") };
@@ -116,7 +116,7 @@ fn failing_module_fails_creation_and_leaves_nothing() {
             let refused = runtime.create(&bundle).fails();
             let logged = host.log();
             assert!(logged.contains(" INFO create refused: "), "{logged}");
-            // crun shows nobody what a hook prints.
+            // crun does not show what a hook prints.
             let said = if crun { logged } else { refused.stderr };
             assert!(said.contains(sentence), "{fault:?}: {said}");
             host.forget_log();
@@ -127,7 +127,7 @@ fn failing_module_fails_creation_and_leaves_nothing() {
             let _ = runtime.delete(&bundle);
         }
     }
-    // The first failure is what is told, not that it could not be undone.
+    // The first failure is what is reported, not that it could not be undone.
     standin.fail(Fault::IgnoresWrite { gpu: 0, name: "memsize" });
     standin.fail(Fault::DestroyFails);
     let init = host.sleeper();
@@ -232,7 +232,7 @@ fn recreated_container_gets_only_its_own_request() {
     let (first, init) = created(&host.asking("job", 4000));
     first.ok();
     drop(init);
-    // Nobody told of its end, and the bundle was written anew.
+    // Its end was not reported, and the bundle was written again.
     let (second, init) = created(&host.asking("job", 1000));
     second.ok();
     assert_eq!(only(&host).3, 1000);
@@ -330,7 +330,7 @@ fn container_without_request_starts_whatever_is_broken() {
         runtime.delete(&plain).ok();
     };
     start(&host);
-    assert!(!host.state_dir().exists(), "nobody asked for anything");
+    assert!(!host.state_dir().exists(), "no container asked for anything");
     fs::write(host.scratch.path().join("gpus.json"), "{").unwrap();
     start(&host);
     let containers = host.scratch.directory("state/containers");
@@ -339,7 +339,7 @@ fn container_without_request_starts_whatever_is_broken() {
     let state_dir = host.scratch.file("file", "").join("state");
     host.set("state_dir", path(&state_dir));
     start(&host);
-    // Nor does a process that is gone matter to it.
+    // Nor does a process that has exited matter to it.
     host.hook(&["createRuntime"], state("plain", 0x3fff_ffff, &plain.directory)).ok();
     assert_eq!(standin.writes(), []);
 }
@@ -516,7 +516,7 @@ fn a_precreate_that_can_not_answer_promises_nothing() {
 
 // What the configuration and the variables come to.
 
-/// What `cgpu inspect` tells of a bundle with these variables and annotations.
+/// What `cgpu inspect` reports of a bundle with these variables and annotations.
 fn inspected(host: &Host, env: &[&str], annotations: &Value) -> Value {
     let bundle = host.bundle("inspected", |config| {
         config["process"]["env"] = json!(env);
@@ -655,7 +655,7 @@ fn hook_inherits_nothing_from_the_containers_author() {
         if crun {
             host.wrap(host.scratch.crun_program());
         }
-        // Ours, with a hook beside it that notes what it gets.
+        // Ours, with a hook next to it that notes what it gets.
         let bin = host.scratch.directory("bin");
         let mut copy = host.scratch.command("cp");
         copy.arg(env!("CARGO_BIN_EXE_cgpu-runtime")).arg(&bin);

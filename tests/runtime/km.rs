@@ -89,8 +89,8 @@ thread_local! {
     static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lets each thread have its own log, from one subscriber for all of them: where only
-/// some threads have one, `tracing` may remember of a log line that nobody wants it.
+/// Lets each thread have its own log, from one subscriber for all of them: if only
+/// some threads have one, `tracing` may remember of a log line that no subscriber wants it.
 fn record_logs() {
     struct Log;
     impl Write for Log {

@@ -54,7 +54,7 @@ fn module_gpu_settings_are_written_and_read_there() {
         std::fs::read_to_string(standin.path().join("0").join(name)).unwrap().trim().to_owned()
     };
     assert_eq!((read("policy"), read("prio_ratio")), ("3".to_owned(), "30".to_owned()));
-    // Whoever writes there, as scripts of the original do, is believed.
+    // A value that is written there, as scripts of the original do, is believed.
     std::fs::write(standin.path().join("0/policy"), "4").unwrap();
     assert_eq!(host.cgpu(&["get", "gpu", "0", "policy"]).ok().stdout, "4\n");
     let refused = host.cgpu(&["set", "gpu", "0", "max_inst=1"]).exits(1);

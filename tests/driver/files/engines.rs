@@ -82,7 +82,7 @@ fn containerd_and_what_it_executes_find_the_driver() {
         let options = [more, &options].concat();
         containerd.run_image(IMAGE, &options, id, args)
     };
-    // `ctr` may end before it has copied what the program says: the program is run until it is heard.
+    // `ctr` may end before it has copied what the program says: the program is run until its output is read.
     let heard = |id: &str, args: &[&str]| {
         let mut outcome = run(id, &["--rm"], args);
         eventually(|| {

@@ -229,7 +229,7 @@ fn firmware_is_injected_and_sockets_without_a_quota() {
     assert!(has(&before, &firmware), "{:?}", mounts(&before));
     assert!(has(&before, "/etc/OpenCL/vendors/nvidia.icd"));
 
-    // A daemon comes and goes, whatever was found before. It does as it is told by anybody, for any GPU.
+    // A daemon comes and goes, whatever was found before. It obeys every caller, for any GPU.
     let whole = || {
         let bundle = host.whole(&image, &["true"], |_| {});
         host.host.runtime().run(&bundle).ok();

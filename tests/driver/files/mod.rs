@@ -88,7 +88,7 @@ impl DriverHost {
         })
     }
 
-    /// A container with a whole GPU.
+    /// A container with an unlimited GPU.
     fn whole(&self, image: &Rootfs, args: &[&str], edit: impl FnOnce(&mut Value)) -> Bundle {
         self.host.bundle(&format!("container-{}", next()), |config| {
             image.use_in(config);

@@ -27,7 +27,7 @@ fn without_driver_auto_continues_and_native_fails() {
     host.host.set("driver.inject", "auto");
     host.host.keep_log();
     host.run(&image, &["/probe", "libcuda.so.1"]).exits(NOT_LOADED);
-    // Nobody has to mend a host that is made up: the line of the create tells it, and no warning.
+    // A simulated host need not be mended: the log line of the container creation reports it, and no warning.
     let log = host.host.log();
     assert!(log.contains("driver_files=\"off\"") && !log.contains("WARN"), "{log}");
 }
@@ -71,7 +71,7 @@ fn user_mount_at_driver_path_is_left_alone() {
 }
 
 /// A program in the place of NVIDIA's runtime that does what that does to the order of things:
-/// it looks at the bundle, and becomes runc with the same arguments.
+/// it checks the bundle, and becomes runc with the same arguments.
 #[test]
 fn nvidia_runtime_is_called_only_for_gpu_containers() {
     let mut host = DriverHost::new();
@@ -372,7 +372,7 @@ fn inspect_reports_driver_injection_and_leaves_nothing() {
     assert!(refused.stderr.contains("the driver's kernel module is 550.54.14"), "{refused}");
 }
 
-/// A bundle that is used again by hand, after something changed.
+/// A bundle that is used again manually, after something changed.
 #[test]
 fn reused_bundle_loses_mounts_of_earlier_creation() {
     let mut host = DriverHost::new();

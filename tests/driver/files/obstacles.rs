@@ -1,4 +1,4 @@
-//! Containers whose mounts or images leave no room where the driver's files go: a read-only mount over
+//! Containers whose mounts or images leave no place for the driver's files: a read-only mount over
 //! the place, a directory where a file goes, links that lead in a circle. Bare runc would end the
 //! creation, and crun would write into what is mounted.
 

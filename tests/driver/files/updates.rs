@@ -210,7 +210,7 @@ fn non_root_user_finds_driver_despite_restrictive_umask() {
     assert_eq!(outcome.stdout.lines().nth(1), Some(NO_DEVICE), "{outcome}");
 }
 
-/// Debian's programs and settings lie behind two links each, in directories that nobody looks into.
+/// Debian's programs and settings lie behind two links each, in directories that are not checked.
 #[test]
 fn what_changes_behind_links_is_seen() {
     let scratch = crate::support::Scratch::new();

@@ -143,7 +143,7 @@ fn one_to_two(idle: Idle, (work_us, rest_us): (u64, u64)) -> f64 {
     had.parts[1] / had.parts[0]
 }
 
-/// What is told apart by pieces adds up to the whole.
+/// The shares of separate time windows add up to the share of all of the time.
 #[test]
 fn pieces_are_parts_of_the_whole() {
     let two = [Container::busy(1, 1), Container::does(2, Work::Bursts(5000, 5000))];

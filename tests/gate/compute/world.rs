@@ -11,7 +11,7 @@ use cgpu_core::sched::{
 };
 use cgpu_sim::runlist::{Name, Rules, Runlist};
 
-/// What CUDA asks for where nobody else sets slices, in microseconds.
+/// What CUDA asks for if no monitor sets slices, in microseconds.
 const CUDA_US: u64 = 2048;
 
 /// How much before its time a container is back, so that the GPU isn't idle between two: half the time that
@@ -26,13 +26,12 @@ const OFF_BY_US: u64 = 300;
 pub(crate) enum Work {
     /// It always has some.
     Always,
-    /// It works and rests in turn, so many microseconds, give or take a fifth.
+    /// It is busy and idle in turn, so many microseconds, give or take a fifth.
     Bursts(u64, u64),
     /// It has a context, and does nothing.
     Never,
 }
 
-/// A container.
 #[derive(Debug, Clone)]
 pub(crate) struct Container {
     pub(crate) weight: u32,
@@ -51,7 +50,7 @@ impl Container {
     }
 }
 
-/// A GPU and what goes for it.
+/// A GPU and its settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gpu {
     pub(crate) policy: u32,
@@ -95,7 +94,7 @@ struct Program {
 pub(crate) struct Had {
     /// Of all the time, by container, from 0 to 1.
     pub(crate) parts: Vec<f64>,
-    /// The same of each piece of so many milliseconds.
+    /// The same of each time window of so many milliseconds.
     pub(crate) pieces: Vec<Vec<f64>>,
 }
 
@@ -122,7 +121,7 @@ impl World<'_> {
         Rules { slice_us: self.slices_us[at], runs, interrupts: true }
     }
 
-    /// When somebody's turn begins or ends next.
+    /// When a container's time window begins or ends next.
     fn next_turn(&self, now_us: u64) -> Option<u64> {
         let edges = self.windows.iter().flatten().flatten().flat_map(|(from, to)| [*from, *to]);
         edges.filter(|edge| *edge > now_us).min()
@@ -148,7 +147,7 @@ fn windows(frame_us: u64, spans: &[Span], end_us: u64, chance: &mut Chance) -> V
     moved.map(|(from, to)| (off_by(from).saturating_sub(EARLY_US), off_by(to))).collect()
 }
 
-/// Lets containers share a GPU for so many milliseconds, pieces of which are told apart.
+/// Lets containers share a GPU for `all_ms` milliseconds; each `piece_ms` of them is also counted separately.
 pub(crate) fn share(gpu: Gpu, containers: &[Container], all_ms: u64, piece_ms: u64) -> Had {
     let tenant = |container: &Container| Tenant {
         weight: container.weight,

@@ -1,4 +1,4 @@
-//! Memory of one GPU that has names below another's device, in whose figures they show.
+//! Memory of one GPU that has handles below another's device, in whose driver usage they show.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ fn used(monitor: &Monitor) -> (u64, u64) {
     (gpus[0].used_bytes, gpus[1].used_bytes)
 }
 
-/// `ways` names memory of the first GPU below the second's device, whose figure has more than its
-/// quota then, all of it known: nobody is killed, and no more fits than did.
+/// `ways` makes handles of memory of the first GPU below the second's device, whose driver usage exceeds its
+/// quota then, all of it known: no process is killed, and no more fits than did.
 fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> ProgramOutput {
     let monitor = Monitor::of_two_gpus();
     let before = format!("start\nalloc 700MiB as a\n{ways}\nalloc 600MiB as c");
@@ -22,11 +22,11 @@ fn innocent(ways: &str, halfway: impl Fn(&Monitor)) -> ProgramOutput {
     let program = monitor.halfway(&before, &format!("{after}\nwait {end}"));
     until("it has both", || used(&monitor) == (700 * MIB, 600 * MIB));
     halfway(&monitor);
-    // Some audits, and names are asked for.
+    // Some audits, and queries of the handles.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(used(&monitor), (700 * MIB, 600 * MIB));
     program.go();
-    // Its maker's name is gone: who owns it now?
+    // Its creator's handle is gone: which process owns it now?
     until("but for the names nothing is left", || used(&monitor) == (700 * MIB, 0));
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(1) {
@@ -59,7 +59,7 @@ fn updated_monitor_knows_where_handles_are_attributed() {
     innocent("gpu 1\ndup a as b\ndup b as d", Monitor::update).must("dup d ok");
 }
 
-/// What isn't in a GPU's figures, for its names are below another's device, makes no room there.
+/// Memory that isn't in a GPU's driver usage, because its handles are below another's device, frees nothing there.
 #[test]
 fn memory_that_shows_elsewhere_hides_nothing() {
     watched("hide-slack across", Monitor::of_two_gpus());

@@ -126,7 +126,7 @@ attacks! {
     everything_closed_at_once = "close-range";
 }
 
-/// Whatever has the name when the driver hears it.
+/// Whatever has the handle when the driver reads it.
 #[test]
 fn little_memory_that_becomes_much_under_its_name() {
     for slow in ["alloc:0x40 late 1", "free late 1", "dup delay 1"] {
@@ -138,7 +138,7 @@ fn little_memory_that_becomes_much_under_its_name() {
     }
 }
 
-/// Who asked for it lives, and who did it is over.
+/// The process that asked for it lives, and the one that did it has exited.
 #[test]
 fn a_file_that_another_initialized_has_no_gpu() {
     let said = attack("dup2-maker").0;
@@ -152,7 +152,7 @@ fn remapping_of_a_mapping_is_refused() {
     attack("remap").0.must("remap errno=38\n");
 }
 
-/// Its worker ends, and another has what it had, when the memory is beside what keeps it.
+/// Its monitor ends, and the next has its state, when the memory is next to what retains it.
 fn beside_what_a_monitor_before_had(words: &[&str], end: impl Fn(&Monitor)) {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();

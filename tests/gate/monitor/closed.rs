@@ -17,7 +17,7 @@ fn calls_fail_once_the_monitor_is_gone() {
     assert_eq!(monitor.sim.used(0), 0, "the program has ended");
 }
 
-/// What waits in the driver is over when the driver lets go of it, and isn't made again.
+/// A call that waits in the driver has finished when the driver returns from it, and isn't made again.
 #[test]
 fn killed_monitor_fails_and_never_repeats_pending_calls() {
     let monitor = Monitor::new();

@@ -12,7 +12,7 @@ fn controls_are_answered_as_without_us() {
         "gr ok [6, 8, 10]",
         "bus ok [14]",
         "firmware ok 4294905615",
-        // NV503C_CTRL_CMD_REGISTER_VIDMEM, of an object that there isn't: nobody was asked.
+        // NV503C_CTRL_CMD_REGISTER_VIDMEM, of an object that there isn't: the driver was not asked.
         "peers ok ()",
     ] {
         said.must(line);
@@ -20,7 +20,7 @@ fn controls_are_answered_as_without_us() {
     assert_eq!(monitor.status().calls.refused, 0);
 }
 
-/// A program that nobody watches, and that has memory.
+/// A program that no monitor watches, and that has memory.
 fn stranger(monitor: &Monitor) -> std::process::Child {
     let mut command = Command::new(program("rmtool"));
     command.arg("--dev").arg(monitor.sim.dev()).args(["hold", "10MiB"]);
@@ -60,8 +60,8 @@ fn reported_pid_is_that_of_own_namespace() {
     said.must("pid-bytes ok private=20971520 owned=0 duped=0");
 }
 
-/// The driver doesn't look whose channels it takes off the GPU, nor whether there are any; and who is
-/// off for its share must not come back by itself.
+/// The driver doesn't check whose channels it takes off the GPU, nor whether there are any; and a group that
+/// is off for its share must not come back by itself.
 #[test]
 fn programs_cannot_take_channels_off_the_gpu() {
     let monitor = Monitor::new();
@@ -119,8 +119,8 @@ fn a_debugger_has_a_bound() {
     said.must("debug a status=0x1f\ndebug a status=0x1f\n");
 }
 
-/// Vulkan has its semaphores in memory of the host. In memory of a GPU they would keep it in nobody's
-/// figure; the driver has no such surface, and isn't asked for one.
+/// Vulkan has its semaphores in memory of the host. In memory of a GPU they would retain it in no process's
+/// driver usage; the driver has no such surface, and isn't asked for one.
 #[test]
 fn semaphore_surfaces_lie_in_host_memory() {
     let monitor = Monitor::new();

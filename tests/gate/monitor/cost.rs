@@ -178,7 +178,7 @@ fn what_continuing_and_refusing_costs() {
     }
 }
 
-/// How soon a share that has changed is in force, for a container of eight programs; turns, at their next
+/// How soon a share that has changed is applied, for a container of eight programs; turns, at their next
 /// edge.
 #[test]
 #[ignore = "prints how long it takes; asserts nothing"]
@@ -200,7 +200,7 @@ fn share_change_delay_is_printed() {
         took_us.push(begun.elapsed().as_micros());
     }
     took_us.sort_unstable();
-    println!("in force after {} us, {} at most", took_us[50], took_us[99]);
+    println!("applied after {} us, {} at most", took_us[50], took_us[99]);
     programs.into_iter().for_each(crate::monitor::host::Halfway::kill);
 }
 
@@ -210,7 +210,7 @@ fn taken_ms(pid: u32) -> u64 {
     (stat.utime + stat.stime) * 1000 / procfs::ticks_per_second()
 }
 
-/// A tenth of a processor, and a fifth of a second at once: whoever wants more waits.
+/// A tenth of a processor, and a fifth of a second at once: a caller that needs more waits.
 #[test]
 fn monitor_cpu_stays_within_its_container_limit() {
     let monitor = Monitor::limited(100);

@@ -70,7 +70,7 @@ fn hanging_driver_call_delays_only_object_calls() {
     asks.go();
     let said = asks.end();
     said.must("info").must("used_mib=22");
-    // What hangs may yet be given, so that it counts; who is gone counts no more.
+    // What hangs may yet be given, so that it counts; a process that has exited counts no more.
     monitor.wait_for(17 * MIB);
     frees.go();
     let fills = monitor.spawn(&["fill"]);
@@ -141,7 +141,7 @@ fn interrupted_callers_are_charged_once_without_wait_support() {
     }
 }
 
-/// It said that it was done, and no figure has the memory: nobody answers for it.
+/// The driver said that it was done, and no process's driver usage has the memory: none is charged for it.
 #[test]
 fn lost_free_causes_neither_refusal_nor_kill() {
     let monitor = Monitor::new();
@@ -150,7 +150,7 @@ fn lost_free_causes_neither_refusal_nor_kill() {
     assert_eq!(monitor.sim.state()["gpus"][0]["lost_bytes"], 1000 * MIB);
     monitor.wait_for(0);
     assert_eq!(monitor.run(&["fill"]).number("got_bytes"), QUOTA);
-    // Longer than an audit takes to find what is over the quota.
+    // Longer than an audit takes to find what exceeds the quota.
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!((monitor.used(), monitor.status().calls.killed), (0, 0));
     losing.go_on().must("free a ok");
@@ -158,8 +158,8 @@ fn lost_free_causes_neither_refusal_nor_kill() {
     assert_eq!((monitor.used(), monitor.status().calls.killed), (0, 0));
 }
 
-/// A process that can't be looked at isn't dead: managed memory, which is in no figure of the
-/// driver's, would be free for others.
+/// A process that can't be checked isn't dead: managed memory, which is in no driver usage,
+/// would be free for others.
 #[test]
 fn descriptor_exhaustion_declares_no_process_dead() {
     let monitor = Monitor::with(Managed::Charge, true);
@@ -201,8 +201,8 @@ fn what_the_driver_does_not_free_counts() {
     assert_eq!(monitor.sim.used(0), 0);
 }
 
-/// The driver rounds up, and shows it before the call is back: that looks like memory taken past
-/// the monitor, and here, past the quota.
+/// The driver rounds up, and shows it before the call is back: that looks like memory allocated
+/// bypassing the gate, and here, beyond the quota.
 #[test]
 fn driver_rounding_of_pending_calls_blames_no_process() {
     // An audit waits for the one, and not so long for the other.
@@ -258,7 +258,7 @@ fn mapping_pending_during_an_update_counts() {
     monitor.update();
     until("the call is made", || freed.exists());
     assert_eq!(monitor.used(), 700 * MIB);
-    // What another program knows it by is the file, and its pieces.
+    // What another program knows it by is the file, and its mapped ranges.
     monitor.update();
     assert_eq!(monitor.used(), 700 * MIB);
     std::fs::write(&go, "").unwrap();
@@ -305,7 +305,7 @@ fn endless_calls_do_not_starve_later_listeners() {
     assert!(!ended, "who came last was heard after others had ended");
 }
 
-/// Whose use nobody sees has no quota, and the log says so; not as often as it's looked.
+/// A container whose use can't be seen has no quota, and the log says so; not at every audit.
 #[test]
 fn failed_audit_is_logged_once() {
     let cases = [
@@ -320,7 +320,7 @@ fn failed_audit_is_logged_once() {
         let child = monitor.spawn(&script(&lines));
         until("it is ready", || Path::new(&ready).exists());
         monitor.sim.fault(fault);
-        until("the log tells", || monitor.log().contains(reported));
+        until("the log reports it", || monitor.log().contains(reported));
         std::thread::sleep(Duration::from_millis(1500));
         let log = monitor.log();
         let lines = log.lines().filter(|line| line.contains(reported)).count();

@@ -1,4 +1,4 @@
-//! Memory that the driver takes beside quotas: context buffers of channel groups.
+//! Memory that the driver takes next to quotas: context buffers of channel groups.
 
 use crate::monitor::host::{MIB, Monitor, script, until, wait};
 
@@ -20,7 +20,7 @@ fn channel_groups_stay_within_their_bound() {
         let said = monitor.run(&script(&format!("start\n{what} 600 as g")));
         said.must(&format!("groups made={MOST} status=0x1a"));
         until("all is free again", || monitor.sim.used(0) == 0);
-        // Whose process is over has none.
+        // A process that has exited has none.
         let said = monitor.run(&script(&format!("start\n{what} {MOST} as g")));
         said.must(&format!("groups made={MOST} \n"));
         until("all is free again", || monitor.sim.used(0) == 0);
@@ -56,7 +56,7 @@ fn channel_group_count_survives_updates_and_frees() {
     }
 }
 
-/// Another name keeps a group whose first name is freed.
+/// Another handle retains a group whose first handle is freed.
 #[test]
 fn other_names_of_a_channel_group_count() {
     let monitor = monitor();

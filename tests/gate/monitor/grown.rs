@@ -1,9 +1,9 @@
-//! A driver whose structs have grown since the release that the worker takes it for.
+//! A driver whose structs have grown since the release that the monitor takes it for.
 
 use crate::monitor::host::{Monitor, QUOTA, script};
 
-/// As of a release between 600 and 620 that nobody has compared: the driver copies its own structs,
-/// however many bytes the worker's have, and answers in the fields that are new.
+/// As of a release between 600 and 620 that was never compared: the driver copies its own structs,
+/// however many bytes the monitor's have, and answers in the fields that are new.
 #[test]
 fn larger_driver_structs_overwrite_no_monitor_memory() {
     for driver in ["535.161.08", "605.10"] {

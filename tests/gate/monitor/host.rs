@@ -77,7 +77,7 @@ impl Sim {
     }
 
     pub(crate) fn state(&self) -> Value {
-        let text = fs::read(self.dir.path().join("sim/state")).expect("it tells its state");
+        let text = fs::read(self.dir.path().join("sim/state")).expect("it reports its state");
         serde_json::from_slice(&text).expect("of one moment")
     }
 
@@ -131,7 +131,6 @@ impl Default for Kind<'_> {
     }
 }
 
-/// A container's monitor.
 pub(crate) struct Monitor {
     pub(crate) sim: Sim,
     /// The pid of the monitor's process.
@@ -199,8 +198,8 @@ impl Monitor {
         Self::made(&Kind { shares: true, ..Kind::default() })
     }
 
-    /// Says what the container has of its first GPU's computing time, and others beside it; nothing
-    /// where nobody sets slices.
+    /// Says what the container has of its first GPU's computing time, together with others; nothing
+    /// if no monitor sets slices.
     pub(crate) fn share(&self, share: Option<&Share>) {
         let uuid = self.sim.uuid(0);
         share::write(self.state.path(), &uuid, share).expect("it can be written");
@@ -280,7 +279,6 @@ impl Monitor {
         }
     }
 
-    /// Sends the monitor a signal.
     pub(crate) fn signal(&self, signal: Signal) -> nix::Result<()> {
         kill(Pid::from_raw(self.pid.cast_signed()), signal)
     }
@@ -399,7 +397,7 @@ impl Monitor {
         ProgramOutput::of(&output)
     }
 
-    /// Starts a program whose output nobody wants: of others', what a pipe doesn't hold keeps them
+    /// Starts a program whose output is discarded: of others', what a pipe doesn't hold keeps them
     /// from going on.
     pub(crate) fn sibling(&self, lines: &str) -> Child {
         let mut child = self.spawn(&script(lines));
@@ -479,7 +477,7 @@ pub(crate) fn spawn_with_us(command: &mut Command) -> Child {
     command.spawn().expect("the program starts")
 }
 
-/// A test that fails leaves nobody behind.
+/// A test that fails leaves no process behind.
 fn die_with_parent() {
     // SAFETY: takes numbers only.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -547,7 +545,7 @@ fn take(socket: &UnixStream) -> OwnedFd {
     )
     .expect("the child sends its listener");
     let mut found = None;
-    for control in message.cmsgs().expect("there is room") {
+    for control in message.cmsgs().expect("the buffer is large enough") {
         if let ControlMessageOwned::ScmRights(descriptors) = control {
             found = descriptors.first().copied();
         }
@@ -565,7 +563,6 @@ pub(crate) struct Halfway {
 }
 
 impl Halfway {
-    /// Its number.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -619,7 +616,6 @@ pub(crate) fn until(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// Kills a program.
 pub(crate) fn end(mut child: Child) {
     let _ = child.kill();
     wait(child);

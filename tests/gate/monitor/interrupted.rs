@@ -73,7 +73,7 @@ fn allocation_of_interrupted_program_survives_an_update() {
     }
 }
 
-/// Who doesn't ask again gets nothing, and nothing of his is left.
+/// A caller that doesn't ask again gets nothing, and nothing of it is left.
 #[test]
 fn allocation_of_an_abandoned_call_is_freed() {
     let monitor = Monitor::with(Managed::Refuse, false);
@@ -84,7 +84,7 @@ fn allocation_of_an_abandoned_call_is_freed() {
     let child = monitor.spawn(&script(&lines));
     until("the driver is at it", || monitor.sim.state()["hanging"] == 1);
     std::fs::write(&interrupt, "").unwrap();
-    until("nobody waits for it", || Path::new(&gone).exists());
+    until("no thread waits for it", || Path::new(&gone).exists());
     assert_eq!(monitor.used(), 700 * MIB);
     monitor.sim.fault("clear");
     monitor.wait_for(0);
@@ -140,7 +140,7 @@ fn storm(
     }
 }
 
-/// A signal that comes between a reply and its being looked for takes the caller away from what was
+/// A signal that comes between a reply and the check for it takes the caller away from what was
 /// sent, too: rarely, and so often.
 #[test]
 fn interrupted_program_sees_no_failed_call() {
@@ -148,8 +148,8 @@ fn interrupted_program_sees_no_failed_call() {
 }
 
 /// What the driver says of a call that it has done already, by the beginning of what a program says:
-/// it is told so where a worker dies after it has written an answer, and a signal takes the caller away
-/// before the next worker is there.
+/// the program gets that status if a monitor dies after it has written an answer, and a signal takes the
+/// caller away before the next monitor is there.
 const DONE_ALREADY: [(&str, &str); 9] = [
     ("alloc", "status=0x19"),
     ("heap", "status=0x19"),

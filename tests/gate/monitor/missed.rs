@@ -59,7 +59,7 @@ fn memory_closed_during_endless_calls_refuses_nothing() {
     }
 }
 
-/// The driver's figures have it twice.
+/// The driver usage has it twice.
 #[test]
 fn memory_with_two_handles_hides_no_freed_memory() {
     let monitor = Monitor::new();
@@ -93,14 +93,14 @@ fn memory_shared_by_processes_hides_no_freed_memory() {
     second.kill();
 }
 
-/// A call that would be refused for it waits until nobody is found who has the file.
+/// A call that would be refused for it waits until it is found that no process has the file.
 #[test]
 fn closed_export_file_refuses_nothing() {
     let monitor = Monitor::new();
     let lines = "start\nalloc 700MiB as a\nexport a\nfree a\nclose-export\nalloc 700MiB as b";
     let said = monitor.run(&script(lines));
     assert!(said.success, "{}", said.text);
-    // Nor is it taken from who has it open.
+    // Nor is it taken from a process that has it open.
     let said = monitor.run(&script(
         "start\nalloc 700MiB as a\nexport a\nfree a\nalloc 700MiB as b\nimport as c\nfree c",
     ));
@@ -121,7 +121,7 @@ fn late_call_hides_no_freed_memory() {
     end(first);
 }
 
-/// It names memory anew, which the driver may show or not.
+/// It makes a new handle of memory, which the driver may show or not.
 #[test]
 fn hanging_duplicate_hides_no_freed_memory() {
     let monitor = Monitor::new();
@@ -169,7 +169,7 @@ fn of_two_gpus_neither_refuses_what_was_closed() {
     }
 }
 
-/// Nobody's memory is made or freed meanwhile, as the driver does nothing else either; all of it is when it
+/// No process's memory is allocated or freed meanwhile, as the driver does nothing else either; all of it is when it
 /// answers.
 #[test]
 fn hanging_audit_blocks_container_until_driver_answers() {
@@ -181,8 +181,8 @@ fn hanging_audit_blocks_container_until_driver_answers() {
         (0..36).map(|_| monitor.spawn(&script("start\nalloc 700MiB as a"))).collect();
     until("it hangs", || monitor.sim.state()["hanging"] == 1);
     let other = monitor.spawn(&script("start\nalloc 1MiB as a\nfree a"));
-    assert_eq!(monitor.used(), 700 * MIB, "who looks is told");
-    // Who waits can be killed.
+    assert_eq!(monitor.used(), 700 * MIB, "the status is reported");
+    // A process that waits can be killed.
     let mut refused = refused.into_iter();
     end(refused.next().unwrap());
     monitor.sim.fault("clear");

@@ -18,14 +18,14 @@ mod attacks;
 /// Drivers whose structs have grown.
 mod grown;
 
-/// Channel groups, and what they take beside quotas.
+/// Channel groups, and what they take next to quotas.
 mod groups;
 
 /// Shares of computing time: slices of channel groups.
 mod neighbours;
 mod shares;
 
-/// Memory that shows in another GPU's figures.
+/// Memory that shows in another GPU's driver usage.
 mod across;
 
 /// Updates at random, callers that are interrupted, drivers that hang.
@@ -40,10 +40,10 @@ mod ranges;
 /// Memory of the host that UVM could bring to the GPU.
 mod pageable;
 
-/// Numbers of threads that are used again.
+/// Ids of threads that are used again.
 mod reused;
 
-/// Which threads a worker has, and a host that has none left.
+/// Which threads a monitor has, and a host that has none left.
 mod threads;
 
 /// What a call costs, and how large a monitor is.

@@ -32,7 +32,7 @@ fn share(own_us: u64) -> Share {
     Share { policy: 1, rounds: [own, other].into(), turns: None }
 }
 
-/// A program beside the container.
+/// A program next to the container.
 struct Neighbour {
     child: Child,
     client: u64,
@@ -105,7 +105,7 @@ fn program_setting_its_own_slice_gets_no_more() {
         "one with a slice and a mode of its own",
     );
     greedy.kill();
-    neighbour.soon_has(&monitor, 99, "nobody");
+    neighbour.soon_has(&monitor, 99, "no other");
     neighbour.ends();
 }
 
@@ -186,7 +186,7 @@ fn container_computing_outside_groups_gets_little_more() {
     neighbour.ends();
 }
 
-/// What the monitor looked at is another thing by the time that the driver reads it. Whoever is to run has to
+/// What the monitor checked is another thing by the time that the driver reads it. A group that is to run has to
 /// be scheduled, and the monitor makes that call.
 #[test]
 fn object_of_swapped_class_gets_no_more() {
@@ -196,14 +196,18 @@ fn object_of_swapped_class_gets_no_more() {
     let lines = format!("start\ncompute 1 by 0x9067 as g\ncompute-mode g 2\n{WORK}");
     let group = monitor.halfway(&lines, "sleep 1000");
     assert_eq!(monitor.slices(), [4096, 4096]);
-    neighbour.soon_has(&monitor, FAIR_PER_CENT * 95 / 100, "a group that nobody saw made");
+    neighbour.soon_has(&monitor, FAIR_PER_CENT * 95 / 100, "a group whose creation was not seen");
     group.kill();
     monitor.sim.fault("clear");
     monitor.sim.fault("alloc:0x9067 swap 0xc56f");
     let channel = format!("channel 1 by 0x9067 as c\ncompute-mode c 2\n{WORK_OUTSIDE}\n").repeat(4);
     let more = "channel 1 by 0x9067 as more";
     let channels = monitor.halfway(&format!("start\n{channel}"), more);
-    neighbour.soon_has(&monitor, FAIR_PER_CENT * 85 / 100, "four channels that nobody saw made");
+    neighbour.soon_has(
+        &monitor,
+        FAIR_PER_CENT * 85 / 100,
+        "four channels whose creation was not seen",
+    );
     channels.go_on().must("channel more status=0x1a");
     neighbour.ends();
 }
@@ -216,7 +220,7 @@ fn spans(spans: &[(u64, u64)]) -> Share {
 }
 
 /// Under turns: a program that starts while its container is off, with one group after another, computes when
-/// its turn comes, as often as that is, and whoever serves it then. The driver counts how often it disables.
+/// its turn comes, as often as that is, and whichever monitor serves it then. The driver counts how often it disables.
 #[test]
 fn program_started_while_off_computes_in_its_window() {
     let monitor = Monitor::sharing();
@@ -248,7 +252,7 @@ fn program_started_while_off_computes_in_its_window() {
     program.kill();
 }
 
-/// Under turns: scheduling again and again enables nobody who is off; and a worker that is
+/// Under turns: scheduling again and again enables no group that is off; and a monitor that is
 /// killed in the middle of a turn is followed by one that goes on.
 #[test]
 fn program_rescheduling_itself_repeatedly_stays_off() {
@@ -271,7 +275,7 @@ fn program_rescheduling_itself_repeatedly_stays_off() {
     neighbour.ends();
 }
 
-/// Under turns: a container that is off names a neighbour's channel as its own, which the driver refuses it.
+/// Under turns: a container that is off names a neighbour's channel as its own, which the driver refuses.
 #[test]
 fn program_naming_foreign_channel_disables_no_neighbour() {
     let monitor = Monitor::sharing();

@@ -28,7 +28,7 @@ fn program_fills_exact_quota_then_gets_no_memory() {
 }
 
 /// Libraries of CUDA's forward compatibility are of a later branch than the driver, and state the
-/// size that parameters have there, which the driver doesn't look at.
+/// size that parameters have there, which the driver doesn't check.
 #[test]
 fn program_built_for_another_driver_gets_the_quota() {
     let monitor = Monitor::new();
@@ -100,7 +100,7 @@ fn a_storm_of_processes_gets_exactly_the_quota() {
     monitor.wait_for(0);
 }
 
-/// Admission is one decision, whichever threads ask for it and whichever of the worker's answer.
+/// Admission is one decision, whichever threads ask for it and whichever of the monitor's answer.
 #[test]
 fn sixteen_concurrent_threads_get_only_what_is_left() {
     let monitor = Monitor::new();
@@ -136,7 +136,7 @@ fn used_quota_can_change_but_not_below_usage() {
     wait(holder);
 }
 
-/// No figure has it, and none would tell of what is taken beside it.
+/// No driver usage has it, and none would show what is taken next to it.
 #[test]
 fn memory_that_no_figure_shows_is_refused() {
     let monitor = Monitor::new();
@@ -333,7 +333,7 @@ fn subdevice_memory_maps_exports_and_leaves_nothing() {
     until("the driver has nothing", || monitor.sim.used(0) == 0);
 }
 
-/// `NV_ESC_RM_ALLOC_MEMORY` of video memory asks for none, and tells how much there is.
+/// `NV_ESC_RM_ALLOC_MEMORY` of video memory asks for none, and reports how much there is.
 #[test]
 fn legacy_allocation_call_only_reports_the_quota() {
     let monitor = Monitor::new();
@@ -373,7 +373,7 @@ fn memory_retaining_objects_are_refused_before_the_driver() {
     }
     said.must("dmabuf a status=0x56\n");
     let asked = monitor.sim.state()["calls"].clone();
-    assert_eq!(asked["alloc:0x40"], 1, "it tells: {asked}");
+    assert_eq!(asked["alloc:0x40"], 1, "it is reported: {asked}");
     let kinds = classes.iter().map(|class| format!("alloc:{class:#x}"));
     for kind in kinds.chain(["other:0xd9".to_owned()]) {
         assert!(asked[&kind].is_null(), "{kind}: {asked}");

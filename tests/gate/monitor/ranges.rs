@@ -1,4 +1,4 @@
-//! Ranges that files of UVM's have, and what counts as managed memory.
+//! Ranges that UVM's files have, and what counts as managed memory.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn a_files_range_is_mapped_and_costs_nothing() {
     for monitor in [Monitor::new(), charging()] {
         let (before, after) = (format!("{POOL}\n{MAP}"), "alloc 1023MiB as a\ninfo");
         let program = monitor.halfway(&before, after);
-        // It is looked at a few times.
+        // It is checked a few times.
         std::thread::sleep(Duration::from_millis(1500));
         assert_eq!((monitor.used(), monitor.sim.used(0)), (0, 0));
         let said = program.go_on();
@@ -70,7 +70,7 @@ fn files_and_ranges_survive_a_monitor_update() {
     assert_eq!(monitor.status().calls.killed, 0, "{}", said.text);
 }
 
-/// Its first thread has ended, and with it what the kernel tells of the process by its number.
+/// Its first thread has exited, and with it what the kernel reports of the process by its id.
 #[test]
 fn process_without_first_thread_retains_its_charge() {
     let monitor = charging();
@@ -90,7 +90,7 @@ fn process_without_first_thread_retains_its_charge() {
     monitor.wait_for(0);
 }
 
-/// Of one that nobody has any more, nothing is kept: neither descriptors nor ranges.
+/// Of a file that no process has open any more, nothing is retained: neither descriptors nor ranges.
 #[test]
 fn files_that_are_closed_are_let_go() {
     let monitor = Monitor::new();
@@ -105,7 +105,7 @@ fn files_that_are_closed_are_let_go() {
     monitor.wait_for(0);
 }
 
-/// Who else did it meanwhile could not be told: also by the next worker.
+/// Which other process did it meanwhile could not be determined, also not by the next monitor.
 #[test]
 fn one_file_is_initialized_at_a_time() {
     let monitor = Monitor::new();
@@ -121,7 +121,7 @@ fn one_file_is_initialized_at_a_time() {
     monitor.sim.fault("clear");
     end(hanging);
     monitor.run(&lines).must(whole).must("uvm-register ok\n");
-    // One that failed keeps nobody waiting, whatever its caller does since.
+    // One that failed keeps no caller waiting, whatever its own does since.
     monitor.sim.fault("uvm:0x30000001 status 0x51 times 1");
     let waiting = monitor.halfway("start\nuvm-init", "");
     monitor.run(&lines).must(whole);
@@ -137,7 +137,7 @@ fn managed_memory_outliving_its_process_gets_no_gpu() {
     charging().run(&lines).must("uvm-register status=0x1f").must("alloc a ok");
 }
 
-/// Whoever asked for it, and whatever else the process has mapped.
+/// Whichever thread asked for it, and whatever else the process has mapped.
 #[test]
 fn managed_memory_of_an_exited_thread_stays_charged() {
     let monitor = charging();
@@ -209,7 +209,7 @@ fn files_that_were_never_initialized_are_let_go() {
     program.kill();
 }
 
-/// What a mapping is charged as has room, or it isn't let be.
+/// If the entry that a mapping would be charged by has no place, the mapping is refused.
 #[test]
 fn unaccountable_managed_memory_is_refused() {
     let monitor = charging();
@@ -246,7 +246,7 @@ fn mapping_refused_by_kernel_changes_no_charge() {
     program.end().must("managed errno=22").must("managed errno=12");
 }
 
-/// Waits until no file of UVM's has a GPU.
+/// Waits until none of UVM's files has a GPU.
 #[track_caller]
 fn until_no_file_has_a_gpu(monitor: &Monitor) {
     until("no file has a GPU", || {
@@ -256,7 +256,8 @@ fn until_no_file_has_a_gpu(monitor: &Monitor) {
     });
 }
 
-/// It's bound to a memory that nobody has any more, unless a file keeps that which has gone anywhere.
+/// The file is bound to an address space that no process has any more, unless a file retains it, which may have
+/// been sent anywhere.
 #[test]
 fn uvm_file_of_exited_creator_has_no_gpu() {
     let monitor = Monitor::new();
@@ -266,17 +267,17 @@ fn uvm_file_of_exited_creator_has_no_gpu() {
     until_no_file_has_a_gpu(&monitor);
     let said = program.go_on();
     said.must("uvm-of-a-child ok\n").must("uvm-map a status=0x26\n");
-    // Nor does anybody get to say what a process was executed as.
+    // Nor can a process change what it was executed as.
     said.must("set-mm errno=22\n");
     said.must("personality ok\npersonality ok\npersonality errno=1\n");
-    // Who made it lives, and has executed another program: that has another memory.
+    // Its creator lives, and has executed another program: that has another address space.
     let monitor = Monitor::new();
     let after = "alloc 4MiB as a\nuvm-map a";
     let program = monitor.halfway("start\nuvm-of-a-child executing", after);
     until_no_file_has_a_gpu(&monitor);
     let said = program.go_on();
     said.must("uvm-of-a-child ok\n").must("uvm-map a status=0x26\n");
-    // Whoever has seen that, or only read of it.
+    // Whether the monitor has seen that, or only read it in a snapshot.
     let monitor = Monitor::new();
     let before = "start\nuvm-of-a-child waiting\nalloc 4MiB as a\nuvm-map a";
     let program = monitor.halfway(before, "alloc 4MiB as b\nuvm-map b");
@@ -284,7 +285,7 @@ fn uvm_file_of_exited_creator_has_no_gpu() {
     until_no_file_has_a_gpu(&monitor);
     let said = program.go_on();
     said.must("uvm-map a ok\n").must("uvm-map b status=0x26\n");
-    // It gets none either, whoever initializes it again.
+    // It gets none either, whichever process initializes it again.
     for made in ["uvm-of-a-child", "uvm-of-a-child without"] {
         let lines = format!("start\n{made}\nsleep 2\nuvm-init\nuvm-register-anew");
         let said = Monitor::new().run(&script(&lines));

@@ -1,4 +1,4 @@
-//! Calls that are made twice, and failed the first time: nothing was done then, whoever asks.
+//! Calls that are made twice, and failed the first time: nothing was done then, whichever process asks.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn interruptible(lines: &str) -> Had {
 const MAPPED: &str = "alloc 700MiB as a\nuvm-range 0x1000000000 700MiB\n\
                       uvm-map a at 0x1000000000\nfree a";
 
-/// Nobody but the mapping names it, so no process's figure shows it.
+/// Only the mapping has a handle of it, so no process's driver usage shows it.
 #[test]
 fn range_wrongly_freed_twice_stays_charged() {
     for how in ["uvm-free", "uvm-cut"] {
@@ -92,12 +92,12 @@ fn free_made_before_an_update_is_reported() {
     assert!(said.success, "{}", said.text);
 }
 
-/// On any kernel: a wrong free that a worker died in.
+/// On any kernel: a wrong free during which a monitor died.
 #[test]
 fn range_not_freed_before_an_update_stays_charged() {
     let monitor = Monitor::new();
     let dir = tempfile::tempdir().unwrap();
-    let [ready, reported, go] = ["ready", "told", "go"].map(|name| path(&dir, name));
+    let [ready, reported, go] = ["ready", "reported", "go"].map(|name| path(&dir, name));
     let lines = format!(
         "start\nuvm-init\n{MAPPED}\ntouch {ready}\nuvm-free 0x1000000000 701MiB\ntouch {reported}\n\
          wait {go}"
@@ -107,14 +107,14 @@ fn range_not_freed_before_an_update_stays_charged() {
     until("it is ready", || Path::new(&ready).exists());
     std::thread::sleep(Duration::from_millis(150));
     monitor.update();
-    until("it is told", || Path::new(&reported).exists());
+    until("it is reported", || Path::new(&reported).exists());
     let (driver, state) = (monitor.sim.used(0), monitor.used());
     std::fs::write(&go, "").unwrap();
     let said = ProgramOutput::of(&wait(child));
-    assert!(state >= driver, "driver {driver} books {state} {}", said.text);
+    assert!(state >= driver, "driver {driver} state {state} {}", said.text);
 }
 
-/// A thread's call failed, and nobody took that; the worker after undoes what it hadn't made.
+/// A thread's call failed, and no thread took the answer; the next monitor undoes what the call hadn't created.
 #[test]
 fn abandoned_failed_call_undoes_no_earlier_object() {
     for replaced in [false, true] {
@@ -142,5 +142,5 @@ fn what_is_exported_is_what_was_entered() {
     std::thread::sleep(Duration::from_millis(2500));
     let (driver, state) = (monitor.sim.used(0), monitor.used());
     let said = program.go_on();
-    assert!(driver <= 1024 * MIB, "driver {driver} books {state} {}", said.text);
+    assert!(driver <= 1024 * MIB, "driver {driver} state {state} {}", said.text);
 }

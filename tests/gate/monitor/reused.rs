@@ -71,7 +71,7 @@ fn process_with_reused_thread_id_is_distinguished() {
         play.wait_until_made();
         assert_eq!(monitor.used(), 700 * MIB);
         play.kill();
-        // Its death is seen, and what is left is looked at.
+        // Its exit is seen, and what is left is checked.
         std::thread::sleep(Duration::from_millis(700));
         assert_eq!((monitor.used(), monitor.sim.used(0)), (700 * MIB, 700 * MIB));
         assert_eq!(monitor.run(&["fill"]).number("got_bytes"), 324 * MIB);

@@ -9,14 +9,14 @@ use nix::sys::signal::Signal;
 
 use crate::monitor::host::{Monitor, script, until};
 
-/// What the container has that the monitor of these tests is of, and one beside it.
+/// What the container has that the monitor of these tests is of, and one next to it.
 fn share(us: u64, each: bool) -> Share {
     let other = ("another00000".to_owned(), Period { us: 4096, each });
     let own = ("test00000000".to_owned(), Period { us, each });
     Share { policy: 2, rounds: [own, other].into(), turns: None }
 }
 
-/// A monitor that has heard of its share.
+/// A monitor that has read its share.
 fn sharing(us: u64) -> Monitor {
     let monitor = Monitor::sharing();
     monitor.share(Some(&share(us, false)));
@@ -50,12 +50,12 @@ fn group_slice_is_set_before_running_and_updated() {
     assert_eq!(monitor.slices(), [8192]);
     monitor.share(Some(&share(24576, false)));
     until_slices(&monitor, &[24576]);
-    // The next worker goes on, though nothing tells it of a change.
+    // The next monitor goes on, though no change is reported to it.
     monitor.update();
     monitor.share(Some(&share(4096, false)));
     until_slices(&monitor, &[4096]);
     monitor.share(None);
-    // The worker before knew what its program had asked for; this one gives it what CUDA asks for.
+    // The former monitor knew what its program had asked for; this one gives it what CUDA asks for.
     until_slices(&monitor, &[2048]);
     holder.kill();
 }
@@ -71,7 +71,7 @@ fn requested_slice_is_restored_once_shares_end() {
     holder.kill();
 }
 
-/// Groups for other engines (2: a copy engine) wait for nobody's kernels.
+/// Groups for other engines (2: a copy engine) wait for no program's kernels.
 #[test]
 fn only_computing_groups_share_one_period() {
     let monitor = sharing(4096);
@@ -79,14 +79,14 @@ fn only_computing_groups_share_one_period() {
     until_slices(&monitor, &[4096, 4096]);
     let other = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     until_slices(&monitor, &[1923, 1923, 4096]);
-    // A process that ends makes room, and so does a group that is freed.
+    // A process that exits frees its slice, and so does a group that is freed.
     other.kill();
     until_slices(&monitor, &[4096, 4096]);
     let freed = monitor.halfway("start\ncompute 1 as g", "free g\nsleep 1000");
     until_slices(&monitor, &[1923, 1923, 4096]);
     freed.go();
     until_slices(&monitor, &[4096, 4096]);
-    // Another name keeps a group whose first name is freed: it counts, and follows.
+    // Another handle retains a group whose first handle is freed: it counts, and follows.
     let renamed = monitor.halfway("start\ncompute 1 as g\ndup g as h\nfree g", "sleep 1000");
     until_slices(&monitor, &[1923, 1923, 4096]);
     renamed.kill();
@@ -177,7 +177,7 @@ fn driver_refusal_of_slice_is_reported_not_fatal() {
     monitor.sim.fault("control:0xa06c0103 status 0x56");
     let holder = monitor.halfway("start\ncompute 1 as g", "sleep 1000");
     let reported = || monitor.status().gpus[0].share_refused.clone();
-    until("the refusal is told", || reported().is_some_and(|why| why.contains("0x56")));
+    until("the refusal is reported", || reported().is_some_and(|why| why.contains("0x56")));
     holder.kill();
 }
 
@@ -241,7 +241,7 @@ fn container_runs_only_in_its_time_windows() {
     monitor.share(None);
     until_busy(&monitor, 97..101);
     assert_eq!(monitor.channels_off(), [false]);
-    // A monitor that is told to end brings its container back.
+    // A monitor that is signalled to exit enables its container again.
     monitor.share(Some(&turns(&[])));
     until("it is off", || monitor.channels_off() == [true]);
     monitor.signal(Signal::SIGTERM).unwrap();
@@ -268,7 +268,7 @@ fn channels_created_while_off_stay_off() {
     copies.kill();
     until("its channel is gone", || monitor.channels_off().len() == 2);
     until_busy(&monitor, 0..1);
-    // A channel that is freed keeps nobody from going on.
+    // A channel that is freed keeps no other from going on.
     first.kill();
     monitor.share(Some(&turns(&[(0, 200)])));
     until_busy(&monitor, 47..55);

@@ -87,19 +87,22 @@ fn calls_wait_while_threads_cannot_be_started() {
     };
     limit.set("2");
     let mut child = monitor.spawn(&script("start\nalloc 1MiB as x"));
-    // One that answers, and all but one of those that look after what calls make.
+    // One that answers, and all but one of those that track what calls create.
     for most in ["2", "3", "4", "5"] {
         limit.set(most);
         let before = limit.refused();
         until("one more thread was refused", || limit.refused() > before);
-        assert!(child.try_wait().unwrap().is_none(), "with {most} threads nobody has all answers");
+        assert!(
+            child.try_wait().unwrap().is_none(),
+            "with {most} threads the program has not got all answers"
+        );
     }
     assert_eq!(monitor.sim.used(0), 0);
     limit.set("max");
     let output = wait(child);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(monitor.log().matches("a thread for them can't be started").count(), 1);
-    // Whoever calls next finds all of them.
+    // The next call finds all of them.
     let refused = limit.refused();
     monitor.run(&script("start\nalloc 2MiB as x")).must("alloc x ok");
     assert_eq!(limit.refused(), refused);

@@ -235,7 +235,7 @@ fn three_updates_in_a_row_change_no_figure() {
     for updates in 1..=3 {
         monitor.update();
         assert_eq!((figures(), monitor.status().updates), (before.clone(), updates));
-        // What it keeps of callers it opens anew.
+        // What it retains of callers it opens again.
         std::thread::sleep(Duration::from_secs(1));
         let open = open.get_or_insert_with(descriptors);
         until("it has the same files open as after the first one", || descriptors() == *open);

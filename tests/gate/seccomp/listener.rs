@@ -85,7 +85,7 @@ fn answer(listener: &OwnedFd) {
     }
 }
 
-/// Whether nobody is left who could call: receiving fails at once and for ever then.
+/// Whether no process is left that could call: receiving fails at once and for ever then.
 fn is_over(listener: &OwnedFd) -> bool {
     let mut ask = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let asked = poll(&mut ask, PollTimeout::ZERO);

@@ -76,9 +76,9 @@ enum Expectation {
     Trapped,
     /// As without us.
     Same,
-    /// Refused for want of arguments that could be looked at.
+    /// Refused for want of arguments that could be checked.
     Blind,
-    /// Refused as by a kernel that lets nobody have the beginning of all memory.
+    /// Refused as by a kernel that lets no process map the lowest addresses.
     Denied,
 }
 
@@ -377,7 +377,7 @@ fn same_calls_trap_in_64_and_32_bits() {
                 }
             }
         }
-        // Entries that nobody knows have no calls at all.
+        // Unknown entries have no calls at all.
         assert_eq!(run(1, 16, [0; 6]), Verdict::Errno(38));
     }
     let i386 = Call { architecture: 0x4000_0003, number: 90, args: [0; 6] };

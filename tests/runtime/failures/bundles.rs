@@ -30,7 +30,7 @@ fn invalid_bundle_configuration_is_refused_and_named() {
         host.was_reported(created, &bundle, &[sentence, id, "; have the engine write it again"]);
         assert_eq!(fs::read_to_string(bundle.directory.join("config.json")).unwrap(), text);
     }
-    assert!(host.state_dir().join("events").exists(), "the refusals are told");
+    assert!(host.state_dir().join("events").exists(), "the refusals are reported");
     assert_eq!(host.records(), [].into());
     assert!(!host.state_dir().join("index").exists(), "it never came to more");
 }

@@ -163,14 +163,14 @@ fn full_disk_allows_releases_but_no_reservations() {
         runtime.create(&early).ok();
         host.hook(&["createRuntime"], &reported).ok();
     });
-    let no_room = ": No space left on device (os error 28); make state_dir writable for root and give it room";
+    let no_space = ": No space left on device (os error 28); make state_dir writable for root and give it room";
     let late = host.asking("late", 1);
-    // Without an index and with room for none, everything is as right as before.
+    // Without an index and without space for one, everything is as right as before.
     for attempt in 0..3 {
         let full = runtime.create(&host.asking("over", TOTAL_MIB)).exits(1);
         assert!(full.stderr.contains("0 MiB of 16000 MiB left"), "{attempt}: {full}");
     }
-    // With room on the GPU the disk is what is in the way. The index's page is enough for
+    // If the GPU has memory left, the disk is what is in the way. The index's page is enough for
     // the reservation, but not for what the hook writes.
     host.hook(&["poststop"], &reported).ok();
     assert_eq!(host.registered(), ["early".to_owned()].into());
@@ -179,17 +179,17 @@ fn full_disk_allows_releases_but_no_reservations() {
     let late = state(&late.id, late_init.pid(), &late.directory);
     let failed = host.hook(&["createRuntime"], &late).exits(1);
     assert!(failed.stderr.contains("cgpu: state directory: cannot write /"), "{failed}");
-    assert!(failed.stderr.contains(no_room), "{failed}");
+    assert!(failed.stderr.contains(no_space), "{failed}");
     assert_eq!(host.records().len(), 1, "early's alone");
     let _ = fs::remove_file(path.join("index"));
     fs::write(path.join("filler3"), vec![0; 64 << 10]).unwrap_err();
     let late = host.asking("later", 1);
     let old = fs::read(late.directory.join("config.json")).unwrap();
-    host.was_reported(runtime.create(&late), &late, &["state directory: cannot write /", no_room]);
+    host.was_reported(runtime.create(&late), &late, &["state directory: cannot write /", no_space]);
     assert_eq!(fs::read(late.directory.join("config.json")).unwrap(), old);
     assert_eq!(host.registered(), ["early".to_owned()].into());
     let refused = host.hook(&["createRuntime"], &reported).exits(1);
-    assert!(refused.stderr.contains(no_room), "{refused}");
+    assert!(refused.stderr.contains(no_space), "{refused}");
     assert!(!names(&path).contains("next"), "half a record is left");
 
     runtime.delete(&early).ok();
@@ -227,7 +227,7 @@ fn reading_status_changes_nothing_on_fresh_host() {
     host.cgpu(&["ps"]).ok();
     assert_eq!((names(host.scratch.path()), names(&bundle.directory)), before);
     assert!(!host.state_dir().exists());
-    // And says what a create would say of a directory that it would not trust.
+    // And says what a container creation would say of a directory that it would not trust.
     symlink("/nowhere", host.state_dir()).unwrap();
     let refused = host.cgpu(&["inspect", "--bundle", "looked-at"]).exits(1);
     assert!(refused.stderr.contains("it is no directory; set state_dir"), "{refused}");

@@ -2,7 +2,7 @@
 //!
 //! A place that a call should pass and doesn't fails the test: the call then ends
 //! otherwise than by that signal. Hooks get a clean environment, so those of a real
-//! create are told by a wrapped runc that writes the variable into the bundle's hooks.
+//! container creation get the variable from a wrapped runc that writes it into the bundle's hooks.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -39,11 +39,11 @@ const OF_ACTIVATION: &[&str] = &[
     "hook-isolated",
 ];
 
-/// Places that the poststop hook, and whoever collects, passes.
+/// Places that the poststop hook, and a command that collects, passes.
 const OF_RELEASE: &[&str] =
     &["registry-locked", "hook-deactivated", "index-dropped", "record-removed", "index-written"];
 
-/// Places that whoever looks for what is gone passes.
+/// Places that a check for exited containers passes.
 const OF_CHECK: &[&str] = &["state-read", "holder-asked"];
 
 #[track_caller]
@@ -58,11 +58,11 @@ fn with_each_backend(test: impl Fn(&Host, &dyn Fn())) {
     let standin = StandIn::mount(&[0]);
     let mut host = Host::new();
     host.use_km(standin.path());
-    test(&host, &|| assert_eq!(standin.instances(0), [""; 0], "instances nobody owns"));
+    test(&host, &|| assert_eq!(standin.instances(0), [""; 0], "instances without an owner"));
 }
 
 /// That `config.json` is `old`, or the one with our hooks, and whole; and that at most
-/// one more file lies beside it, whatever number of crashes there were.
+/// one more file lies next to it, whatever number of crashes there were.
 #[track_caller]
 fn check_bundle(bundle: &Bundle, old: &[u8], place: &str) {
     let now = fs::read(bundle.directory.join("config.json")).unwrap();
@@ -169,7 +169,7 @@ fn hook_killed_during_activation_can_be_called_again() {
     });
 }
 
-/// A hook that was killed in between, and the same for whoever looks at `cgpu ps`.
+/// A hook that was killed in between, and the same if `cgpu ps` is called.
 #[test]
 fn isolation_is_on_wherever_a_container_is_active() {
     let standin = StandIn::mount(&[0]);

@@ -1,4 +1,4 @@
-//! A hundred creates at once, real ones: nothing is lost, nothing is promised twice.
+//! A hundred container creations at once, real ones: nothing is lost, nothing is reserved twice.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +27,7 @@ fn at_once<T: Send>(bundles: &[Bundle], act: impl Fn(&Bundle) -> T + Sync) -> Ve
 fn crowd(host: &Host, mib: u64, fitting: usize, reason: &str) {
     let bundles: Vec<Bundle> =
         (0..CROWD).map(|n| host.asking(&format!("c{mib}-{n}"), mib)).collect();
-    // On a slow machine one that waits for the registry may be passed over until it is told to come again.
+    // On a slow machine one that waits for the registry may be passed over until it gets the answer to retry.
     let created: Vec<Outcome> = at_once(&bundles, |bundle| {
         loop {
             let outcome = host.runtime().create(bundle);
@@ -123,7 +123,7 @@ fn runtimes_killed_at_random_lose_and_leak_nothing() {
             processes.iter().any(|process| process.contains("cgpu-hook"))
         };
         assert!(wait_until(timeout(), || !hooks()), "a hook doesn't end");
-        // Whoever was told that it is made is registered; in all there are never more than
+        // A container whose creation was reported is registered; in all there are never more than
         // fit, and each has its isolation.
         assert!(made.is_subset(&host.registered()), "{made:?} of {:?}", host.ps());
         assert!(host.promised_mib() <= TOTAL_MIB, "{:?}", host.ps());
@@ -136,8 +136,8 @@ fn runtimes_killed_at_random_lose_and_leak_nothing() {
             let has_ended = || !host.ps().iter().any(|listed| listed["id"] == container["id"]);
             assert!(kill(Pid::from_raw(pid), None).is_ok() || has_ended(), "{container}");
         }
-        assert!(standin.instances(0).len() <= registered.len(), "instances nobody owns");
-        // Whoever is still there ends now, without a word to anybody.
+        assert!(standin.instances(0).len() <= registered.len(), "instances without an owner");
+        // The containers that are still there end now, without any report.
         for container in &registered {
             let pid = i32::try_from(container["pid"].as_i64().unwrap()).unwrap();
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);

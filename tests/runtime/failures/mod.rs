@@ -1,9 +1,10 @@
-//! What goes wrong around a create, and what must hold nevertheless: nothing is promised
+//! What goes wrong around a container creation, and what must hold nevertheless: nothing is reserved
 //! twice, nothing leaks, no bundle is half written, and the sentence says what to do.
 //!
-//! `crashes` kills our programs at every place; `bundles`, `places` and `runtimes` break
+//! `crashes` kills our programs at every place; `bundles`, `configuration` and `runtimes` break
 //! what they are given; `stale` takes the containers away behind their back; `crowd` lets
-//! a hundred in at once; `checks` has a container come into being while somebody looks for it. Needs root, runc, crun and FUSE.
+//! a hundred in at once; `stale_checks` has a container come into being during a check for it.
+//! Needs root, runc, crun and FUSE.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
 

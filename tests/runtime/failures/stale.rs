@@ -1,4 +1,4 @@
-//! Containers that end without a word: power, `kill -9`, a lost hook.
+//! Containers that end without any report: power, `kill -9`, a lost hook.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn container_ended_without_hook_frees_its_memory() {
     for round in 0..3 {
         host.runtime().create(&host.asking(&format!("lost-{round}"), TOTAL_MIB)).ok();
         end_without_a_word(&host);
-        assert_eq!(standin.instances(0).len(), 1, "nobody has collected it yet");
+        assert_eq!(standin.instances(0).len(), 1, "it is not collected yet");
     }
     host.whole_gpu_can_be_had("next");
     assert_eq!(standin.instances(0), [""; 0]);

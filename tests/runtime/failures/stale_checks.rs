@@ -1,8 +1,8 @@
-//! A container that comes into being while somebody looks for what is gone.
+//! A container that comes into being during a check for exited containers.
 //!
 //! Two programs are stopped at places of [`failpoint::ALL`], and let go on in the order that the
-//! test wants: the maker before it becomes the runtime, with its record written and no state of
-//! the container there yet; who looks between two of its questions.
+//! test wants: the creator before it becomes the runtime, with its record written and no state of
+//! the container there yet; the check between two of its questions.
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
@@ -85,7 +85,7 @@ fn cgpu(host: &Host, verb: &str) -> Command {
 }
 
 /// Has `check` stop at each place while a container is made; it goes on when the container is there
-/// and its maker has ended. `judge` says whether it has seen right.
+/// and its creator has exited. `judge` says whether it has seen right.
 fn while_it_checks(
     host: &Host,
     name: &str,
@@ -175,7 +175,7 @@ fn late_hook_takes_nothing_from_new_container() {
             let mut command = host.scratch.command(env!("CARGO_BIN_EXE_cgpu-hook"));
             command.arg("poststop").args(host.key_words(&bundle.id));
             command.arg("--config").arg(host.config());
-            let reported = host.scratch.file("told", state(&bundle.id, 0, &bundle.directory));
+            let reported = host.scratch.file("reported", state(&bundle.id, 0, &bundle.directory));
             let mut shell = host.scratch.command("sh");
             // The state comes on standard input; the shell becomes the hook.
             shell.args(["-c", "exec \"$0\" \"$@\" < \"$STATE\""]).arg(command.get_program());

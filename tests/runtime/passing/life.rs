@@ -53,7 +53,7 @@ fn a_container_sees_its_gpus_and_no_others() {
     }
 }
 
-/// Nodes that an engine declares one by one are its user's choice, and no others may be named beside.
+/// Nodes that an engine declares one by one are its user's choice, and no others may be named next to them.
 #[test]
 fn single_nodes_differing_from_named_gpus_are_refused() {
     let host = Host::new(Engine::Runc);
@@ -112,8 +112,8 @@ fn opens_its_gpus_and_no_others(engine: Engine) {
     assert_eq!(outcome.stderr, expected.concat(), "{engine:?}");
 }
 
-/// As `kubectl debug --target` makes one: in the other container's process namespace, with the capability to look into its
-/// processes.
+/// As `kubectl debug --target` makes one: in the other container's process namespace, with the capability to
+/// inspect its processes.
 #[test]
 fn debug_container_cannot_open_its_targets_gpus() {
     let engines = if cgroups_are_unified() { &ENGINES[..] } else { &[Engine::Runc] };
@@ -244,7 +244,7 @@ fn bundle_hooks_stay_and_run_next_to_ours() {
     for engine in ENGINES {
         let host = Host::new(engine);
         let bundle = host.bundle("hooked", &borrowed(&asking("3", "0")), SHOW);
-        // It reads what it is told: crun takes a broken pipe for a failure.
+        // It reads its standard input: crun takes a broken pipe for a failure.
         let hook = |stage: &str| {
             let file = host.path(&format!("{stage}-ran"));
             let line = format!("cat >/dev/null; echo x >>{}", file.display());

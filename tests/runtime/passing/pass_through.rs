@@ -143,7 +143,7 @@ struct Observed {
     limits: String,
 }
 
-/// Looks at a process that stopped itself, and kills it.
+/// Inspects a process that stopped itself, and kills it.
 fn seen(mut child: Child) -> Observed {
     let proc = Path::new("/proc").join(child.id().to_string());
     let text = |name: &str| {

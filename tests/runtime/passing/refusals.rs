@@ -260,9 +260,9 @@ fn unprivileged_engine_is_refused_quotas_and_otherwise_proxied() {
     let ours = for_everybody(&host);
     host.bundle("asks", &borrowed(&asking("3", "0")), "env");
     host.bundle("plain", &[], "echo plain");
-    let nobody = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..];
+    let unprivileged = &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..];
     let namespace = &["unshare", "--user", "--map-root-user"][..];
-    for launcher in [nobody, namespace] {
+    for launcher in [unprivileged, namespace] {
         let root = host.scratch.directory(&format!("root-{}", launcher[0]));
         fs::set_permissions(&root, fs::Permissions::from_mode(0o777)).expect("it is ours");
         let run = |runtime: &Path, id: &str| {

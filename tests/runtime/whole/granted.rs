@@ -1,4 +1,4 @@
-//! What Kubernetes has given a container: the record counts, and nothing that a pod or its image says beside it.
+//! What Kubernetes has given a container: the record counts, and nothing that a pod or its image says next to it.
 
 use cgpu_core::request::Grant;
 use cgpu_core::request::grant::{FORMAT, GrantedGpu, PodContainer};
@@ -130,7 +130,7 @@ fn unlimited_gpu_grant_needs_no_quota_despite_requirement() {
         let env = [token(TOKEN), "CGPU_MEMORY=1GiB".to_owned()];
         let outcome = sees(&host, "whole", "web", &[&env[0], &env[1]]);
         assert_eq!(outcome.ok().text(), SECOND, "{profile}");
-        // Nobody else gets one so.
+        // No other container gets one so.
         sees(&host, "other", "other", &["NVIDIA_VISIBLE_DEVICES=GPU-a"]).fails();
     }
 }
@@ -157,7 +157,7 @@ fn foreign_grant_token_is_refused_with_reason() {
     refused("invented", "web", "CGPU_GRANT=../../etc/passwd", &["is no grant's name"]);
     sees(&host, "own", "web", &[&named]).ok();
     refused("late", "thief", &named, &["CGPU_GRANT names no grant of this node"]);
-    // What others could have written is believed by nobody.
+    // What others could have written is not believed.
     let place = host.scratch.path().join("grants");
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(place, open).unwrap();
@@ -202,7 +202,7 @@ fn pod_without_grant_gets_what_node_configures() {
     let words =
         ["NVIDIA_VISIBLE_DEVICES=0 names GPUs, and Kubernetes has given this container none"];
     host.was_reported(host.runtime().create(&made), &made, &words);
-    // Who names nothing starts.
+    // A container that names nothing starts.
     sees(&host, "plain", "other", &[]).ok();
 }
 

@@ -1,4 +1,4 @@
-//! Whole GPUs: containers that name GPUs and have no quota, side by side with those that have one.
+//! Unlimited GPUs: containers that name GPUs and have no quota, side by side with those that have one.
 //!
 //! What arrives is asked of the containers themselves: device nodes, the variable, and what
 //! `cgpu ps` says meanwhile. Needs root, runc, crun and docker.
@@ -34,7 +34,7 @@ fn host() -> Host {
     host
 }
 
-/// A bundle that asks so and looks.
+/// A bundle that asks so and prints what it sees.
 fn bundle(host: &Host, id: &str, env: &[&str], annotations: &[(&str, &str)]) -> Bundle {
     host.bundle(id, |config| {
         let variables = config["process"]["env"].as_array_mut().unwrap();
@@ -52,7 +52,7 @@ struct Row {
     annotations: &'static [(&'static str, &'static str)],
     /// The nodes of GPUs; `None` where the bundle isn't touched.
     gpus: Option<&'static str>,
-    /// The variable.
+    /// NVIDIA_VISIBLE_DEVICES in the container.
     reported: &'static str,
     /// As `cgpu ps` calls it.
     mode: &'static str,
@@ -107,7 +107,7 @@ const TABLE: &[Row] = &[
         annotations: &[("aliyun.com/gpu-visible-devices", "1")],
         ..row(&["NVIDIA_VISIBLE_DEVICES=void"], None, "void", "")
     },
-    // Who says which GPUs is who is told.
+    // The container's variable reports the GPUs that ALIYUN_COM_GPU_VISIBLE_DEVICES names.
     row(
         &[
             QUOTA,
@@ -239,7 +239,7 @@ fn unprivileged_engine_gives_unlimited_but_no_exclusive_gpus() {
     assert!(refused.stderr.contains("exclusive = true; run the engine as root"), "{refused}");
 }
 
-/// Nothing holds it to anything, so nothing is lost with its record.
+/// Nothing is enforced on it, so nothing is lost with its record.
 #[test]
 fn unlimited_container_accepts_exec_without_its_record() {
     let host = host();
@@ -257,7 +257,7 @@ fn unlimited_container_accepts_exec_without_its_record() {
     runtime.delete(&whole).ok();
 }
 
-/// What its engine or user gives a container beside is theirs to give, and counts as the container's.
+/// What its engine or user gives a container in addition is theirs to give, and counts as the container's.
 #[test]
 fn node_added_by_user_counts_as_containers_gpu() {
     let mut host = host();
@@ -306,7 +306,7 @@ fn configuration_decides_which_containers_get_unlimited_gpus() {
     assert_eq!(plan(&host, &all, &|_| {}), Value::Null);
     assert_eq!(plan(&host, &all, &annotated), Value::Null, "an image may have set it, too");
     assert_eq!(plan(&host, &all, &privileged)["gpus"].as_array().unwrap().len(), 2);
-    // A quota is another matter, but not what is whole beside it; and a word against GPUs counts.
+    // A quota is another matter, but not what is unlimited next to it; and a word against GPUs counts.
     let quota = [QUOTA, TOTAL, "NVIDIA_VISIBLE_DEVICES=1"];
     assert_eq!(plan(&host, &quota, &|_| {})["gpus"][0]["index"], 1);
     let void = ["NVIDIA_VISIBLE_DEVICES=void"];
@@ -420,7 +420,7 @@ fn installed_nvidia_runtime_creates_unlimited_containers() {
     };
     create(&host, "plain", &[]);
     create(&host, "shared", &[QUOTA, TOTAL, env[0]]);
-    // It looks at no `run`, and becomes the runtime of its own configuration.
+    // It checks no `run`, and becomes the runtime of its own configuration.
     let run = runtime.run(&bundle(&host, "run", &env, &[])).ok();
     assert_eq!(run.stdout, "nvidia-uvm nvidia1 nvidiactl\n[GPU-b]\n");
     assert!(!seen.exists(), "run");
@@ -568,7 +568,7 @@ fn container_with_replaced_gpu_is_refused_with_remedy() {
     );
     let never = format!("{asks}: this host has no GPU {old}: it was replaced or removed, or is");
     for (bundle, expected) in bundles.iter().zip([&had, &never]) {
-        // As its engine writes it anew.
+        // As its engine writes it again.
         let anew = self::bundle(&host, &bundle.id, &[&asks], &[]);
         let _ = fs::remove_file(anew.directory.join("log.json"));
         host.was_reported(host.runtime().create(&anew), &anew, &[expected]);

@@ -1,5 +1,5 @@
 //! What NVIDIA's runtime 1.20 gives for the same requests, as it was recorded
-//! (`tests/fixtures/whole`), beside what we give.
+//! (`tests/fixtures/whole`), next to what we give.
 
 use super::mig::split_host;
 use super::*;
@@ -38,7 +38,7 @@ fn recorded_host() -> Host {
     host
 }
 
-/// What a create gave a bundle: nodes, and rules without their access.
+/// What a container creation gave a bundle: nodes, and rules without their access.
 fn given(before: &Value, after: &Value) -> (Vec<String>, Vec<String>) {
     let added = |pointer: &str, text: &dyn Fn(&Value) -> String| {
         let list = |config: &Value| config.pointer(pointer).and_then(Value::as_array).cloned();

@@ -1,4 +1,4 @@
-//! House rules that a compiler doesn't know: what the pure rooms must not import, and
+//! Architecture rules that a compiler doesn't know: what the pure modules must not import, and
 //! how thin the programs are.
 
 use std::fs;
@@ -14,11 +14,11 @@ const PURE: &[&str] = &[
     "crates/cgpu-monitor/src/audit/judge.rs",
     "crates/cgpu-monitor/src/gate/syscall.rs",
     "crates/cgpu-monitor/src/state/channels.rs",
-    "crates/cgpu-monitor/src/state/books.rs",
+    "crates/cgpu-monitor/src/state/container_state.rs",
     "crates/cgpu-monitor/src/uvm/vma_list.rs",
     "crates/cgpu-monitor/src/state/groups.rs",
-    "crates/cgpu-monitor/src/state/makers.rs",
-    "crates/cgpu-monitor/src/processes/origin.rs",
+    "crates/cgpu-monitor/src/state/creators.rs",
+    "crates/cgpu-monitor/src/processes/provenance.rs",
     "crates/cgpu-monitor/src/processes/holder.rs",
     "crates/cgpu-inject/src/bundle/edit.rs",
     "crates/cgpu-inject/src/bundle/plan_edits.rs",
@@ -112,7 +112,7 @@ const IMPURE: &[&str] = &[
     "procfs::",
     "tracing::",
     "tempfile::",
-    "crate::house::shared",
+    "crate::shared",
 ];
 
 fn sources(path: &Path) -> Vec<PathBuf> {
@@ -141,8 +141,8 @@ fn root() -> &'static Path {
 
 #[test]
 fn pure_modules_import_no_impure_interfaces() {
-    for room in PURE {
-        let files = sources(&root().join(room));
+    for module in PURE {
+        let files = sources(&root().join(module));
         for file in files.into_iter().filter(|file| !is_tests(file)) {
             let code = code(&file);
             for edge in IMPURE {
