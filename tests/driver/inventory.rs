@@ -393,7 +393,7 @@ fn child_with_hanging_nvml_is_killed_in_time() {
     assert_eq!(
         sentence(&error).replace(&host.path("cgpu").display().to_string(), "cgpu"),
         "cgpu gpus --refresh did not list the GPUs within 500ms and was killed; run `cgpu gpus \
-         --refresh` by hand to see"
+         --refresh` manually to see"
     );
 }
 

@@ -133,7 +133,7 @@ fn hanging_driver_fails_creation_in_time_leaving_nothing() {
     let created = host.runtime().create(&bundle);
     assert!(created.took < Duration::from_secs(120), "{created}");
     let sentence = "cgpu gpus --refresh did not list the GPUs within 1s and was killed; run `cgpu \
-                    gpus --refresh` by hand to see";
+                    gpus --refresh` manually to see";
     host.was_reported(created, &bundle, &[sentence]);
     assert_eq!(fs::read(bundle.directory.join("config.json")).unwrap(), old);
     assert!(eventually(|| host.scratch.traces().processes.is_empty()), "{}", host.scratch.traces());

@@ -56,7 +56,7 @@ fn driver_refusal_below_quota_is_reported_with_reason() {
     let fill = [RMTOOL, "fill"];
     let is_reported = |gated: &Gated, filled: &Outcome| {
         assert_eq!(got_bytes(filled), 15_488 * MIB);
-        let reason = "the quota has room and the driver no memory";
+        let reason = "the quota has memory left and the driver has none";
         assert!(eventually(|| gated.host.log().contains(reason)), "{}", gated.host.log());
         let reported = gated.host.cgpu(&["events"]).ok().stdout;
         assert!(reported.contains(reason), "{reported}");

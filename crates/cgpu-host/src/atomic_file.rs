@@ -1,6 +1,6 @@
 //! Files that readers see as they were or as they will be, never in between.
 //!
-//! Owns writing beside a file and renaming. Must not know what is written.
+//! Owns writing next to a file and renaming. Must not know what is written.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
@@ -16,8 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Makes `bytes` the content of the file at `path`, with the permissions `mode`.
 ///
-/// They're written to a hidden file beside it first. Who is killed in between leaves that, and the
-/// next one uses it, so there is never more than one.
+/// They're written to a hidden file next to it first. A writer that is killed in between leaves that, and
+/// the next one uses it, so there is never more than one.
 ///
 /// # Errors
 ///
@@ -61,7 +61,7 @@ fn beside(path: &Path) -> io::Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
-/// The file at `path`, made if it isn't there, that nobody else writes while it is open.
+/// Opens the file at `path`, made if it is missing; no other process writes it while it is open.
 fn open_locked(path: &Path) -> io::Result<File> {
     let since = Instant::now();
     loop {
@@ -91,7 +91,7 @@ fn open_locked(path: &Path) -> io::Result<File> {
             }
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // Who had the lock has renamed or removed what we opened.
+        // The process that had the lock has renamed or removed what we opened.
         match fs::symlink_metadata(path) {
             Ok(there) if (there.dev(), there.ino()) == (opened.dev(), opened.ino()) => {
                 return Ok(file);
@@ -146,7 +146,7 @@ mod tests {
                 scope.spawn(move || {
                     let text = vec![writer; 10_000 + usize::from(writer)];
                     for _ in 0..50 {
-                        // Who waits for the others in vain comes again.
+                        // A writer whose wait for the others timed out retries.
                         while let Err(error) = replace(path, &text, 0o600) {
                             assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
                         }

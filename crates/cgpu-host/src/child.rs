@@ -41,11 +41,9 @@ pub struct Bounds<'a> {
     /// All that it gets of our environment: an engine's, or a caller's, may have `LD_PRELOAD`,
     /// `LD_LIBRARY_PATH`, `LD_AUDIT` and more of that kind.
     pub variables: &'a [&'a str],
-    /// Its standard input.
     pub stdin: Stdio,
     /// Its standard output, and with it what ends the run.
     pub stdout: Stdout,
-    /// Its time.
     pub limit: Duration,
 }
 

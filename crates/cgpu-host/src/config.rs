@@ -1,5 +1,5 @@
 //! The configuration: `/etc/cgpu/config.toml`, or the file that `CGPU_CONFIG` or
-//! `--cgpu-config` names; and what [`DROP_INS`] beside it has, file after file by name, where a key of a
+//! `--cgpu-config` names; and what [`DROP_INS`] next to it has, file after file by name, where a key of a
 //! later one counts.
 //!
 //! An absent default file means the defaults; a file that was named must be there. An
@@ -24,10 +24,10 @@ use cgpu_core::sched::Idle;
 /// The default of the most channel groups of a container on a GPU: 64 processes, each with a CUDA context of four.
 pub const MOST_CHANNEL_GROUPS: u32 = 256;
 
-/// Where the configuration is when nobody says otherwise.
+/// Where the configuration is unless another path is given.
 pub const DEFAULT_PATH: &str = "/etc/cgpu/config.toml";
 
-/// The directory of files that add to the configuration, beside it: those whose names end in `.toml`.
+/// The directory of files that add to the configuration, next to it: those whose names end in `.toml`.
 pub const DROP_INS: &str = "conf.d";
 
 /// The environment variable that names another file.
@@ -53,7 +53,7 @@ pub struct Config {
     pub driver: Driver,
     /// How computing time is shared.
     pub compute: Compute,
-    /// Who may look.
+    /// Which users may read the status.
     pub view: View,
     /// What Kubernetes gives.
     pub kubernetes: Kubernetes,
@@ -85,7 +85,7 @@ pub struct Inventory {
     pub source: InventorySource,
     /// The inventory file, where `source` is `file`.
     pub path: PathBuf,
-    /// How long `cgpu gpus --refresh` may take, in seconds, when a create waits for it.
+    /// How long `cgpu gpus --refresh` may take, in seconds, when a container creation waits for it.
     pub refresh_timeout_s: u64,
 }
 
@@ -95,7 +95,6 @@ pub struct Inventory {
 pub enum InventorySource {
     /// `/proc/driver/nvidia` and NVML.
     Auto,
-    /// A file.
     File,
 }
 
@@ -103,7 +102,7 @@ pub enum InventorySource {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Isolation {
-    /// Who enforces quotas.
+    /// The backend that enforces quotas.
     pub backend: Backend,
     /// What becomes of managed memory under the gate.
     pub managed_memory: ManagedMemory,
@@ -147,9 +146,9 @@ pub enum ManagedMemory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnknownDriver {
-    /// No container gets a quota that nobody could see to.
+    /// No container gets a quota, as it could not be enforced.
     Refuse,
-    /// They do, and the log says what can't be seen.
+    /// Containers get quotas, and the log says what can't be observed.
     Serve,
 }
 
@@ -157,12 +156,12 @@ pub enum UnknownDriver {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Admission {
-    /// Promised memory over physical memory, per GPU.
+    /// Reserved memory over physical memory, per GPU.
     pub overcommit: f64,
     /// Most containers with a quota on a GPU, and the largest weight; 1 ..= 25. Under policy 3 and the backend `km` also
     /// the most that weights add up to.
     pub max_inst: u32,
-    /// Register containers that hold GPUs as a whole; they exclude shared ones.
+    /// Register containers with unlimited GPUs; they exclude shared ones.
     pub exclusive: bool,
     /// Refuse GPUs without a quota.
     pub require_quota: bool,
@@ -181,10 +180,11 @@ pub struct Admission {
     pub resource_variables: Vec<String>,
     /// Which GPU a container gets that says how many and not which.
     pub placement: Placement,
-    /// What a container gets of each GPU that names GPUs and asks for no quota, as `4GiB`; `0` is the GPU as a
-    /// whole. What is set of the host (`cgpu set host`) goes before it.
+    /// What a container gets of each GPU that names GPUs and asks for no quota, as `4GiB`; `0` is the GPU
+    /// without a limit. What is set of the host (`cgpu set host`) goes before it.
     pub default_memory: String,
-    /// What isn't promised of a GPU's memory at least, as `512MiB`: NVML may say that the driver keeps more.
+    /// What isn't reserved for containers of a GPU's memory at least, as `512MiB`: NVML may say that the driver
+    /// keeps more.
     pub reserve: String,
 }
 
@@ -228,7 +228,7 @@ pub struct Compute {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct View {
-    /// The group whose members may look without being root; empty for none.
+    /// The group whose members may read the status without being root; empty for none.
     pub group: String,
     /// The socket by which they do.
     pub socket: PathBuf,
@@ -258,7 +258,7 @@ pub struct Driver {
     pub proc_root: PathBuf,
     /// How the driver's files come into a container with a quota.
     pub inject: Inject,
-    /// How they, and the GPUs, come into one that has GPUs as a whole.
+    /// How they, and the GPUs, come into one whose GPUs are unlimited.
     pub whole: Whole,
     /// NVIDIA's runtime, a name in `PATH` or an absolute path.
     pub nvidia_runtime: String,
@@ -282,7 +282,7 @@ pub enum Inject {
     Off,
 }
 
-/// How GPUs come into a container that has them as a whole.
+/// How GPUs come into a container that has them without a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Whole {
@@ -419,16 +419,13 @@ pub enum ConfigError {
     /// The file can't be read.
     #[error("configuration {}: {source}; correct the path, or remove it to use the defaults", path.display())]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
     /// It is no TOML, or a value has the wrong type.
     #[error("configuration {}: {}", path.display(), toml_text(problem))]
     Malformed {
-        /// The file.
         path: PathBuf,
         /// Where and why; all of it is in the message.
         problem: Box<toml::de::Error>,
@@ -436,7 +433,6 @@ pub enum ConfigError {
     /// A key that means nothing.
     #[error("configuration {}: unknown key {key}; did you mean {nearest}?", path.display())]
     UnknownKey {
-        /// The file.
         path: PathBuf,
         /// The key with its tables, as `admission.max_insts`.
         key: String,
@@ -446,7 +442,6 @@ pub enum ConfigError {
     /// A value that can't be meant.
     #[error("configuration {}: {key} = {value}: {expected}", path.display())]
     BadValue {
-        /// The file.
         path: PathBuf,
         /// The key with its tables.
         key: &'static str,
@@ -465,7 +460,6 @@ fn toml_text(error: &toml::de::Error) -> String {
 /// A configuration and where it came from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
-    /// The values.
     pub config: Config,
     /// The file, where one was read.
     pub path: Option<PathBuf>,
@@ -514,7 +508,7 @@ fn parse_all(files: &[(PathBuf, String)]) -> Result<Config, ConfigError> {
     let config: Config = match all.try_into() {
         Ok(config) => config,
         Err(problem) => {
-            // What is wrong in a file is told by its own name.
+            // Each file is parsed alone, so that the error names the file that is wrong.
             files.iter().try_for_each(|(path, text)| read(text, path).map(drop))?;
             return Err(malformed(&last)(problem));
         }
@@ -599,7 +593,7 @@ pub fn state_dir(
     for (path, text) in leniently(&path) {
         match toml::from_str::<Only>(&text) {
             Ok(only) => state_dir = only.state_dir.or(state_dir),
-            // Who has no other directory than the default one loses nothing by a broken file.
+            // A host with the default directory alone loses nothing by a broken file.
             Err(problem) if text.contains("state_dir") => {
                 return Err(ConfigError::Malformed { path, problem: Box::new(problem) });
             }

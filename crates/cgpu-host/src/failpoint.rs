@@ -4,7 +4,7 @@
 //! Only in builds with debug assertions: a release has none of it. The list is public
 //! so that a test can prove that it reached each one.
 
-/// Every place, in the order of one create and its hooks; those of whoever looks come last.
+/// Every place, in the order of one container creation and its hooks; those of readers come last.
 pub const ALL: &[&str] = &[
     "recruited",
     "registry-locked",

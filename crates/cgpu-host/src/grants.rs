@@ -1,8 +1,9 @@
 //! Where Kubernetes' grants lie: a directory of root's, with a file for each [`Grant`].
 //!
-//! A grant that nobody holds yet is called by its token, and one with a holder by the pod's UID and the container's name. So
-//! a container that is made again finds its own without a token, after a reboot too. Owner and mode of directory and files are
-//! checked before anything is believed. Must not know what a grant means, nor who is told of it.
+//! A grant without a holder is named by its token, and one with a holder by the pod's UID and the container's name. So
+//! a container that is recreated finds its own without a token, after a reboot too. Owner and mode of directory and
+//! files are checked before anything is believed. Must not know what a grant means, nor to which process it is
+//! reported.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -48,37 +49,30 @@ pub enum GrantError {
     /// A token of another's.
     #[error("{TOKEN} names a grant that isn't {asked}'s{owner}; take the variable out of the pod")]
     Others {
-        /// Who came with it.
+        /// The container that came with it.
         asked: PodContainer,
         /// Whose it is, as the end of a clause.
         owner: String,
     },
     /// A directory or file that others could have written.
     #[error(
-        "{path} can't be trusted: {why}; what Kubernetes gave can't be told, and no container gets a GPU by it"
+        "{path} can't be trusted: {why}; what Kubernetes gave is unknown, and no container gets a GPU by it"
     )]
     Untrusted {
         /// The directory or file.
         path: PathBuf,
-        /// Why.
         why: &'static str,
     },
     /// A record of another version, or none.
     #[error(
         "{path} is no record of a grant: {why}; delete the pod, so that its controller makes another"
     )]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        why: String,
-    },
+    Unreadable { path: PathBuf, why: String },
     /// Reading or writing failed.
     #[error("{path}: {source}")]
     Io {
         /// The directory or file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
 }
@@ -101,7 +95,7 @@ impl Grants {
     ///
     /// # Errors
     ///
-    /// If the token is nobody's or another's, or the directory can't be trusted.
+    /// If the token has no record or is another container's, or the directory can't be trusted.
     pub fn find(
         &self,
         token: Option<&str>,
@@ -115,7 +109,7 @@ impl Grants {
         let read = |path: PathBuf| if is_there { self.read(&path) } else { Ok(None) };
         let named = token.filter(|token| is_token(token)).map(|token| read(self.path(token)));
         let named = named.transpose()?.flatten();
-        // A kubelet that has forgotten what it gave gives anew.
+        // A kubelet that has forgotten what it gave gives again.
         if let Some(grant) = named.as_ref().filter(|grant| grant.may_be_of(container)) {
             return Ok(Some(grant.clone()));
         }
@@ -130,8 +124,8 @@ impl Grants {
         }
     }
 
-    /// Makes `container` the holder of the grant that it comes with, if it isn't yet. From then on the token serves nobody
-    /// else.
+    /// Makes `container` the holder of the grant that it comes with, if it isn't yet. From then on the token serves no
+    /// other container.
     ///
     /// # Errors
     ///
@@ -324,7 +318,7 @@ impl Grants {
     }
 }
 
-/// That nobody but us can have written it.
+/// Checks that no user but ours can have written it.
 fn trusted(meta: &fs::Metadata) -> Result<(), &'static str> {
     if meta.uid() != geteuid().as_raw() {
         return Err("it belongs to somebody else");
@@ -403,7 +397,7 @@ mod tests {
             grants.take(token.unwrap_or_default(), &one).unwrap();
         }
         assert_eq!(find(None, &container("u1", "side")), Ok(None));
-        // A kubelet that has forgotten gives anew, and the newer word counts.
+        // A kubelet that has forgotten gives again, and the newer word counts.
         grants.give(&grant('b', &["d-1"], std::slice::from_ref(&one))).unwrap();
         let newer = "b".repeat(32);
         assert_eq!(find(None, &one), Ok(Some(token)), "until the container comes with it");

@@ -29,13 +29,11 @@ use self::journald::Journald;
 /// Where the log goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sink<'a> {
-    /// Nowhere.
     None,
     /// journald's socket.
     Journald,
     /// Standard error, which monitors don't have.
     Stderr,
-    /// That file.
     File(&'a Path),
 }
 
@@ -91,8 +89,8 @@ pub fn escaped(text: &str) -> String {
     quoted.get(1..quoted.len() - 1).unwrap_or_default().to_owned()
 }
 
-/// Opens the log at its end, and waits for nobody: a named pipe may have no reader. A link is refused:
-/// who may write the directory, as syslog's group may `/var/log`, would choose the file that root writes.
+/// Opens the log at its end, and waits for no process: a named pipe may have no reader. A link is refused: a
+/// user who may write the directory, as syslog's group may `/var/log`, would choose the file that root writes.
 fn open(path: &Path, how: &mut OpenOptions) -> io::Result<File> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW;
     how.append(true).mode(0o640).custom_flags(flags.bits().cast_signed()).open(path)
@@ -116,7 +114,7 @@ pub fn open_to_read(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 ///
-/// Why nobody is reached.
+/// Why journald can't be reached.
 pub fn reach_journald() -> io::Result<()> {
     UnixDatagram::unbound()?.connect(journald::SOCKET)
 }
@@ -161,7 +159,7 @@ mod tests {
         fs::write(at("old.log"), "line\n").unwrap();
         assert_eq!(is_writable(&at("old.log")), Ok(()));
         assert_eq!(fs::read(at("old.log")).unwrap(), b"line\n");
-        // The directory isn't there, it is a directory, it is a pipe that nobody reads.
+        // The directory isn't there, it is a directory, it is a pipe that no process reads.
         let missing = is_writable(&at("no/new.log")).unwrap_err();
         assert!(missing.contains("/no: No such file"), "{missing}");
         assert!(is_writable(dir.path()).unwrap_err().contains("Is a directory"));

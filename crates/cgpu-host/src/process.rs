@@ -19,7 +19,7 @@ use cgpu_core::ledger::Process;
 /// More than a `/proc/PID/stat` has, in bytes: 52 numbers and a name of at most 64.
 const STAT_BYTES: usize = 4096;
 
-/// A process of this host, told apart from later ones of the same pid.
+/// A process of this host, distinguished from later ones of the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
     /// The pid in our namespace.
@@ -52,7 +52,7 @@ impl ProcessId {
     ///
     /// # Errors
     ///
-    /// Where that can't be told: because there is no descriptor left to look with, say, and
+    /// If that can't be determined: because there is no descriptor left to check with, say, and
     /// then the process may be as alive as any.
     pub fn find(pid: i32) -> io::Result<Option<Self>> {
         let Some(stat) = Self::stat(pid)? else { return Ok(None) };
@@ -62,14 +62,14 @@ impl ProcessId {
         Ok(Some(ProcessId { pid, start_ticks: stat.starttime }))
     }
 
-    /// What `/proc` tells of the process that has `pid` now.
+    /// What `/proc` reports of the process that has `pid` now.
     pub(crate) fn stat(pid: i32) -> io::Result<Option<Stat>> {
-        // One file and no more: a host has thousands of processes, and a create looks at some.
+        // One file and no more: a host has thousands of processes, and a container creation checks some.
         let mut text = Vec::with_capacity(STAT_BYTES);
         let read = File::open(format!("/proc/{pid}/stat"))
             .and_then(|file| file.take(STAT_BYTES as u64).read_to_end(&mut text));
         match read {
-            // Of one that ends while it is looked at, ESRCH.
+            // If the process exits while it is read, ESRCH.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) if Errno::from_io_error(&error) == Some(Errno::SRCH) => return Ok(None),
             read => read?,
@@ -83,7 +83,7 @@ impl ProcessId {
         Self::find(pid).ok().flatten()
     }
 
-    /// Whether nobody has `pid`, or only what its parent has not reaped yet.
+    /// Whether no process has `pid`, or only one that its parent has not reaped yet.
     #[must_use]
     pub fn is_nobodys(pid: i32) -> bool {
         matches!(Self::find(pid), Ok(None))
@@ -96,7 +96,7 @@ impl ProcessId {
     }
 
     /// Whether this very process is there and isn't stopped, by a signal or by a debugger; one that
-    /// can't be looked at isn't known to be.
+    /// can't be checked isn't known to be.
     #[must_use]
     pub fn runs(self) -> bool {
         let is_it = |stat: Stat| stat.starttime == self.start_ticks && !"TtXZ".contains(stat.state);
@@ -110,7 +110,7 @@ impl ProcessId {
         pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH))
     }
 
-    /// Whether this very process is still there; one that can't be looked at is.
+    /// Whether this very process is still there; one that can't be checked is.
     #[must_use]
     pub fn alive(self) -> bool {
         self.pid_taken() && Self::find(self.pid).map_or(true, |now| now == Some(self))
@@ -154,15 +154,15 @@ pub fn is_running(pidfd: &OwnedFd) -> bool {
     matches!(poll(&mut fds, Some(&now)), Ok(0))
 }
 
-/// The threads of a process, as far as they can be told.
+/// The threads of a process, as far as they can be listed.
 pub fn threads(pid: i32) -> impl Iterator<Item = i32> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     tasks.filter_map(|task| task.file_name().to_str()?.parse().ok())
 }
 
-/// What a thread of a process tells: its first one, or where that has ended any other.
+/// What a thread of a process reports: its first one, or if that has exited any other.
 ///
-/// `/proc/PID` is of the first thread. Of one that has ended it shows no memory, no descriptors
+/// `/proc/PID` is of the first thread. If that has exited, it shows no memory, no descriptors
 /// and no namespaces, though the process lives on.
 pub fn reported<T>(pid: i32, ask: impl Fn(i32) -> Option<T>) -> Option<T> {
     ask(pid).or_else(|| threads(pid).filter(|tid| *tid != pid).find_map(ask))
@@ -214,7 +214,7 @@ pub fn age_s(process: ProcessId) -> u64 {
     boot_time_s().saturating_sub(began_s)
 }
 
-/// The id of this boot; empty where the kernel tells none.
+/// The id of this boot; empty if the kernel reports none.
 #[must_use]
 pub fn boot_id(proc_root: &Path) -> String {
     fs::read_to_string(proc_root.join("sys/kernel/random/boot_id"))
@@ -235,7 +235,7 @@ mod tests {
         assert!(!before.alive());
     }
 
-    /// Nobody can tell any more whose a process was that has ended and isn't waited for: its cgroup may be the root's.
+    /// The owner of a process that has exited and isn't waited for can't be determined: its cgroup may be the root's.
     #[test]
     fn exited_unreaped_process_is_not_running() {
         let mut child = std::process::Command::new("/bin/cat")

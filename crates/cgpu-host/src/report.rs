@@ -43,17 +43,17 @@ pub fn sentence(error: &dyn Error) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// Tells the engine and standard error.
+/// Reports to the engine and on standard error.
 pub fn report(error: &dyn Error, log: &ErrorLog) {
     let mut text = sentence(error);
     if log.is_named {
         text = text.replacen(PREFIX, "", 1);
     }
     if let Some(path) = &log.path {
-        // The engine reads standard error where its own file can't be written.
+        // The engine reads standard error if its own file can't be written.
         let _ = append(path, &line(&text, log.json, SystemTime::now()));
     }
-    // Nobody is left to tell where this fails; `eprintln` would panic.
+    // If this fails, there is no place left to report it; `eprintln` would panic.
     let _ = writeln!(io::stderr(), "{text}");
 }
 

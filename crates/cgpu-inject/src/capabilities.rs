@@ -1,9 +1,9 @@
 //! The nodes by which MIG devices are opened: `/dev/nvidia-caps/nvidia-capN`.
 //!
 //! Owns which capability of the driver a container needs and which node that is: a MIG device takes
-//! that of its GPU instance and that of its compute instance beside its GPU's node. Whoever
-//! configures or watches MIG takes the host's `mig/config` or `mig/monitor`. Must not know quotas.
-//! Invariant: a node is given only where the kernel says that it is of this capability.
+//! that of its GPU instance and that of its compute instance together with its GPU's node. A container
+//! that configures or watches MIG takes the host's `mig/config` or `mig/monitor`. Must not know quotas.
+//! Invariant: a node is given only if the kernel says that it is of this capability.
 
 use std::fmt;
 use std::fs;
@@ -97,31 +97,20 @@ pub enum CapabilityError {
         /// The file that says so.
         file: PathBuf,
     },
-    /// A node can't be looked at.
+    /// A node can't be inspected.
     #[error(transparent)]
     Node(#[from] NodeError),
-    /// The bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),
-    /// Who isn't privileged may do nothing to MIG.
+    /// A container that isn't privileged may do nothing to MIG.
     #[error(
         "{variable}={value} is for privileged containers, and this is none; give it CAP_SYS_ADMIN, \
          or leave the variable out"
     )]
-    Unprivileged {
-        /// The variable.
-        variable: &'static str,
-        /// Its value.
-        value: String,
-    },
+    Unprivileged { variable: &'static str, value: String },
     /// Only `all` can be meant.
     #[error("{variable}={value}: only `all` can be asked for; write that, or leave it out")]
-    NotAll {
-        /// The variable.
-        variable: &'static str,
-        /// Its value.
-        value: String,
-    },
+    NotAll { variable: &'static str, value: String },
 }
 
 impl Capability {

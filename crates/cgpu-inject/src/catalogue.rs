@@ -52,7 +52,7 @@ pub fn capabilities(value: Option<&str>) -> Result<Vec<Capability>, UnknownCapab
     Ok(wanted)
 }
 
-/// Who gets the libraries that begin so.
+/// Which capabilities get the libraries that begin so.
 const LIBRARIES: &[(&str, &[Capability])] = &[
     ("libnvidia-ml", &[Utility]),
     ("libnvidia-cfg", &[Utility]),
@@ -118,7 +118,7 @@ pub(super) const OWN_VERSION: &[&str] = &[
 /// Links to a library of the driver that aren't named after it.
 pub(super) const OTHER_NAMES: &[&str] = &["libGLX_indirect"];
 
-/// Who gets the library of that stem.
+/// Which capabilities get the library of that stem.
 pub(super) fn library(stem: &str) -> &'static [Capability] {
     LIBRARIES
         .iter()
@@ -126,7 +126,6 @@ pub(super) fn library(stem: &str) -> &'static [Capability] {
         .map_or(Capability::ALL, |(_, capabilities)| capabilities)
 }
 
-/// The driver's programs.
 pub(super) const PROGRAMS: &[(&str, &[Capability])] = &[
     ("nvidia-smi", &[Utility]),
     ("nvidia-debugdump", &[Utility]),
@@ -144,7 +143,7 @@ pub(super) struct Datum {
     pub places: &'static [&'static str],
     /// Where it goes in a container; empty for where it was found.
     pub path: &'static str,
-    /// Who gets it.
+    /// Which capabilities get it.
     pub capabilities: &'static [Capability],
 }
 

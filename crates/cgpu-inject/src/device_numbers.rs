@@ -86,11 +86,8 @@ pub fn character_majors(proc_devices: &str) -> Vec<(String, u64)> {
 /// How nodes are to be made, by the parameters of the module `nvidia`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRights {
-    /// The owner.
     pub uid: u32,
-    /// The owner's group.
     pub gid: u32,
-    /// The permissions.
     pub mode: u32,
     /// `NVreg_ModifyDeviceFiles` isn't 0: programs of the driver may make nodes.
     pub may_make: bool,

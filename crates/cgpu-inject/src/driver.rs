@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub enum Capability {
     /// CUDA and OpenCL.
     Compute,
-    /// Libraries and programs of 32 bits beside those of 64.
+    /// Libraries and programs of 32 bits next to those of 64.
     Compat32,
     /// OpenGL and Vulkan.
     Graphics,
@@ -68,12 +68,10 @@ pub enum Use {
     /// The dynamic linker looks for it by these names, its soname first; some are links that
     /// programs are linked against.
     Library {
-        /// Names beside the file's own.
+        /// Names in addition to the file's own.
         names: Vec<String>,
-        /// Its word size.
         width: Width,
     },
-    /// A program to call.
     Program,
     /// A file or a directory at a place of its own.
     Data,
@@ -81,7 +79,6 @@ pub enum Use {
     Socket,
 }
 
-/// A file of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DriverFile {
     /// Where it is on the host, without links.
@@ -90,7 +87,7 @@ pub struct DriverFile {
     pub path: String,
     /// How it comes there.
     pub used_as: Use,
-    /// Who gets it: a container that asked for any of these.
+    /// Which containers get it: those that asked for any of these.
     pub capabilities: Vec<Capability>,
 }
 

@@ -1,11 +1,11 @@
-//! The driver that was last found, kept in a file, so that a create needs no search.
+//! The driver that was last found, retained in a file, so that a container creation needs no search.
 //!
 //! `STATE_DIR/driver.cache`, 0600: the driver's root, the kernel's version, what was watched and
-//! what was found; that there is none is kept as well. It holds while all that was watched
+//! what was found; that there is none is retained as well. It holds while all that was watched
 //! (directories, the dynamic linker's cache, and paths where nothing was) is as it was. A cache is
 //! never worth an error when it is read: missing, damaged, of another version, it is simply not
-//! there. Every create reads it, so it is in a form (postcard) that needs no parsing; `cgpu inspect`
-//! and `cgpu doctor` tell what is found.
+//! there. Every container creation reads it, so it is in a form (postcard) that needs no parsing;
+//! `cgpu inspect` and `cgpu doctor` report what is found.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,11 +24,11 @@ use super::search::{self, FindError};
 use cgpu_host::atomic_file::replace;
 
 const FILE_NAME: &str = "driver.cache";
-/// What the file begins with; the form tells nothing of itself.
+/// What the file begins with; the form doesn't describe itself.
 const MAGIC: &[u8] = b"cgpu-driver 3\n";
 /// A driver has some hundred files.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// What is made room for at once.
+/// How many bytes are allocated at once.
 const FILE_BYTES_USUAL: usize = 32 << 10;
 
 /// What comes before what was found, an `Option<CachedDriver>`.
@@ -39,10 +39,9 @@ struct Asked {
     watched: Watched,
 }
 
-/// A driver, and what tells it from another of the same version.
+/// A driver, and what distinguishes it from another of the same version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedDriver {
-    /// The driver.
     pub driver: Driver,
     /// Changes with any of its files.
     pub identity: String,

@@ -57,7 +57,6 @@ pub enum HostNodeError {
         mode: u32,
         /// The kernel's major number.
         major: u64,
-        /// The minor number.
         minor: u64,
     },
     /// The host doesn't let us.
@@ -72,9 +71,7 @@ pub enum HostNodeError {
         mode: u32,
         /// The kernel's major number.
         major: u64,
-        /// The minor number.
         minor: u64,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -88,7 +85,6 @@ pub enum HostNodeError {
         path: PathBuf,
         /// The kernel's major number.
         major: u64,
-        /// The minor number.
         minor: u64,
     },
 }
@@ -120,7 +116,6 @@ pub struct HostNodes {
 pub struct Numbers {
     /// The kernel's major number.
     pub major: u64,
-    /// The minor number.
     pub minor: u64,
 }
 

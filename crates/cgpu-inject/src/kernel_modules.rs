@@ -31,7 +31,6 @@ pub enum LoadError {
         path.display()
     )]
     NoProgram {
-        /// The module.
         module: Module,
         /// Where the kernel names it.
         path: PathBuf,
@@ -42,11 +41,8 @@ pub enum LoadError {
         program.display()
     )]
     Start {
-        /// The module.
         module: Module,
-        /// The program.
         program: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -57,11 +53,8 @@ pub enum LoadError {
         program.display()
     )]
     Failed {
-        /// The module.
         module: Module,
-        /// The program.
         program: PathBuf,
-        /// How it ended.
         status: ExitStatus,
         /// What it printed on standard error.
         said: String,

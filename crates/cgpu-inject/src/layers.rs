@@ -42,7 +42,7 @@ enum Files {
     Below(Root),
     /// A file alone.
     File,
-    /// What a file system has by itself, that is none of the host's: nothing that matters here.
+    /// What a file system has by itself, and not from the host: nothing that matters here.
     Unknown,
 }
 

@@ -1,7 +1,7 @@
 //! What makes a GPU usable in a container: its device nodes, the driver's files, and the edits of its bundle.
 //!
 //! Knows the driver on this host and the edits it comes to. Must not know quotas. Nothing here
-//! executes or writes anything of the image: the image is looked at, and what it is to have
+//! executes or writes anything of the image: the image is inspected, and what it is to have
 //! comes by mounts that the real runtime makes.
 
 pub mod bundle;
@@ -71,9 +71,9 @@ impl Mode {
 pub enum Purpose {
     /// To make a container.
     Create,
-    /// To make a container of an engine that isn't root's: nothing is kept, and each file is mounted by itself.
+    /// To make a container of an engine that isn't root's: nothing is retained, and each file is mounted by itself.
     Unregistered,
-    /// To tell what a create would do: nothing is kept or mounted, and no edit can be used.
+    /// To report what a container creation would do: nothing is retained or mounted, and no edit can be used.
     Inspect,
 }
 
@@ -91,7 +91,6 @@ pub struct Injection {
 /// Why the driver's files can't come into a container.
 #[derive(Debug, Error)]
 pub enum InjectError {
-    /// The bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),
     /// What of the driver the container wants.
@@ -160,7 +159,7 @@ pub fn injection(
                 Injection::without(Mode::Off, format!("auto: the bundle has them, by {by}"))
             }
             None => {
-                // Of a host that is made up, or has no driver, nobody has to mend anything.
+                // A host that is made up, or has no driver, needs no repair.
                 let is_real = kernel.is_some() && config.driver.proc_root == Path::new("/proc");
                 best(by_cdi(config, plan, inventory, kernel, purpose), native, is_real)?
             }
@@ -258,7 +257,7 @@ pub fn variables(bundle: &Bundle, env: &[&str], state_dir: &Path) -> Vec<(String
     place.map_or_else(Vec::new, |place| mounts::variables(env, place))
 }
 
-/// What a bundle asks NVIDIA's runtime and hook for beside its GPUs; any of it may bring devices
+/// What a bundle asks NVIDIA's runtime and hook for in addition to its GPUs; any of it may bring devices
 /// whose use no quota sees, or GPUs that are others'.
 const ASKS_FOR_MORE: &[&str] = &[
     "NVIDIA_IMEX_CHANNELS",

@@ -38,7 +38,6 @@ const SOCKET: &[&str] = &["bind", "ro", "nosuid", "nodev", "noexec", "rprivate"]
 /// What a mount point is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MountPoint<'a> {
-    /// A directory.
     Directory,
     /// What this path on the host is: a file or a directory.
     Like(&'a str),
@@ -135,7 +134,6 @@ pub enum PlaceError {
 /// Where the driver's files go in a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placed {
-    /// The mounts.
     pub mounts: Vec<Mount>,
     /// Where the directory of the host is.
     pub directory: Option<&'static str>,

@@ -63,7 +63,7 @@ pub fn edits(
     let given = |file: &&DriverFile| file.capabilities.iter().any(|by| wanted.contains(by));
     let files: Vec<&DriverFile> =
         known.driver.files_for(&wanted).chain(sockets.iter().filter(given)).collect();
-    // Of an image that can't be looked at nothing is known but its variables.
+    // If an image can't be inspected, nothing is known of it but its variables.
     let image = bundle.rootfs().and_then(|path| Root::open(&path).ok());
     let linkers = image.as_ref().map(userland::linkers).unwrap_or_default();
     let layers =
@@ -93,7 +93,7 @@ fn warn_of(left_out: &[(Obstacle, String)]) {
     }
 }
 
-/// What the kernel tells of GPUs that the container doesn't have, by paths of its own `/proc`.
+/// What the kernel reports of GPUs that the container doesn't have, by paths of its own `/proc`.
 pub(super) fn others(proc_root: &Path, plan: &Plan, inventory: &Inventory) -> Vec<String> {
     inventory
         .gpus()

@@ -61,12 +61,11 @@ pub enum NodeError {
         /// The node.
         path: PathBuf,
     },
-    /// It can't be looked at.
+    /// It can't be inspected.
     #[error("cannot look at {}: {source}; see driver.root in the configuration", path.display())]
     Unreadable {
         /// The node on the host.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -151,7 +150,7 @@ pub fn nodes(
         }
         let name = format!("nvidia{}", gpu.minor);
         let source = host.dev.join(&name);
-        // One that can't be looked at can't be opened either; its number is the usual.
+        // One that can't be inspected can't be opened either; its number is the usual.
         let (major, minor) = match lookup(&source) {
             Ok(PathKind::Device(major, minor)) => (major, minor),
             _ => (NVIDIA_MAJOR, i64::from(gpu.minor)),
@@ -166,7 +165,7 @@ pub fn nodes(
     Ok(nodes)
 }
 
-/// The nodes by which the kernel's graphics reach NVIDIA's GPUs, as `sys` (`/sys`) tells: memory
+/// The nodes by which the kernel's graphics reach NVIDIA's GPUs, as `sys` (`/sys`) reports: memory
 /// that is taken there passes no monitor.
 #[must_use]
 pub fn graphics(sys: &Path) -> Vec<Withheld> {
@@ -188,7 +187,7 @@ pub fn graphics(sys: &Path) -> Vec<Withheld> {
 }
 
 /// The node by which displays are set, in `dev`: its surfaces keep memory that was exported to
-/// a file as the kernel's own, in no process's figure (`nvkms-surface.c`), and passes no monitor.
+/// a file as the kernel's own, in no process's driver usage (`nvkms-surface.c`), and passes no monitor.
 #[must_use]
 pub fn modeset(dev: &Path) -> Withheld {
     let source = dev.join("nvidia-modeset");
@@ -203,9 +202,9 @@ pub fn modeset(dev: &Path) -> Withheld {
 /// Makes the links in `dev`/char that udev makes of other devices and not of NVIDIA's, whose
 /// driver registers no class; `dev` is the host's `/dev`.
 ///
-/// runc 1.1.3 to 1.1.6 tells systemd only of devices that have one. Of the others systemd then
+/// runc 1.1.3 to 1.1.6 reports to systemd only devices that have one. Of the others systemd then
 /// knows nothing, and its next `daemon-reload` takes them away from the running container.
-/// Without a link the container starts all the same, so failing is told and no error.
+/// Without a link the container starts all the same, so a failure is logged and is no error.
 pub fn link_by_number(nodes: &Nodes, dev: &Path) {
     for device in &nodes.devices {
         let Ok(name) = Path::new(&device.path).strip_prefix("/dev") else { continue };
@@ -250,7 +249,7 @@ fn absent(
 }
 
 impl Nodes {
-    /// The same by bind mounts of the nodes of `host`, for who can't make one.
+    /// The same by bind mounts of the nodes of `host`, for a runtime that can't make one.
     ///
     /// # Errors
     ///

@@ -7,8 +7,8 @@
 //!
 //! A condition on a fact that isn't known here passes: what loads no library of NVIDIA's
 //! knows neither `arch` nor `brand`, and must not refuse for that. Its term's other
-//! conditions still count. A condition that can't be read, or names a property that nobody
-//! knows, fails its term, so it refuses only where no alternative holds: whatever starts
+//! conditions still count. A condition that can't be read, or names an unknown
+//! property, fails its term, so it refuses only if no alternative holds: whatever starts
 //! under NVIDIA's runtime starts here. The values are the image author's: reading one is
 //! linear in its length, which is bounded, and errors quote a bounded part.
 
@@ -89,7 +89,6 @@ pub struct Version([u32; 4]);
 pub struct Facts {
     /// The newest CUDA that the driver runs.
     pub cuda: Option<Version>,
-    /// The driver.
     pub driver: Option<nvrm::Version>,
     /// The GPU's compute capability.
     pub arch: Option<Version>,
@@ -107,7 +106,6 @@ pub enum RequireError {
         alternatives(*others)
     )]
     Unmet {
-        /// The variable.
         variable: String,
         /// The first condition of it that doesn't hold.
         condition: String,
@@ -115,7 +113,6 @@ pub enum RequireError {
         others: usize,
         /// What the host has in its place.
         has: String,
-        /// What to do.
         remedy: String,
     },
     /// It demands something of a property that there isn't.
@@ -123,30 +120,19 @@ pub enum RequireError {
         "{variable}: {condition} names no property of a host; known are cuda, driver, arch and \
          brand; correct it, or set {DISABLE}=1 in the container"
     )]
-    UnknownProperty {
-        /// The variable.
-        variable: String,
-        /// The condition.
-        condition: String,
-    },
+    UnknownProperty { variable: String, condition: String },
     /// A condition that can't be read.
     #[error(
         "{variable}: {condition} is no condition; it should be as cuda>=12.4 or brand=tesla, \
          with one of = != < <= > >= (brand: = !=); correct it, or set {DISABLE}=1 in the container"
     )]
-    Malformed {
-        /// The variable.
-        variable: String,
-        /// The condition.
-        condition: String,
-    },
+    Malformed { variable: String, condition: String },
     /// A value longer than any that is meant.
     #[error(
         "{variable} has {bytes} bytes, and at most {VALUE_BYTES_MAX} are read; correct it, or set \
          {DISABLE}=1 in the container"
     )]
     TooLong {
-        /// The variable.
         variable: String,
         /// Its value's length in bytes.
         bytes: usize,
@@ -167,7 +153,7 @@ fn alternatives(others: usize) -> String {
 ///
 /// # Errors
 ///
-/// Where it hasn't, or can't be told because a demand can't be read.
+/// If it hasn't, or that can't be determined because a demand can't be read.
 pub fn check<'a>(
     env: impl Iterator<Item = (&'a str, &'a str)>,
     facts: &Facts,
@@ -206,7 +192,7 @@ fn release(legacy: &str) -> Option<Version> {
 }
 
 /// The CUDA that a driver brings; `None` for branches before the table's first and after its
-/// last, of which it can't be told.
+/// last, of which it can't be determined.
 #[must_use]
 pub fn cuda_of(driver: nvrm::Version) -> Option<Version> {
     let (newest, _) = BRINGS.last()?;
@@ -397,7 +383,7 @@ impl Operator {
 }
 
 impl Condition<'_> {
-    /// Why it doesn't hold on a host with `facts`; `None` where it does, or can't be told.
+    /// Why it doesn't hold on a host with `facts`; `None` if it does, or that can't be determined.
     fn fault(&self, facts: &Facts) -> Option<Fault> {
         match *self {
             Condition::Brand { same, brand } => {
@@ -481,7 +467,7 @@ mod tests {
         for (version, taken) in [
             ("550.54.14", true),
             ("580.65.06", true),
-            ("625.10", true), // nobody knows what it brings
+            ("625.10", true), // what it brings is unknown
             ("535.161.08", true),
             ("470.256.02", true),
             ("525.147.05", false),

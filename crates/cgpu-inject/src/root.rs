@@ -1,8 +1,8 @@
 //! A directory that is a root to all that is below: the host's driver, or an image.
 //!
 //! Every path is resolved by the kernel as if a process were chrooted there (`openat2`,
-//! `RESOLVE_IN_ROOT`), so that no link leads out of it, whoever made it; nothing is ever
-//! written. What was watched can be told afterwards, to be compared later.
+//! `RESOLVE_IN_ROOT`), so that no link leads out of it, whichever process made it; nothing is ever
+//! written. What was watched can be reported afterwards, to be compared later.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 /// How long it's tried to open what others keep the kernel from finding.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a file was when it was looked at: enough to tell that it is another or was written to.
+/// What a file was when it was checked: enough to see that it is another or was written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Stamp {
     device: (u32, u32),
@@ -46,10 +46,10 @@ impl Stamp {
 /// nothing was.
 type Stamps = BTreeMap<PathBuf, Option<Stamp>>;
 
-/// What tells whether anything that was watched is another now.
+/// What shows whether anything that was watched has changed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watched {
-    /// Paths below the root that lead over no links: one call tells what is there.
+    /// Paths below the root that lead over no links: one call reports what is there.
     plain: Vec<PathBuf>,
     /// Those over links that lead to the same without a root: one call as well.
     linked: Vec<PathBuf>,
@@ -112,7 +112,7 @@ impl Root {
     pub fn watch(&self, path: impl AsRef<Path>) -> Option<RootFile> {
         let path = path.as_ref();
         let found = self.lookup(path);
-        // What is there is told by itself, wherever links lead: a directory by what it holds.
+        // What is there is identified by itself, wherever links lead: a directory by what it holds.
         let watched = match &found {
             Some(_) => path,
             None => self.first_missing(path),
@@ -193,7 +193,7 @@ impl Root {
         }
     }
 
-    /// What is at `path`, through links; `None` where nothing is that can be looked at.
+    /// What is at `path`, through links; `None` if nothing is there that can be inspected.
     #[must_use]
     pub fn lookup(&self, path: impl AsRef<Path>) -> Option<RootFile> {
         let path = path.as_ref();
@@ -241,7 +241,7 @@ impl Root {
         (bytes.len() as u64 <= most_bytes).then_some(bytes)
     }
 
-    /// All that was watched so far; `None` where it may change without looking otherwise, watching
+    /// All that was watched so far; `None` if it may change without appearing different, watching
     /// having begun at `begun`.
     ///
     /// Before Linux 6.13 the time of a file is that of the last tick, and there are 100 to 1000 of
@@ -265,12 +265,12 @@ impl Root {
         Some(Watched { plain, linked, rooted, print })
     }
 
-    /// The same with fewer looks: what comes into a directory, goes or is replaced changes the
-    /// directory's own time. Looks that are new are taken after the search, which what has changed
+    /// The same with fewer checks: what comes into a directory, goes or is replaced changes the
+    /// directory's own time. Checks that are new are made after the search, which what has changed
     /// since then spoils.
     fn with_directories(&self, mut stamps: Stamps) -> Stamps {
         let mut paths: Vec<PathBuf> = stamps.keys().cloned().collect();
-        // Those over links first: a look at them costs more.
+        // Those over links first: a check of them costs more.
         paths.sort_by_key(|path| self.is_plain(path));
         let mut together: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
         for path in paths {
@@ -283,7 +283,7 @@ impl Root {
             }
             let stamp = stamps[&path];
             let is_directory = stamp.is_some_and(|stamp| stamp.is_directory);
-            // What is in a directory changes its own time only: some path has to be looked at.
+            // What is in a directory changes its own time only: some path has to be checked.
             let is_reported = || stamps.iter().any(|(other, its)| *other != path && *its == stamp);
             if stamps.get(&parent).is_some_and(Option::is_some) {
                 if !is_directory || is_reported() {

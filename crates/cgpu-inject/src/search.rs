@@ -1,6 +1,6 @@
 //! The search for a driver on this host.
 //!
-//! Owns where distributions put it and how its version is told; what its files are for is the
+//! Owns where distributions put it and how its version is found; what its files are for is the
 //! [`catalogue`]'s. Looks below `driver.root` as if that were `/`, executes nothing, and loads
 //! nothing: a library's own name is read from its ELF header.
 
@@ -95,7 +95,6 @@ pub enum FindError {
     NoRoot {
         /// What was configured.
         root: PathBuf,
-        /// Why.
         #[source]
         source: std::io::Error,
     },
@@ -143,7 +142,7 @@ pub fn driver(root: &Root, kernel: Option<&str>) -> Result<Driver, FindError> {
             }
             let Some(file) = shelf.lookup(root, name) else { continue };
             let Some(library) = library(root, name, &file) else { continue };
-            // Where a link leads may be no directory that was looked into.
+            // Where a link leads may be no directory that was searched.
             if let Some(parent) = Path::new(&library.path).parent() {
                 root.watch(parent.strip_prefix("/").unwrap_or(parent));
             }

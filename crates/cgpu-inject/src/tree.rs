@@ -1,13 +1,13 @@
 //! The driver's libraries and programs as one directory of the host, mounted file by file.
 //!
 //! A container then gets all of them by a single mount, and under all their names, links among
-//! them; a mount for each file and name would cost a create some 0.1 ms each, and leave an empty
-//! file for each in the container's own layer. `STATE_DIR/driver` is a file system of its own
+//! them; a mount for each file and name would cost a container creation some 0.1 ms each, and
+//! leave an empty file for each in the container's own layer. `STATE_DIR/driver` is a file system of its own
 //! that passes no mounts on; in it `NAMESPACE/IDENTITY/CAPABILITIES/nvidia/{bin,lib64,lib32}` has a
 //! file mounted read-only for each of the driver's, whose copies in containers outlive the directory
 //! and the driver's update; what has a place of its own is mounted below `CAPABILITIES/data`.
 //!
-//! `CAPABILITIES` is mounted on itself, and made read-only last of all: then it's whole. So what a
+//! `CAPABILITIES` is mounted on itself, and made read-only last of all: then it's complete. So what a
 //! container gets of it can't be written to here already, and a bind mount has the flags of what
 //! it is made of: no runtime has to take that right away by a second call, which costs runc as much as
 //! the first. Nothing in it is ever removed: a mount point that is gone here is gone in containers.
@@ -31,11 +31,8 @@ use super::driver_cache::CachedDriver;
 /// Where the directory goes in a container: where images of NVIDIA's and of Google's look; else below no
 /// directory over which something can be mounted.
 pub const PLACES: [&str; 2] = ["/usr/local/nvidia", "/nvidia-driver"];
-/// Its libraries.
 pub const LIBRARIES: &str = "lib64";
-/// Its libraries of 32 bits.
 pub const LIBRARIES_32: &str = "lib32";
-/// Its programs.
 pub const PROGRAMS: &str = "bin";
 /// What the host's directory is called in the state directory.
 const NAME: &str = "driver";
@@ -54,7 +51,7 @@ const OPTIONS: &CStr = c"mode=0700,size=4m";
 /// default; the driver's files keep their own.
 const LABELLED: &CStr = c"mode=0700,size=4m,context=system_u:object_r:container_ro_file_t:s0";
 
-/// Another driver's directory is kept that long: a create may be about to mount it.
+/// Another driver's directory is retained that long: a container creation may be about to mount it.
 const RETAINED_S: u64 = 600;
 
 /// Why the directory can't be made.
@@ -136,7 +133,7 @@ fn libraries(width: Width) -> &'static str {
 ///
 /// # Errors
 ///
-/// Where it can't be made; then nothing of it is taken for whole.
+/// If it can't be made; then nothing of it is taken for complete.
 pub fn prepare(
     state_dir: &Path,
     known: &CachedDriver,
@@ -170,7 +167,7 @@ pub fn prepare(
         make_dir(&home, 0o700)?;
         own_file_system(&home)?;
     }
-    // Also where who mounted it was killed before this.
+    // Also if the process that mounted it was killed before this.
     private(&home)?;
     forget(&own, &known.identity);
     if wholes(&own.join(&known.identity)) >= DIRECTORIES_MAX {
@@ -260,7 +257,7 @@ fn make(dir: &Path, leaves: &[Leaf<'_>]) -> Result<(), TreeError> {
             make_file(&point)?;
             bind(Path::new(leaf.source), &point)?;
         }
-        // Also of one that is there: who mounted it may have been killed before this.
+        // Also of one that is there: the process that mounted it may have been killed before this.
         read_only(&point, MountFlags::empty())?;
     }
     Ok(())
@@ -315,7 +312,7 @@ fn forget(own: &Path, current: &str) {
     }
 }
 
-/// How many directories below are whole.
+/// How many directories below are complete.
 fn wholes(drivers: &Path) -> usize {
     let entries = fs::read_dir(drivers).into_iter().flatten().flatten();
     entries.filter(|entry| is_whole(&entry.path())).count()

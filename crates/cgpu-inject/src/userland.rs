@@ -16,7 +16,7 @@ use rustix::fs::FileType;
 use super::driver::Width;
 use super::root::Root;
 
-/// The largest dynamic linker that is looked into, in bytes; glibc's has a quarter of a MiB.
+/// The largest dynamic linker that is read, in bytes; glibc's has a quarter of a MiB.
 const LINKER_BYTES: u64 = 4 << 20;
 
 /// Where a library must be for a dynamic linker of the image to find it by its name alone.
@@ -37,7 +37,6 @@ pub enum Shelf {
 /// How libraries of one word size are found in an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Linker {
-    /// The word size.
     pub width: Width,
     /// Where libraries go.
     pub shelf: Shelf,

@@ -44,7 +44,7 @@ pub(crate) fn columns(text: &str) -> usize {
 pub(crate) enum Keep {
     /// Its beginning.
     Start,
-    /// Its end: of `namespace/pod/container` the last part tells most.
+    /// Its end: of `namespace/pod/container` the last part says most.
     End,
 }
 

@@ -8,7 +8,7 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
-        // Whoever reads our output has seen enough.
+        // The reader of our output has closed it.
         Err(error) if is_broken_pipe(&error) => Exit::Success.into(),
         done => Exit::of(done),
     }

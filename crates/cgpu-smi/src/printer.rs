@@ -59,7 +59,7 @@ fn sequence(style: Style) -> String {
     on.chain(colour).map(|number| number.to_string()).collect::<Vec<_>>().join(";")
 }
 
-/// Whether an error says that whoever reads our output has gone.
+/// Whether an error says that the reader of our output has closed it.
 #[must_use]
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let io = error.downcast_ref::<io::Error>();

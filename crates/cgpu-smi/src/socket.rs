@@ -1,7 +1,7 @@
-//! Looking without being root: [`serve`] answers whoever may connect with what root sees.
+//! Reading the status without being root: [`serve`] answers each user that may connect with what root sees.
 //!
-//! Owns the socket, which is root's and the group's that the configuration names. Nothing is read of
-//! who connects: a connection gets one snapshot as JSON, and is closed. Who asks often gets the same
+//! Owns the socket, which is root's and the group's that the configuration names. Nothing is read from
+//! the peer: a connection gets one snapshot as JSON, and is closed. A peer that asks often gets the same
 //! one for a moment, so that a group's members can't keep the monitors busy.
 
 use std::fs;
@@ -25,7 +25,7 @@ use thiserror::Error;
 /// How long a snapshot is good for.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// How long somebody may take to read an answer, or to give one.
+/// How long a peer may take to read an answer, or to give one.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections at once.
@@ -34,7 +34,7 @@ const MOST: usize = 32;
 /// The longest answer that is read, in bytes.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// Why nobody can look by the socket.
+/// Why the status can't be read by the socket.
 #[derive(Debug, Error)]
 pub(crate) enum SocketError {
     /// No group is named.
@@ -46,7 +46,7 @@ pub(crate) enum SocketError {
         /// Its name.
         group: String,
     },
-    /// Somebody serves already.
+    /// Another process serves already.
     #[error("{} is served already; stop that first (`fuser {}`)", path.display(), path.display())]
     Served {
         /// The socket.
@@ -63,11 +63,10 @@ pub(crate) enum SocketError {
     Unserved {
         /// The socket.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
-    /// Who looks may not, or nobody serves.
+    /// The reader has no permission, or no process serves.
     #[error(
         "looking needs root (sudo), or membership in the group that [view] group names and the \
          service cgpu-view: {}: {source}",
@@ -76,7 +75,6 @@ pub(crate) enum SocketError {
     Unanswered {
         /// The socket.
         path: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
     },
@@ -112,7 +110,7 @@ pub(crate) fn ask(path: &Path) -> Result<Snapshot, SocketError> {
         .map_err(|source| SocketError::Strange { path: path.to_owned(), source })
 }
 
-/// Answers whoever may connect with what `poll` finds, until this process ends.
+/// Answers each user that may connect with what `poll` finds, until this process exits.
 ///
 /// # Errors
 ///
@@ -127,7 +125,7 @@ pub(crate) fn serve(
     let served = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
-            // No descriptor is left: one will be when somebody has been answered.
+            // No descriptor is left: one will be when a peer has been answered.
             thread::sleep(FRESH);
             continue;
         };
@@ -142,7 +140,7 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// One of [`MOST`] who are answered, until it is dropped: however its thread ends.
+/// One of [`MOST`] connections that are answered, until it is dropped: however its thread ends.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {
@@ -177,7 +175,7 @@ fn listen(view: &View) -> Result<UnixListener, SocketError> {
         Ok(_) => fs::remove_file(path).map_err(unserved)?,
         Err(_) => {}
     }
-    // Nobody else can connect before the group is set.
+    // No other user can connect before the group is set.
     let before = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     umask(before);
@@ -187,7 +185,7 @@ fn listen(view: &View) -> Result<UnixListener, SocketError> {
     Ok(listener)
 }
 
-/// What is told, and when that was found.
+/// What is reported, and when that was found.
 struct Last<L> {
     poll: L,
     reported: Option<(Instant, Arc<Vec<u8>>)>,
@@ -198,7 +196,7 @@ struct Server<L> {
 }
 
 impl<L: FnMut() -> anyhow::Result<Snapshot>> Server<L> {
-    /// One who looks gets a snapshot; nothing where there is none: what is wrong is root's to know.
+    /// A reader gets a snapshot; nothing if there is none: what is wrong is root's to know.
     fn report(&self, mut stream: UnixStream) {
         let text = {
             let mut last = self.poll.lock().unwrap_or_else(PoisonError::into_inner);
@@ -213,7 +211,7 @@ impl<L: FnMut() -> anyhow::Result<Snapshot>> Server<L> {
             }
         };
         if stream.set_write_timeout(Some(TIMEOUT)).is_ok() {
-            // Who doesn't read has gone.
+            // A peer that doesn't read has gone.
             let _ = stream.write_all(&text);
         }
     }

@@ -1,4 +1,4 @@
-//! The registered containers, read anew only after a change.
+//! The registered containers, read again only after a change.
 //!
 //! A walk through the tree asks for them at each step; the stamp of the registry says whether they
 //! are still the same.

@@ -20,13 +20,12 @@ use crate::numbers::NodeNumbers;
 /// For how long the kernel may believe that what is there for good is there.
 const LONG: Duration = Duration::from_secs(1);
 
-/// The number in a list of what the kernel wasn't told of (`FUSE_UNKNOWN_INO` of `fs/fuse/fuse_i.h`).
+/// The number in a list of what wasn't reported to the kernel (`FUSE_UNKNOWN_INO` of `fs/fuse/fuse_i.h`).
 const UNKNOWN: u64 = 0xffff_ffff;
 
 /// More than a file has, in bytes.
 const BLOCK: u32 = 4096;
 
-/// The tree.
 #[derive(Debug)]
 pub(crate) struct Tree {
     shown: Shown,
@@ -34,7 +33,7 @@ pub(crate) struct Tree {
     /// What open files say, by their handles: as it was when its beginning was read.
     texts: Mutex<HashMap<u64, String>>,
     handles: AtomicU64,
-    /// Whether the log has that somebody else than the host's root wrote.
+    /// Whether the log has that a user other than the host's root wrote.
     reported: AtomicBool,
 }
 
@@ -78,7 +77,7 @@ fn attributes(number: u64, node: &Node) -> FileAttr {
     let never = SystemTime::UNIX_EPOCH;
     FileAttr {
         ino: INodeNo(number),
-        // As in sysfs: a read tells how much there is, and `sendfile` reads nothing of an empty
+        // As in sysfs: a read reports how much there is, and `sendfile` reads nothing of an empty
         // file.
         size: if mode.is_some() { u64::from(BLOCK) } else { 0 },
         blocks: 0,
@@ -98,8 +97,8 @@ fn attributes(number: u64, node: &Node) -> FileAttr {
 }
 
 /// For how long the kernel may believe that the node is there. A container's directory is asked for
-/// each time, and so what is in it goes with it; the root is, so that who looks whether somebody
-/// serves the tree is told.
+/// each time, and so what is in it goes with it; the root is, so that a process that checks whether
+/// the tree is served gets an answer.
 fn ttl(node: &Node) -> Duration {
     if matches!(node, Node::Root | Node::Container(..)) { Duration::ZERO } else { LONG }
 }

@@ -23,7 +23,7 @@ use crate::containers::{Records, Registered};
 use crate::node::Node;
 use crate::write_request::{Senseless, WriteRequest, request};
 
-/// Major number of NVIDIA's nodes, where none can be looked at (`nv-linux.h`).
+/// Major number of NVIDIA's nodes, if none can be inspected (`nv-linux.h`).
 const MAJOR: u64 = 195;
 
 /// The host that the tree shows.
@@ -48,7 +48,7 @@ impl Shown {
         known.map(|known| known.gpus().to_vec()).unwrap_or_default()
     }
 
-    /// The short ids of the containers with a quota on the GPU with that index, whoever holds them to
+    /// The short ids of the containers with a quota on the GPU with that index, whichever backend enforces
     /// it.
     pub(crate) fn containers(&self, gpu: u32) -> Vec<String> {
         let records = self.records().unwrap_or_else(|_| [].into());
@@ -75,7 +75,7 @@ impl Shown {
     ///
     /// # Errors
     ///
-    /// Where it isn't there any more, or nobody knows.
+    /// If it isn't there any more, or what it says is unknown.
     pub(crate) fn read(&self, node: &Node) -> Result<String, Errno> {
         let text = match node {
             Node::Root | Node::Gpu(_) | Node::Container(..) => return Err(Errno::EISDIR),
@@ -113,7 +113,7 @@ impl Shown {
         Ok(text + "\n")
     }
 
-    /// What goes for a GPU.
+    /// A GPU's settings.
     fn rules(&self, index: u32) -> Result<GpuRules, Errno> {
         let gpus = self.known_gpus();
         let gpu = gpus.iter().find(|gpu| gpu.index == index).ok_or(Errno::ENOENT)?;
@@ -157,7 +157,7 @@ impl Shown {
         if device == 0 { MAJOR } else { major(device).into() }
     }
 
-    /// Does what `bytes` written to the file of `node` wish; in force when it returns.
+    /// Does what `bytes` written to the file of `node` request; applied when it returns.
     ///
     /// # Errors
     ///
@@ -199,7 +199,7 @@ impl Shown {
                 let set = Admission::of(&self.host.chosen_again()).set_of(&record.key, *change);
                 set.map(drop).map_err(|error| (errno(&error), error.to_string()))
             }
-            // Our instances are made by creates, and end with their containers.
+            // Our instances are made by container creations, and end with their containers.
             WriteRequest::Create(gpu, _) if !self.gpus().contains(gpu) => {
                 Err((Errno::EINVAL, format!("this host has no GPU {gpu}")))
             }
@@ -263,12 +263,11 @@ fn errno(error: &AdmissionError) -> Errno {
     }
 }
 
-/// A reader or writer that FUSE tells of.
+/// A reader or writer that FUSE reports.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller {
     /// Its number in our pid namespace; 0 where it has none there.
     pub(crate) pid: u32,
-    /// Its user.
     pub(crate) uid: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Mounts the tree, and takes it down when it is told to.
+//! Mounts the tree, and takes it down when it is asked to.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -27,7 +27,7 @@ const THREADS: usize = 4;
 /// What is said once the tree is there; behind it, where.
 const MOUNTED_ON: &str = "mounted on ";
 
-/// How often it is seen whether somebody has unmounted the tree.
+/// How often it is checked whether the tree was unmounted.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Shows GPUs and the containers that share them as a tree of files, until ended.
@@ -45,12 +45,12 @@ pub struct Args {
     /// Take the tree down that is mounted there.
     #[arg(long, conflicts_with = "detach")]
     pub unmount: bool,
-    /// Nobody reads what is said once the tree is there.
+    /// No process reads what is said once the tree is there.
     #[arg(long, hide = true)]
     pub unheard: bool,
 }
 
-/// Mounts the tree, and unmounts it when it is told to end; or does what else the command line asks
+/// Mounts the tree, and unmounts it when a signal asks it to exit; or does what else the command line asks
 /// for.
 ///
 /// # Errors
@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> Result<()> {
         MountOption::NoSuid,
         MountOption::NoExec,
     ];
-    // Root alone reads, too: the files tell of every container.
+    // Root alone reads, too: the files report every container.
     config.acl = SessionACL::Owner;
     // A monitor that doesn't answer holds up one reader, and not all.
     config.n_threads = Some(THREADS);
@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
         fuser::spawn_mount(Tree::new(Shown::new(host)), &dir, &config).with_context(|| {
             format!("cannot mount the tree on {}; is FUSE here (/dev/fuse)?", dir.display())
         })?;
-    // Nobody may be there to read it.
+    // There may be no reader.
     let _ = writeln!(io::stdout(), "{MOUNTED_ON}{}", dir.display());
     if args.unheard {
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
@@ -109,7 +109,7 @@ pub fn run(args: &Args) -> Result<()> {
             Err(errno) => return Err(mount_point::worded(errno).into()),
         }
     }
-    // Whoever is in it loses it with this process, and nobody else finds it.
+    // A process that is in it loses it with this process, and no other finds it.
     mount_point::unmount(&dir).with_context(|| format!("cannot unmount {}", dir.display()))
 }
 

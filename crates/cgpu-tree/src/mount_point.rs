@@ -1,7 +1,7 @@
 //! The directory that the tree is mounted on: [`MountPoint`].
 //!
-//! What is mounted is read from the kernel's list: whoever looks at a tree that nobody serves waits
-//! for ever, or gets an error.
+//! What is mounted is read from the kernel's list: a process that reads a tree that no process serves
+//! waits for ever, or gets an error.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,13 +17,13 @@ use rustix::mount::UnmountFlags;
 /// What is mounted, by the kernel's list (its "mount source").
 pub(crate) const SOURCE: &str = "cgpu-tree";
 
-/// How long a tree may take to say that somebody serves it.
+/// How long a tree may take to say that a process serves it.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long who served a tree may take to end once it is unmounted.
+/// How long the process that served a tree may take to exit once it is unmounted.
 const LEAVING: Duration = Duration::from_secs(10);
 
-/// A directory on which nothing is mounted, and on which nobody else mounts a tree.
+/// A directory on which nothing is mounted, and on which no other process mounts a tree.
 #[derive(Debug)]
 pub(crate) struct MountPoint {
     /// Absolute, without links.
@@ -50,7 +50,7 @@ impl MountPoint {
                     );
                 }
                 unmount(&dir).with_context(|| {
-                    format!("nobody serves the tree on {shown}; umount -l {shown}")
+                    format!("no process serves the tree on {shown}; umount -l {shown}")
                 })?;
             }
             Some(Mounted::Other(what)) => bail!(
@@ -81,7 +81,7 @@ impl MountPoint {
     }
 }
 
-/// Takes the tree down that is mounted on `dir`, served or not, and waits for who served it.
+/// Takes the tree down that is mounted on `dir`, served or not, and waits for the process that served it.
 ///
 /// # Errors
 ///
@@ -95,8 +95,8 @@ pub(crate) fn clear(dir: &Path) -> Result<()> {
             while !is_free(&dir) {
                 if Instant::now() > until {
                     bail!(
-                        "the tree is unmounted, and the cgpu-tree that served {} does not end; end it \
-                         by hand",
+                        "the tree is unmounted, and the cgpu-tree that served {} does not exit; end it \
+                         manually",
                         dir.display()
                     );
                 }
@@ -125,12 +125,12 @@ pub(crate) fn worded(errno: Errno) -> nix::Error {
     nix::Error::from_raw(errno.raw_os_error())
 }
 
-/// Whether nobody has the directory for a tree.
+/// Whether no process has the directory for a tree.
 fn is_free(dir: &Path) -> bool {
     File::open(dir).is_ok_and(|dir| dir.try_lock().is_ok())
 }
 
-/// `dir` without links before its last part, which isn't looked at.
+/// `dir` without links before its last part, which isn't inspected.
 fn resolved(dir: &Path) -> Result<PathBuf> {
     let name = dir.file_name();
     let name =
@@ -161,7 +161,7 @@ fn mounted_on(dir: &Path) -> Result<Option<Mounted>> {
     }))
 }
 
-/// Whether somebody serves the tree on `dir`. One who doesn't answer is there, and may yet.
+/// Whether a process serves the tree on `dir`. One that doesn't answer is there, and may yet.
 fn is_served(dir: &Path) -> bool {
     let file = dir.join("version");
     let (reports, reported) = mpsc::channel();

@@ -9,7 +9,6 @@ pub(crate) enum Node {
     RootFile(&'static str),
     /// The directory of the GPU with that index.
     Gpu(u32),
-    /// A file of a GPU.
     GpuFile(u32, &'static str),
     /// The directory of a container, by its short id, below a GPU.
     Container(u32, String),
@@ -20,7 +19,7 @@ pub(crate) enum Node {
 const READ: u16 = 0o444;
 const WRITE: u16 = 0o644;
 
-/// Files and their modes. Who isn't root writes nowhere, unlike in the original.
+/// Files and their modes. Users other than root write nowhere, unlike in the original.
 const ROOT_FILES: &[(&str, u16)] = &[
     ("version", READ),
     ("inst_ctl", 0o200),

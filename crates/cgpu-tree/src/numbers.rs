@@ -33,7 +33,7 @@ impl NodeNumbers {
         self.numbers.get(node).copied()
     }
 
-    /// The node's number, of which the kernel is told once more.
+    /// The node's number, which is reported to the kernel once more.
     pub(crate) fn report(&mut self, node: &Node) -> u64 {
         let number = *self.numbers.entry(node.clone()).or_insert_with(|| {
             self.next += 1;
@@ -43,7 +43,7 @@ impl NodeNumbers {
         number
     }
 
-    /// The kernel forgets so many of the times that it was told of that number.
+    /// The kernel forgets so many of the times that it got that number.
     pub(crate) fn forget(&mut self, number: u64, times: u64) {
         let Some((node, reported)) = self.known.get_mut(&number).filter(|_| number != ROOT) else {
             return;

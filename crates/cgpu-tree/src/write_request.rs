@@ -5,7 +5,7 @@ use cgpu_core::units::MIB;
 
 use crate::node::Node;
 
-/// What a write to a file wishes.
+/// What a write to a file requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WriteRequest {
     /// A change to the GPU with that index.
@@ -22,7 +22,7 @@ pub(crate) enum WriteRequest {
     Upgrade,
 }
 
-/// Why a write wishes nothing that can be.
+/// Why a write requests nothing possible.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Senseless {
     /// Nothing can be written there.
@@ -31,11 +31,11 @@ pub(crate) enum Senseless {
     Invalid(String),
 }
 
-/// What `bytes` written to the file of `node` wish.
+/// What `bytes` written to the file of `node` request.
 ///
 /// # Errors
 ///
-/// Where they wish nothing that can be.
+/// If they request nothing possible.
 pub(crate) fn request(node: &Node, bytes: &[u8]) -> Result<WriteRequest, Senseless> {
     let invalid = |why: &str| Senseless::Invalid(why.to_owned());
     let text = std::str::from_utf8(bytes).map_err(|_| invalid("it is no text"))?;
@@ -47,7 +47,7 @@ pub(crate) fn request(node: &Node, bytes: &[u8]) -> Result<WriteRequest, Sensele
         Node::RootFile("upgrade") if value == "1" => Ok(WriteRequest::Upgrade),
         Node::RootFile("upgrade") => Err(invalid("write 1")),
         Node::RootFile("default_memsize") => {
-            // A part of a MiB is no quota, and nothing is a whole GPU.
+            // A part of a MiB is no quota, and nothing is an unlimited GPU.
             let bytes = value.parse::<u64>().ok().filter(|bytes| *bytes == 0 || *bytes >= MIB);
             let bytes = bytes.ok_or_else(|| {
                 invalid("write a number of bytes, 1 MiB or more, or 0 for whole GPUs")
@@ -82,7 +82,7 @@ pub(crate) fn request(node: &Node, bytes: &[u8]) -> Result<WriteRequest, Sensele
     }
 }
 
-/// What a write of 13 bytes to `inst_ctl` wishes; a newline behind them does no harm.
+/// What a write of 13 bytes to `inst_ctl` requests; a newline behind them does no harm.
 fn instance(text: &str) -> Option<WriteRequest> {
     let text = text.strip_suffix('\n').unwrap_or(text);
     if text.len() != 13 || !text.is_ascii() {

@@ -167,7 +167,7 @@ fn unwritable_bundle_is_refused_and_nothing_stays_reserved() {
         run_with_timeout(create.arg(&bundle.directory).arg(&bundle.id), timeout()).exits(1);
     let sentence = format!(
         "cgpu: bundle {}: config.json: Read-only file system (os error 30); make the bundle's \
-         directory writable and give it room",
+         directory writable and give it space",
         bundle.directory.display()
     );
     assert_eq!(created.stderr, format!("{sentence}\n"));
@@ -192,7 +192,7 @@ fn full_disk_leaves_bundle_unchanged_and_nothing_reserved() {
         run_with_timeout(create.args(["create", "--bundle"]).arg(&small).arg("full"), timeout());
     let expected = format!(
         "cgpu: bundle {}: config.json: No space left on device (os error 28); make the bundle's \
-         directory writable and give it room\n",
+         directory writable and give it space\n",
         small.display()
     );
     assert_eq!(created.exits(1).stderr, expected);

@@ -163,7 +163,7 @@ fn full_disk_allows_releases_but_no_reservations() {
         runtime.create(&early).ok();
         host.hook(&["createRuntime"], &reported).ok();
     });
-    let no_space = ": No space left on device (os error 28); make state_dir writable for root and give it room";
+    let no_space = ": No space left on device (os error 28); make state_dir writable for root and give it space";
     let late = host.asking("late", 1);
     // Without an index and without space for one, everything is as right as before.
     for attempt in 0..3 {

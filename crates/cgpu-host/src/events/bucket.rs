@@ -7,7 +7,7 @@ pub struct Bucket {
     burst: u64,
     /// How long one token takes, in microseconds.
     refill_us: u64,
-    /// When the bucket was or will be full again, in microseconds of whoever calls.
+    /// When the bucket was or will be full again, in microseconds of the caller's clock.
     full_at_us: u64,
 }
 

@@ -18,7 +18,7 @@ pub enum Cause {
     Request,
     /// The driver: GPUs, nodes or files that can't be had.
     Driver,
-    /// Nobody would hold the quota.
+    /// The quota would not be enforced.
     Isolation,
     /// cgpu's own files, the configuration, the bundle or the runtime.
     Host,

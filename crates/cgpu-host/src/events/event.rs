@@ -39,15 +39,15 @@ const ENDED_FOR_LEAK: &str = "has a descriptor of the driver's that was opened i
     taken past the quota: the container was ended";
 
 /// The driver refused memory that the quota would have left.
-const REFUSED_BY_DRIVER: &str = "the quota has room and the driver no memory: it keeps some for itself, and programs of \
-    the host and containers with the GPU as a whole take what they want; see who has it (nvidia-smi), or raise \
-    admission.reserve";
+const REFUSED_BY_DRIVER: &str = "the quota has memory left and the driver has none: it keeps some for itself, and \
+    programs of the host and containers with an unlimited GPU take what they want; see which process has it \
+    (nvidia-smi), or raise admission.reserve";
 
 /// A monitor has ended before its container.
 const MONITOR_LOST: &str = "the monitor is lost, and the container's driver calls fail from now on: {why}; create the \
     container again";
 
-/// Why a monitor is lost that has told nothing itself.
+/// Why a monitor is lost that has reported nothing itself.
 pub const MONITOR_KILLED: &str = "it was killed, or the host has no memory left";
 
 /// A program took over a monitor's process.
@@ -57,7 +57,6 @@ const MONITOR_REPLACED: &str = "a newer program goes on in the monitor";
 pub const WARNINGS: [&str; 6] =
     [PAST_THE_MONITOR, AS_SUCCESSOR, OPENED_INSIDE, LEAKED, ENDED_FOR_LEAK, MONITOR_LOST];
 
-/// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -103,7 +102,7 @@ pub struct Share {
     pub index: u32,
     /// `GPU-` or `MIG-` and a UUID.
     pub uuid: String,
-    /// The quota; `None` where the GPU is the container's as a whole.
+    /// The quota; `None` if the container's GPU is unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
 }
@@ -113,9 +112,7 @@ pub struct Share {
 pub struct Event {
     /// When, in microseconds since 1970.
     pub at_us: u64,
-    /// What.
     pub kind: Kind,
-    /// The container's id.
     #[serde(default)]
     pub id: String,
     /// What its engine called it then.
@@ -133,7 +130,7 @@ pub struct Event {
     /// The settings that its quotas come from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_by: Option<String>,
-    /// Who holds its quotas.
+    /// The backend that enforces its quotas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
     /// Why that one.
@@ -151,7 +148,6 @@ pub struct Event {
     /// Index of the GPU that this is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<u32>,
-    /// Its UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_uuid: Option<String>,
     /// The process, by the host's number.
@@ -163,13 +159,11 @@ pub struct Event {
     /// The process's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// What it asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_bytes: Option<u64>,
     /// What was in use then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
-    /// The quota.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
     /// What the process had past the monitor.
@@ -181,13 +175,11 @@ pub struct Event {
     /// The setting of a GPU and its value, as `cgpu set gpu` takes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub setting: Option<String>,
-    /// The compute weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
     /// The priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high_priority: Option<bool>,
-    /// Why.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The same in one word, of a container that isn't made.
@@ -303,7 +295,7 @@ impl Event {
         self
     }
 
-    /// An allocation was refused, for the quota, or by the driver though the quota had room.
+    /// An allocation was refused, for the quota, or by the driver though the quota had memory left.
     #[must_use]
     pub fn allocation_refused(by_driver: bool) -> Self {
         let event = Event::new(Kind::AllocationRefused);
@@ -316,7 +308,7 @@ impl Event {
         Event::new(Kind::Killed).because(PAST_THE_MONITOR)
     }
 
-    /// A process was killed that has a file of the driver's by which memory outlives its maker.
+    /// A process was killed that has a file of the driver's by which memory outlives its creator.
     #[must_use]
     pub fn killed_for_dead_client() -> Self {
         Event::new(Kind::Killed).because(AS_SUCCESSOR)

@@ -95,7 +95,7 @@ impl Filter {
     }
 }
 
-/// What containers are called, as far as events told.
+/// The containers' names, as far as events reported them.
 #[derive(Debug, Default)]
 pub struct Names(BTreeMap<String, String>);
 
@@ -142,7 +142,7 @@ mod tests {
             event("5c00", Some("db")),
         ];
         for (word, expected) in [
-            // Whoever is called as another's id gets nothing of the other's.
+            // A container whose name is another's id gets none of the other's events.
             ("web", &[3][..]),
             ("3f2a", &[0, 1]),
             ("3f2", &[0, 1, 4]),

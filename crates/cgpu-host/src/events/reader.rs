@@ -22,7 +22,7 @@ struct Tail {
     rest: Vec<u8>,
 }
 
-/// Who reads events as they come.
+/// Reads events as they come.
 #[derive(Debug)]
 pub struct Follower {
     store: Store,
@@ -92,7 +92,7 @@ impl Tail {
 
     fn read(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         if self.file.metadata()?.size() < self.read_bytes {
-            // Somebody has emptied it.
+            // It was emptied.
             self.file.seek(SeekFrom::Start(0))?;
             self.read_bytes = 0;
             self.rest.clear();
@@ -153,7 +153,7 @@ mod tests {
         store.append(&event("c")).unwrap();
         assert!(dir.path().join("events.1").exists());
         assert_eq!(ids(&mut follower), ["b", "c"]);
-        // Who had opened it before it was renamed, and writes only now.
+        // A writer that had opened it before it was renamed, and writes only now.
         (&late).write_all(b"\n").unwrap();
         (&late).write_all(event("late").line().as_bytes()).unwrap();
         assert_eq!(ids(&mut follower), ["late"]);
@@ -186,7 +186,7 @@ mod tests {
         let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(other.as_bytes()).unwrap();
         assert_eq!(ids(&mut follower), ["a"]);
-        // Emptied by hand.
+        // Emptied manually.
         file.set_len(0).unwrap();
         file.write_all(b"\n").unwrap();
         assert!(ids(&mut follower).is_empty());

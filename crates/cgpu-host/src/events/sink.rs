@@ -1,7 +1,7 @@
-//! Who tells of one host's containers, or of one container: [`EventSink`].
+//! Reports the events of one host's containers, or of one container: [`EventSink`].
 //!
-//! Nobody waits for it and nothing fails by it: what can't be written into the file stands in the
-//! log, and the other way round.
+//! No caller waits for it or fails by it: what can't be written into the file stands in the log,
+//! and the other way round.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,4 +1,4 @@
-//! The file of events: lines of JSON, added at the end by whoever has something to tell.
+//! The file of events: lines of JSON, added at the end by each process that reports an event.
 //!
 //! ```text
 //! STATE_DIR/events      the newest
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A line is one write to the end of the file, which the kernel makes as a whole. A file that is full
-//! is renamed by whoever finds it so and gets its lock at once; nobody waits for anybody. Must not
-//! know what a line says.
+//! is renamed by the process that finds it so and gets its lock at once; no process waits for another.
+//! Must not know what a line says.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -48,7 +48,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Where it can't be written; or the file is full, and who was about to rename it has stopped.
+    /// If it can't be written; or the file is full, and the process that was about to rename it has stopped.
     pub fn append(&self, event: &Event) -> io::Result<()> {
         let line = event.line();
         let (mut file, bytes) = self.open()?;
@@ -83,7 +83,7 @@ impl Store {
         }
     }
 
-    /// Renames `full`, unless somebody has or is about to.
+    /// Renames `full`, unless another process has or is about to.
     fn rotate(&self, full: &File) -> io::Result<()> {
         let [newest, before] = &self.files;
         if full.try_lock().is_err() {

@@ -3,7 +3,7 @@
 //! `STATE_DIR/inventory.json`, 0600: `{"version":2,"fingerprint":{…},"gpus":[…]}`, the
 //! GPUs as in an inventory file. Replaced as a whole by a rename. A cache is never worth
 //! an error when it is read: missing, damaged, of another version or of another state of
-//! the driver, it is simply not there, and whoever then writes it learns why it can't be.
+//! the driver, it is simply not there, and the process that then writes it learns why it can't be.
 //!
 //! That a GPU is lost, or was reset and is well again, shows in NVML alone: the cache
 //! learns it with the next `cgpu gpus --refresh`.
@@ -41,18 +41,14 @@ pub enum CacheError {
         path.display()
     )]
     Directory {
-        /// The directory.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
     /// The file can't be written.
     #[error("can't write {}; run as root, or correct state_dir", path.display())]
     Write {
-        /// The file.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },

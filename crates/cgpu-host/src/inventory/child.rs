@@ -26,65 +26,57 @@ pub enum ChildError {
     Load(#[from] LoadError),
     /// The child can't be started.
     #[error(
-        "can't run {} to list the GPUs; install it, and run `cgpu gpus --refresh` by hand to see",
+        "can't run {} to list the GPUs; install it, and run `cgpu gpus --refresh` manually to see",
         program.display()
     )]
     Start {
-        /// The program.
         program: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
     /// The child can't be watched.
-    #[error("lost sight of {} gpus --refresh; run `cgpu gpus --refresh` by hand to see", program.display())]
+    #[error("lost sight of {} gpus --refresh; run `cgpu gpus --refresh` manually to see", program.display())]
     Watch {
-        /// The program.
         program: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
     /// It took too long.
     #[error(
         "{} gpus --refresh did not list the GPUs within {limit:?} and was killed{}{}; run `cgpu \
-         gpus --refresh` by hand to see",
+         gpus --refresh` manually to see",
         program.display(),
         if *reaped { "" } else { " but does not end: the driver hangs, see the kernel's log" },
         quoted(said)
     )]
     TooSlow {
-        /// The program.
         program: PathBuf,
         /// How long it had.
         limit: Duration,
-        /// Whether it is gone.
+        /// Whether it has exited.
         reaped: bool,
         /// What it printed on standard error.
         said: String,
     },
     /// It failed.
     #[error(
-        "{} gpus --refresh failed ({status}){}; run `cgpu gpus --refresh` by hand to see",
+        "{} gpus --refresh failed ({status}){}; run `cgpu gpus --refresh` manually to see",
         program.display(),
         quoted(said)
     )]
     Failed {
-        /// The program.
         program: PathBuf,
-        /// How it ended.
         status: ExitStatus,
         /// What it printed on standard error.
         said: String,
     },
     /// It succeeded, and printed no list.
     #[error(
-        "{} gpus --format json printed no list of GPUs{}; run `cgpu gpus` by hand to see",
+        "{} gpus --format json printed no list of GPUs{}; run `cgpu gpus` manually to see",
         program.display(),
         quoted(said)
     )]
     NoList {
-        /// The program.
         program: PathBuf,
         /// What it printed on standard error.
         said: String,
@@ -95,13 +87,12 @@ pub enum ChildError {
     /// It succeeded, and the cache still doesn't hold.
     #[error(
         "{} gpus --refresh left no inventory of the present GPUs in {}{}; run `cgpu gpus \
-         --refresh` by hand to see, and whether it uses the same state_dir",
+         --refresh` manually to see, and whether it uses the same state_dir",
         program.display(),
         state_dir.display(),
         quoted(said)
     )]
     InVain {
-        /// The program.
         program: PathBuf,
         /// Where the cache should be.
         state_dir: PathBuf,
@@ -134,7 +125,7 @@ pub fn refreshed(
     })
 }
 
-/// The GPUs, for who can't write the cache: those that are [`cached`], else those that `CGPU [CONFIG_ARGS…]
+/// The GPUs, for a caller that can't write the cache: those that are [`cached`], else those that `CGPU [CONFIG_ARGS…]
 /// gpus` prints within `limit`.
 ///
 /// # Errors
@@ -240,7 +231,7 @@ mod tests {
         /// A program that stands for `cgpu`.
         ///
         /// Another process writes it: had we its descriptor open for writing while a
-        /// test beside this one forks, running it would fail with ETXTBSY.
+        /// test that runs next to this one forks, running it would fail with ETXTBSY.
         fn cgpu(&self, script: &str) -> PathBuf {
             let path = self.proc.beside("cgpu");
             let status = Command::new("/bin/sh")
@@ -351,13 +342,13 @@ mod tests {
             sentence(&error),
             format!(
                 "{} gpus --refresh did not list the GPUs within 1.5s and was killed, saying \
-                 \"waiting\"; run `cgpu gpus --refresh` by hand to see",
+                 \"waiting\"; run `cgpu gpus --refresh` manually to see",
                 host.proc.beside("cgpu").display()
             )
         );
         for pid in fs::read_to_string(pids).unwrap().split_whitespace() {
-            // The second was the child's child: it dies when it next runs, and whoever
-            // inherits it reaps it in time.
+            // The second was the child's child: it dies when it next runs, and the process
+            // that inherits it reaps it in time.
             let status = || fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
             let is_dead = |status: &str| {
                 status.is_empty() || ["State:\tZ", "State:\tX"].iter().any(|s| status.contains(s))
@@ -377,7 +368,7 @@ mod tests {
             sentence(&error.unwrap_err()),
             format!(
                 "{} gpus --refresh failed (exit status: 3), saying \"cgpu: NVML; is \u{fffd}unwell\"; \
-                 run `cgpu gpus --refresh` by hand to see",
+                 run `cgpu gpus --refresh` manually to see",
                 host.proc.beside("cgpu").display()
             )
         );
@@ -421,7 +412,7 @@ mod tests {
             error,
             format!(
                 "{} gpus --refresh left no inventory of the present GPUs in {}; run `cgpu gpus \
-                 --refresh` by hand to see, and whether it uses the same state_dir",
+                 --refresh` manually to see, and whether it uses the same state_dir",
                 host.proc.beside("cgpu").display(),
                 host.settings.state_dir.display()
             )
@@ -435,7 +426,7 @@ mod tests {
         assert_eq!(
             sentence(&error.unwrap_err()),
             "can't run /nonexistent/cgpu to list the GPUs; install it, and run `cgpu gpus \
-             --refresh` by hand to see: No such file or directory (os error 2)"
+             --refresh` manually to see: No such file or directory (os error 2)"
         );
     }
 }

@@ -1,7 +1,7 @@
 //! Inventory files: the GPUs as an administrator, or `cgpu gpus --format json`, wrote
 //! them.
 //!
-//! Owns reading and explaining what is wrong with one. Must not know who asks, nor
+//! Owns reading and explaining what is wrong with one. Must not know the caller, nor
 //! whether a driver is there. Everything in a file is checked before any of it is used.
 
 use std::fs::File;
@@ -27,9 +27,7 @@ pub enum FileError {
         path.display()
     )]
     Unreadable {
-        /// The file.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },
@@ -39,10 +37,7 @@ pub enum FileError {
          [inventory]",
         path.display()
     )]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-    },
+    TooLong { path: PathBuf },
     /// It is no JSON, or no list.
     #[error(
         "the inventory file {} is not a JSON list of GPUs; `cgpu gpus --format json` shows the \
@@ -50,9 +45,7 @@ pub enum FileError {
         path.display()
     )]
     NotAList {
-        /// The file.
         path: PathBuf,
-        /// What the parser said.
         #[source]
         source: serde_json::Error,
     },
@@ -64,20 +57,17 @@ pub enum FileError {
         field.as_ref().map(|field| format!(", field {field}")).unwrap_or_default()
     )]
     BadEntry {
-        /// The file.
         path: PathBuf,
         /// Which entry, the first being 1.
         number: usize,
         /// Which field, where one alone is wrong.
         field: Option<String>,
-        /// What the parser said.
         #[source]
         source: serde_json::Error,
     },
     /// Two entries say they are one GPU.
     #[error("the inventory file {} lists a GPU twice; correct it", path.display())]
     Contradiction {
-        /// The file.
         path: PathBuf,
         /// Which.
         #[source]
@@ -90,13 +80,11 @@ pub enum FileError {
         path.display()
     )]
     SharedMinor {
-        /// The file.
         path: PathBuf,
         /// Index of one.
         first: u32,
         /// Index of the other.
         second: u32,
-        /// The number.
         minor: u32,
     },
 }
@@ -120,7 +108,7 @@ pub fn load(path: &Path) -> Result<Inventory, FileError> {
 /// The inventory that `text` holds; `path` is for messages.
 fn parse(path: &Path, text: &[u8]) -> Result<Inventory, FileError> {
     let gpus: Vec<Gpu> = serde_json::from_slice(text).map_err(|e| explain(path, text, e))?;
-    // Two quotas on one device node would promise the same memory twice.
+    // Two quotas on one device node would reserve the same memory twice.
     for (at, gpu) in gpus.iter().enumerate() {
         let twin = gpus[..at].iter().find(|other| {
             other.minor == gpu.minor

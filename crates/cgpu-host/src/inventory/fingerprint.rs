@@ -1,15 +1,15 @@
-//! What tells one state of the driver from another without asking NVML.
+//! What distinguishes one state of the driver from another without asking NVML.
 //!
 //! Owns reading `/proc`: boot, driver version, the GPUs bound to the driver, the MIG
 //! instances. Must not know what a cache does with it. Every read is bounded.
 //!
-//! A GPU that nobody has opened yet may not know its UUID, and one whose power can't be
+//! A GPU that no process has opened yet may not know its UUID, and one whose power can't be
 //! raised prints nothing at all (kernel-open/nvidia/nv-procfs.c,
 //! `nv_procfs_read_gpu_info`); so what is unknown agrees with everything, or a host
-//! without persistence mode would ask NVML on every create. Reading that file wakes a
-//! GPU that is suspended, which takes long, but only laptops suspend theirs.
+//! without persistence mode would ask NVML on every container creation. Reading that file
+//! wakes a GPU that is suspended, which takes long, but only laptops suspend theirs.
 //!
-//! MIG instances can be told apart by their numbers only: one destroyed and made again
+//! MIG instances can be distinguished by their numbers only: one destroyed and recreated
 //! with another size under the same number looks the same.
 
 use std::fs::{self, File};
@@ -52,7 +52,7 @@ pub struct KernelGpu {
     pub excluded: Option<bool>,
 }
 
-/// Why the driver's state can't be told.
+/// Why the driver's state can't be determined.
 #[derive(Debug, Error)]
 pub enum FingerprintError {
     /// There is no driver.
@@ -66,11 +66,10 @@ pub enum FingerprintError {
         path: PathBuf,
     },
     /// A file that must be there can't be read.
-    #[error("can't read {}, which tells the state of the NVIDIA driver", path.display())]
+    #[error("can't read {}, which reports the state of the NVIDIA driver", path.display())]
     Unreadable {
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
         #[source]
         source: io::Error,
     },

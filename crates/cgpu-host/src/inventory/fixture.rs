@@ -17,7 +17,7 @@ pub(super) fn sentence(error: &dyn Error) -> String {
     sentence
 }
 
-/// A directory that looks like `/proc` with NVIDIA's driver, and room for state.
+/// A directory that looks like `/proc` with NVIDIA's driver, and space for state.
 #[derive(Debug)]
 pub(super) struct Proc {
     directory: TempDir,

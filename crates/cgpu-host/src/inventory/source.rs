@@ -13,7 +13,7 @@ use cgpu_core::gpu::Inventory;
 /// Where to learn of the GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Who knows them.
+    /// What knows them.
     pub source: Source,
     /// Where the driver's user-space files are: `/`, or where a container put them.
     pub driver_root: PathBuf,
@@ -25,17 +25,16 @@ pub struct Settings {
     pub reserve_mib: u64,
 }
 
-/// Who knows the GPUs: `source` under `[inventory]`.
+/// What knows the GPUs: `source` under `[inventory]`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Source {
     /// The driver.
     #[default]
     Auto,
-    /// An inventory file.
     File(PathBuf),
 }
 
-/// Why there is no telling which GPUs this host has.
+/// Why it can't be determined which GPUs this host has.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// The inventory file.

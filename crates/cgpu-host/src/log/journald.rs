@@ -1,7 +1,7 @@
 //! journald as a place for the log: each line is a datagram to its socket, in its native protocol.
 //!
-//! Nobody waits for journald: where it has stopped and its queue is full, a line is lost. MESSAGE is
-//! what the log's file would have; each field stands beside it as `CGPU_FIELD`.
+//! No process waits for journald: if it has stopped and its queue is full, a line is lost. MESSAGE is
+//! what the log's file would have; each field stands next to it as `CGPU_FIELD`.
 
 use std::fmt::Debug;
 use std::io;
@@ -23,7 +23,7 @@ pub(super) const SOCKET: &str = "/run/systemd/journal/socket";
 /// Most bytes of a field.
 const MOST_BYTES: usize = 4096;
 
-/// Who sends lines to journald.
+/// Sends lines to journald.
 #[derive(Debug)]
 pub(super) struct Journald {
     socket: UnixDatagram,
@@ -36,7 +36,7 @@ impl Journald {
     ///
     /// # Errors
     ///
-    /// Where no socket can be made. Whether anybody listens shows with each line.
+    /// If no socket can be made. Whether a process listens shows with each line.
     pub(super) fn new(path: impl Into<PathBuf>, fields: Fields) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
         socket.set_nonblocking(true)?;
@@ -55,7 +55,7 @@ impl<S: Subscriber> Layer<S> for Journald {
         if let Some(id) = self.fields.id().filter(|_| !found.has("id")) {
             found.0.push(("id".into(), id.into()));
         }
-        // Nobody is left to tell where this fails.
+        // If this fails, there is no place left to report it.
         let bytes = datagram(*event.metadata().level(), &message, &found.0);
         let _ = self.socket.send_to(&bytes, &self.path);
     }
@@ -148,7 +148,7 @@ mod tests {
         let subscriber = tracing_subscriber::registry().with(journald);
         tracing::subscriber::with_default(subscriber, || {
             tracing::info!(pid = 7, "refused: {}", "x");
-            // The queue is full after a few, and nobody reads.
+            // The queue is full after a few, and no process reads.
             for _ in 0..10_000 {
                 tracing::warn!(id = "other", "killed");
             }

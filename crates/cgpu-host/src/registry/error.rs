@@ -11,13 +11,14 @@ use super::LOCK_TIMEOUT;
 #[derive(Debug, Error)]
 pub enum RegistryError {
     /// A file operation failed.
-    #[error("state directory: {action} {}: {source}; make state_dir writable for root and give it room", path.display())]
+    #[error(
+        "state directory: {action} {}: {source}; make state_dir writable for root and give it space",
+        path.display()
+    )]
     File {
         /// What was tried.
         action: &'static str,
-        /// On which file.
         path: PathBuf,
-        /// Why it failed.
         #[source]
         source: io::Error,
     },
@@ -27,18 +28,10 @@ pub enum RegistryError {
          see who made this one",
         path.display()
     )]
-    Untrusted {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        reason: &'static str,
-    },
-    /// Who looks isn't who keeps it.
+    Untrusted { path: PathBuf, reason: &'static str },
+    /// The caller isn't root, whose directory it is.
     #[error("state directory {}: it is root's; run this as root (sudo)", path.display())]
-    NotRoot {
-        /// The directory.
-        path: PathBuf,
-    },
+    NotRoot { path: PathBuf },
     /// The directory is everybody's: to close it would take it from them.
     #[error(
         "state directory {}: others may enter it, and it holds {found}, which is not cgpu's; \
@@ -46,12 +39,11 @@ pub enum RegistryError {
         path.display()
     )]
     Shared {
-        /// The directory.
         path: PathBuf,
         /// Something else that is in it.
         found: String,
     },
-    /// Somebody holds the lock.
+    /// Another process holds the lock.
     #[error("state directory: {} is locked for more than {} s; see who holds it with `fuser {}`", path.display(), LOCK_TIMEOUT.as_secs(), path.display())]
     Locked {
         /// The lock's file.
@@ -60,7 +52,6 @@ pub enum RegistryError {
     /// What was set of the GPUs can't be read.
     #[error("settings {}: {source}; remove the file to go by the configuration again", path.display())]
     DamagedSettings {
-        /// The file.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -71,7 +62,6 @@ pub enum RegistryError {
     Damaged {
         /// Its file.
         path: PathBuf,
-        /// Why.
         #[source]
         source: serde_json::Error,
     },
@@ -86,7 +76,6 @@ pub enum RegistryError {
     Ambiguous {
         /// The id, its beginning, or the name.
         id: String,
-        /// How many.
         count: usize,
     },
     /// The container is registered already, and lives.
@@ -94,7 +83,6 @@ pub enum RegistryError {
         "container {id} of {root} is registered already and {by}; use another id, or delete that one"
     )]
     InUse {
-        /// The container's id.
         id: String,
         /// Its runtime's root.
         root: String,

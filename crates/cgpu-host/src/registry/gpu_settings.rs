@@ -1,7 +1,7 @@
 //! What was set of the GPUs: the file `gpus` of the state directory, a JSON object by UUID.
 //!
-//! Owns the file. What nobody has set isn't in it, so that the configuration goes for that. It lies
-//! where the records lie: it outlasts every process, and ends with the boot where the state
+//! Owns the file. What isn't set isn't in it, so that the configuration applies to that. It lies
+//! where the records lie: it outlasts every process, and ends with the boot if the state
 //! directory is on a tmpfs. Must not know which values are possible.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,6 @@ use super::{Locked, Registry, RegistryError};
 use crate::atomic_file::replace;
 use cgpu_core::plan::GpuChange;
 
-/// The file's name.
 const FILE: &str = "gpus";
 
 /// What was set of a GPU; what wasn't is `None`.
@@ -51,7 +50,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where the file can't be read: then it isn't known what may be promised.
+    /// If the file can't be read: then it isn't known what may be reserved.
     pub fn gpu_settings(&self) -> Result<BTreeMap<String, GpuSettings>, RegistryError> {
         read_settings(&self.dir.join(FILE))
     }

@@ -1,6 +1,6 @@
 //! What was set of the host: the file `host` of the state directory, a JSON object.
 //!
-//! Owns the file. What nobody has set isn't in it, so that the configuration goes for that. It outlasts every
+//! Owns the file. What isn't set isn't in it, so that the configuration applies to that. It outlasts every
 //! process, as the records do. Must not know which values are possible.
 
 use std::path::Path;
@@ -11,13 +11,12 @@ use serde::{Deserialize, Serialize};
 use super::gpu_settings::{read_settings, write_settings};
 use super::{Locked, Registry, RegistryError};
 
-/// The file's name.
 const FILE: &str = "host";
 
 /// What was set of the host; what wasn't is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostSettings {
-    /// What a container gets of each GPU that names GPUs and asks for no quota, in MiB; 0 is the GPU as a whole.
+    /// What a container gets of each GPU that names GPUs and asks for no quota, in MiB; 0 is the GPU without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_memory_mib: Option<u64>,
 }
@@ -32,8 +31,8 @@ impl Registry {
         read_settings(&self.dir.join(FILE))
     }
 
-    /// Whether nothing was set of the host whose state directory that is: told by one look, for every create
-    /// asks.
+    /// Whether nothing was set of the host whose state directory that is: determined by one check, because every
+    /// container creation asks.
     #[must_use]
     pub fn is_host_unset(state_dir: &Path) -> bool {
         let file = fs::symlink_metadata(state_dir.join(FILE));

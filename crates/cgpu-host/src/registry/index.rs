@@ -20,7 +20,6 @@ use cgpu_core::plan::Holding;
 /// Which state of the world an index describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stamp {
-    /// The boot.
     pub(super) boot_id: String,
     /// When the records' directory last changed, in nanoseconds.
     pub(super) changed_ns: i128,

@@ -1,10 +1,10 @@
 //! Whether a record is still needed. Pure: the world is asked by [`Facts`].
 //!
-//! Others go on while we look: the runtime writes its state and ends, somebody hands a record on
-//! to the container's process. So each fact is true of one moment only, and what matters is the
-//! order of the questions. A record that is held by the runtime, and after it by the process that
-//! the runtime's state names, is over only where the runtime had ended *before* the state named
-//! nobody: the runtime writes its state first, and ends then.
+//! Other processes go on during a check: the runtime writes its state and exits, another process hands
+//! a record on to the container's process. So each fact is true of one moment only, and what matters is
+//! the order of the questions. A record that is held by the runtime, and after it by the process that
+//! the runtime's state names, is finished only if the runtime had exited *before* the state named
+//! no process: the runtime writes its state first, and exits then.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::process::ProcessId;
 pub(super) enum First {
     /// A process that lives.
     Alive(ProcessId),
-    /// Nobody: there is no state, or its process has ended.
+    /// There is no state, or its process has exited.
     NoProcess,
     /// It can't be read: a container may live by it.
     Unknown,
@@ -24,16 +24,16 @@ pub(super) enum First {
 
 /// What can be asked of the world; an answer is true of the moment in which it is given.
 pub(super) trait Facts {
-    /// Whether that very process is there; one that can't be looked at is.
+    /// Whether that very process is there; one that can't be checked is.
     fn is_alive(&mut self, process: ProcessId) -> bool;
 
-    /// Whom the runtime's state names.
+    /// The process that the runtime's state names.
     fn first(&mut self, state_file: &Path) -> First;
 
     /// Whether that many seconds have passed since the boot.
     fn is_past(&mut self, boot_s: u64) -> bool;
 
-    /// Whether a bundle is there; one that can't be looked at is.
+    /// Whether a bundle is there; one that can't be checked is.
     fn has_bundle(&mut self, bundle: &Path) -> bool;
 }
 
@@ -66,8 +66,8 @@ pub(super) fn is_over(record: &Record, boot_id: &str, facts: &mut impl Facts) ->
     }
 }
 
-/// Whether the processes of `record` are of another boot than that of `boot_id`. Where the kernel
-/// tells no id, or told none when the record was made, nobody can say so.
+/// Whether the processes of `record` are of another boot than that of `boot_id`. If the kernel
+/// reports no id, or reported none when the record was made, that can't be determined: `false`.
 pub(super) fn is_of_another_boot(record: &Record, boot_id: &str) -> bool {
     !boot_id.is_empty() && !record.boot_id.is_empty() && record.boot_id != boot_id
 }
@@ -104,7 +104,7 @@ mod tests {
         record(Holder::Launched { by: BY, state_file: "/r/a/state.json".into() })
     }
 
-    /// A step of those who make, use and end a container. A step that can't be taken in the state
+    /// A step of the processes that make, use and end a container. A step that can't be taken in the state
     /// of the world is none.
     #[derive(Debug, Clone, Copy)]
     enum Step {
@@ -114,7 +114,7 @@ mod tests {
         Writes,
         /// The launcher ends: after its work, or killed before.
         LauncherEnds,
-        /// Somebody who has the lock writes down whom the state names.
+        /// A process that has the lock writes down which process the state names.
         Settles,
         /// The container's process ends.
         InitEnds,
@@ -241,9 +241,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4096))]
 
-        /// However create, the launcher's end, other lookers and the container's end come between
-        /// the questions: what is told to be over is over. Whoever collects has the lock, so
-        /// nobody settles meanwhile; who only looks has not, and reads the record once more.
+        /// However a container creation, the launcher's exit, other readers and the container's end come
+        /// between the questions: a container that is reported as finished is finished. The collector has the
+        /// lock, so no process settles meanwhile; a reader has not, and reads the record once more.
         #[test]
         fn no_interleaving_reports_a_live_container_as_finished(
             before in steps(),
@@ -267,7 +267,7 @@ mod tests {
             }
         }
 
-        /// And what is over is told so when everything is at rest: nothing is kept for ever.
+        /// And a finished container is reported as finished when everything is at rest: nothing is retained for ever.
         #[test]
         fn finished_container_is_reported_as_finished(before in steps()) {
             let mut world = World::new();
@@ -315,7 +315,7 @@ mod tests {
         assert!(is_over(&launched(), "another", &mut Blind), "nothing of an earlier boot lives");
         assert!(
             !is_over(&launched(), "", &mut Blind),
-            "a kernel that tells no boot proves nothing"
+            "a kernel that reports no boot proves nothing"
         );
     }
 }

@@ -3,7 +3,7 @@
 //! On disk, under `state_dir` (root's, 0700):
 //!
 //! ```text
-//! lock               held (flock) by whoever changes anything
+//! lock               held (flock) by the process that changes anything
 //! containers/NAME    a record a container, as JSON; the truth
 //! index              what admission needs of all records; derived, see `index`
 //! shares/UUID        what containers have of a GPU's computing time; derived, see `share`
@@ -11,8 +11,8 @@
 //!
 //! Crash-safe at any instruction: a record appears and disappears in one step, and the
 //! index is dropped before the records change and written after, so that one that
-//! exists is true. Removing a record needs no room on the disk. Must not know what a
-//! backend does: whoever collects stale records ends their isolation first.
+//! exists is true. Removing a record needs no space on the disk. Must not know what a
+//! backend does: the collector of stale records ends their isolation first.
 
 mod error;
 mod gpu_settings;
@@ -47,13 +47,13 @@ use error::failed;
 use index::{Entry, Life};
 use process_facts::World;
 
-/// How long to wait for the lock; a create holds it for less than a millisecond.
+/// How long to wait for the lock; a container creation holds it for less than a millisecond.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many processes a quick look compares by their start time, too.
+/// How many processes a quick check compares by their start time, too.
 const CLOSE_CHECKS: usize = 4;
 
-/// What lies in a state directory besides what is known by parts of its name.
+/// What lies in a state directory in addition to what is known by parts of its name.
 const OWN_NAMES: &[&str] = &[
     "containers",
     "driver",
@@ -79,7 +79,7 @@ pub struct Registry {
     boot_id: String,
 }
 
-/// The registry while nobody else can change it.
+/// The registry while no other process can change it.
 #[derive(Debug)]
 pub struct Locked<'a> {
     registry: &'a Registry,
@@ -87,10 +87,10 @@ pub struct Locked<'a> {
     _lock: File,
 }
 
-/// How closely to look for stale records.
+/// How closely to check for stale records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StaleCheck {
-    /// Every pid, and the start times of a few: what a create can afford.
+    /// Every pid, and the start times of a few: what a container creation can afford.
     Quick,
     /// Everything: before a refusal, and for `cgpu gc`.
     Close,
@@ -110,12 +110,12 @@ impl Registry {
         Ok(registry)
     }
 
-    /// The registry in `dir` for those who only look: nothing is made or changed, and one
+    /// The registry in `dir` for readers: nothing is made or changed, and one
     /// that isn't there is empty.
     ///
     /// # Errors
     ///
-    /// Where a create would not trust the directory either.
+    /// If a container creation would not trust the directory either.
     pub fn open_read_only(dir: &Path, boot_id: String) -> Result<Self, RegistryError> {
         let registry = Registry { dir: dir.to_owned(), boot_id };
         for dir in [dir, &registry.containers()] {
@@ -186,7 +186,7 @@ impl Registry {
     ///
     /// # Errors
     ///
-    /// Where the directory can't be looked at.
+    /// If the directory can't be inspected.
     pub fn stamp(&self) -> Result<Stamp, RegistryError> {
         let path = self.containers();
         let meta = fs::metadata(&path).map_err(failed("cannot read", &path))?;
@@ -220,7 +220,7 @@ impl Registry {
     }
 
     /// Every record of a container that isn't gone, and why each of the others can't be read: for
-    /// those who show what there is.
+    /// commands that show what there is.
     ///
     /// # Errors
     ///
@@ -261,7 +261,7 @@ impl Registry {
         }
     }
 
-    /// Every record of a container that isn't gone, for those who look without the lock.
+    /// Every record of a container that isn't gone, for readers without the lock.
     ///
     /// # Errors
     ///
@@ -274,7 +274,7 @@ impl Registry {
     /// `record` as it is now; `None` where its container is gone.
     fn if_living(&self, mut record: Record) -> Result<Option<Record>, RegistryError> {
         while self.is_stale(&record) {
-            // Somebody who has the lock may have handed it on to another holder.
+            // A process that has the lock may have handed it on to another holder.
             match self.find(&record.key)? {
                 Some(now) if now != record => record = now,
                 _ => return Ok(None),
@@ -283,7 +283,7 @@ impl Registry {
         Ok(Some(record))
     }
 
-    /// Whether nothing keeps `record` alive any more. Who asks so has the lock, so that nobody
+    /// Whether nothing keeps `record` alive any more. The caller has the lock, so that no other process
     /// hands the record on to another holder; without, see [`living`](Self::living).
     #[must_use]
     pub fn is_stale(&self, record: &Record) -> bool {
@@ -312,7 +312,6 @@ impl Locked<'_> {
         read.filter_map(Result::transpose).collect()
     }
 
-    /// The registry.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         self.registry
@@ -407,7 +406,7 @@ impl Locked<'_> {
     pub fn stale(&self, open_read_only: StaleCheck) -> Result<Vec<Record>, RegistryError> {
         let now_s = boot_time_s();
         let count = self.entries.len();
-        // Which ones get the closer look changes from create to create.
+        // Which ones get the closer check changes from one container creation to the next.
         let first = match count {
             0 => 0,
             count => {
@@ -442,8 +441,8 @@ impl Locked<'_> {
         Ok(stale)
     }
 
-    /// Forgets what the index has of records that are there no more: somebody removed them by hand
-    /// while another had the lock, who wrote the index after that.
+    /// Forgets what the index has of records that are there no more: they were removed manually
+    /// while another process had the lock, which wrote the index after that.
     ///
     /// # Errors
     ///
@@ -564,7 +563,7 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
         for entry in fs::read_dir(dir).map_err(failed("cannot list", dir))? {
             let name = entry.map_err(failed("cannot list", dir))?.file_name();
             let name = name.to_string_lossy();
-            // What is written is beside it, under a name that contains its own.
+            // What is written is next to it, under a name that contains its own.
             let ours = [".json", "driver.cache"].iter().any(|of| name.contains(of));
             let ours = ours || OWN_NAMES.contains(&&*name);
             if !ours {
@@ -577,7 +576,7 @@ fn secure_dir(dir: &Path) -> Result<(), RegistryError> {
     Ok(())
 }
 
-/// That nobody else can have put anything into `dir`.
+/// Checks that no other user can have put anything into `dir`.
 fn trusted(dir: &Path, meta: &fs::Metadata) -> Result<(), RegistryError> {
     let untrusted = |reason| RegistryError::Untrusted { path: dir.to_owned(), reason };
     if meta.uid() == 0 && !geteuid().is_root() {

@@ -1,6 +1,6 @@
-//! Tells processes that files of a directory have changed: [`Notice`], a word that all have mapped.
+//! Reports to processes that a directory's files have changed: [`Notice`], a word that all have mapped.
 //!
-//! Whoever changes a file counts up, and wakes those that wait (futex(2)). inotify would do as well, but
+//! A process that changes a file counts up, and wakes those that wait (futex(2)). inotify would do as well, but
 //! the kernel gives each user few instances of that (`fs.inotify.max_user_instances`, 128), which
 //! others on the host need, and there are as many monitors as containers.
 #![allow(unsafe_code, reason = "a file that many processes have mapped is raw memory")]
@@ -40,19 +40,19 @@ impl Notice {
         let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(dir.join(FILE))?;
         if file.metadata()?.len() < BYTES as u64 {
-            // With room for it: a page that can't be had later would end whoever touches it.
+            // With space for it: a page that can't be had later would end the process that touches it.
             rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, BYTES as u64)?;
         }
         Ok(Notice { map: MmapRaw::map_raw(&file)? })
     }
 
     fn word(&self) -> &AtomicU32 {
-        // SAFETY: the mapping begins at a page, has room for the word and lives as long as `self`; the
+        // SAFETY: the mapping begins at a page, has space for the word and lives as long as `self`; the
         // word is accessed as an atomic only, by all processes, and the file is never made shorter.
         unsafe { AtomicU32::from_ptr(self.map.as_mut_ptr().cast::<u32>()) }
     }
 
-    /// How often there was a change. Ask before you look at what may change.
+    /// How often there was a change. Ask before you read what may change.
     #[must_use]
     pub fn changes(&self) -> u32 {
         self.word().load(Ordering::Acquire)
@@ -70,7 +70,7 @@ impl Notice {
             tv_sec: i64::try_from(most.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: most.subsec_nanos().into(),
         };
-        // A signal, a change before that, the time: the caller looks again.
+        // A signal, a change before that, the time: the caller checks again.
         let _ = wait(self.word(), Flags::empty(), known, Some(&most));
     }
 }

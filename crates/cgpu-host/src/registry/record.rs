@@ -8,19 +8,17 @@ use serde::{Deserialize, Serialize};
 use crate::process::ProcessId;
 use cgpu_core::plan::{Holding, LEAKED_MARK, Plan};
 
-/// What tells containers apart: an id is unique within its runtime's root only.
+/// What distinguishes containers: an id is unique within its runtime's root only.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key {
     /// The runtime's root without links; for a hook called alone, the bundle.
     pub root: String,
-    /// The container's id.
     pub id: String,
 }
 
-/// A container and what it was promised.
+/// A container and what is reserved for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Which container.
     #[serde(flatten)]
     pub key: Key,
     /// The bundle's directory without links; empty where it isn't known yet.
@@ -29,13 +27,13 @@ pub struct Record {
     pub short_id: String,
     /// The boot in which the processes below ran.
     pub boot_id: String,
-    /// Who keeps the promise alive.
+    /// What keeps the reservation alive.
     pub holder: Holder,
-    /// What was promised.
+    /// What is reserved.
     pub plan: Plan,
 }
 
-/// Who keeps a promise alive; when it ends, the record is stale.
+/// What keeps a reservation alive; when it ends, the record is stale.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
 pub enum Holder {
@@ -46,18 +44,18 @@ pub enum Holder {
         by: ProcessId,
     },
     /// The runtime that is making the container, and after it the process that its own
-    /// state of the container names: nothing else tells us that the container exists.
+    /// state of the container names: nothing else reports to us that the container exists.
     Launched {
         /// The runtime.
         by: ProcessId,
         /// The file of its state, made while the container is.
         state_file: PathBuf,
     },
-    /// Nobody yet: podman's `precreate` ends before the container is made.
+    /// No process yet: podman's `precreate` exits before the container is made.
     Announced {
-        /// Seconds since boot after which nobody will come for it.
+        /// Seconds since boot after which no process will come for it.
         until_boot_s: u64,
-        /// The engine's process that makes the container, if it is known: nobody comes after its end.
+        /// The engine's process that makes the container, if it is known: no process comes after its exit.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<ProcessId>,
     },

@@ -1,7 +1,7 @@
 //! What containers have of a GPU's computing time: a file a GPU in `STATE_DIR/shares`, by its UUID.
 //!
-//! Derived from the records and what was set of the GPUs, and written anew whenever these change;
-//! monitors follow it. A GPU on which nobody has a quota has none. Owns the file's form.
+//! Derived from the records and what was set of the GPUs, and written again whenever these change;
+//! monitors follow it. A GPU on which no container has a quota has no file. Owns the file's form.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,7 @@ impl Share {
             let all = self.rounds.values().map(|round| round.us).fold(0, u64::saturating_add);
             return Some(own / all.max(1) as f64);
         };
-        // Who is never off shares with whoever's turn it is.
+        // A container that is never off shares with the one whose time window it is.
         let is_always = |short_id: &str| self.turns(short_id).is_none();
         let of = |(short_id, round): (&String, &Period)| is_always(short_id).then_some(round.us);
         let always = self.rounds.iter().filter_map(of).fold(0, u64::saturating_add);
@@ -100,7 +100,7 @@ pub fn read(state_dir: &Path, uuid: &str) -> io::Result<Option<Share>> {
     }
 }
 
-/// Writes it, and tells monitors; `None` removes it. The directory is there.
+/// Writes it, and notifies monitors; `None` removes it. The directory is there.
 ///
 /// # Errors
 ///
@@ -122,12 +122,12 @@ pub fn write(state_dir: &Path, uuid: &str, share: Option<&Share>) -> io::Result<
 }
 
 impl Locked<'_> {
-    /// Tells the monitors of the containers on the GPU with that UUID what each has of its computing
-    /// time, where that is another than before; `rules_of` these containers says what goes for it.
+    /// Reports to the monitors of the containers on the GPU with that UUID what each has of its computing
+    /// time, if that has changed; `rules_of` these containers gives the GPU's settings.
     ///
     /// # Errors
     ///
-    /// Where it can't be written; then they have what they had.
+    /// If it can't be written; then they have what they had.
     pub fn share_out(
         &self,
         uuid: &str,
@@ -185,7 +185,7 @@ fn share_of(
         us: had.map_or(0, |had| had.frame_us),
         spans: names.iter().map(|name| spans_of(name).unwrap_or_default()).collect(),
     };
-    // Files of other GPUs are looked at for those alone who come here, where there are turns.
+    // Other GPUs' files are read only for containers that come here, if there are time windows.
     let has_turns = frame(rules, idle, tenants, &before, &[]).is_some();
     let comes = |name: &&&str| has_turns && spans_of(name).is_none();
     let elsewhere: Vec<Option<Turn>> = names

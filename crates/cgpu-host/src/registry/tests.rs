@@ -213,7 +213,7 @@ fn two_at_a_time_wait_for_each_other() {
     assert_eq!(registry.records().unwrap().len(), 20);
 }
 
-/// A record whose runtime is gone, beside the state that it may have left.
+/// A record whose runtime has exited, next to the state that it may have left.
 fn launched(dir: &Path, id: &str, state: Option<String>) -> Record {
     let state_file = dir.join(format!("{id}.json"));
     if let Some(state) = state {
@@ -242,7 +242,7 @@ fn launched_container_is_held_by_process_in_state() {
         let mut locked = registry.lock().unwrap();
         locked.put(&record).unwrap();
         let seen = registry.records().unwrap();
-        assert_eq!(seen[0].holder, Holder::Active { init: Some(init) }, "{id}: whoever looks");
+        assert_eq!(seen[0].holder, Holder::Active { init: Some(init) }, "{id}: a reader");
         locked.settle().unwrap();
         fs::remove_file(dir.path().join(format!("{id}.json"))).unwrap();
         assert_eq!(locked.find(&record.key).unwrap(), Some(seen[0].clone()), "{id}: written down");
@@ -335,7 +335,7 @@ fn container_has_same_time_windows_on_all_gpus() {
     let both = turns("GPU-a", "both________");
     assert_ne!(turns("GPU-a", "first_______"), both);
     assert_eq!(turns("GPU-b", "both________"), both);
-    // Who is there keeps what it has.
+    // A container that is there keeps what it has.
     registry.lock().unwrap().put(&on("alone", &["GPU-b"])).unwrap();
     registry.lock().unwrap().put(&on("comes", &["GPU-b", "GPU-a"])).unwrap();
     share_out(&["GPU-b", "GPU-a"]);

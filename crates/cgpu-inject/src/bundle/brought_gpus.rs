@@ -1,4 +1,4 @@
-//! What a `config.json` has of GPUs before cgpu edits it, whoever brought it: [`brought`]. Pure.
+//! What a `config.json` has of GPUs before cgpu edits it, from any source: [`brought`]. Pure.
 
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ pub(super) fn brought(config: &Value) -> Brought {
     annotations(config, &mut brought);
     mounts(config, &mut brought);
     if allows_every_device(config) {
-        // Engines declare each device of the host then, and nobody chose one.
+        // Engines declare each device of the host then, and no device was chosen.
         brought.everything = Some("every device");
         return brought;
     }

@@ -143,7 +143,7 @@ pub fn leads_to_mps(path: &Path) -> bool {
 }
 
 /// Whether a path is that of a directory of nvidia-persistenced or the fabric manager, or of something in
-/// it. Whoever reaches their sockets sets GPUs that aren't his: neither looks at who asks
+/// it. A process that reaches their sockets sets GPUs that aren't its own: neither daemon checks the caller
 /// (nvidia-persistenced, `command_server.c`).
 #[must_use]
 pub fn leads_to_daemon(path: &Path) -> bool {
@@ -446,7 +446,7 @@ mod tests {
         let character = |access: &str| json!({"allow": true, "type": "c", "access": access});
         assert!(allowed(character("rwm")) && !allowed(character("m")));
         assert!(!allowed(json!({"allow": true, "type": "c", "minor": 3, "access": "rw"})));
-        // runc doesn't look at its numbers.
+        // runc doesn't check its numbers.
         let numbered = json!({"type": "a", "major": 1, "minor": 3, "access": "rwm", "allow": true});
         assert!(allowed(numbered.clone()));
         assert!(!allows_every_device(&config(json!([numbered, none]))));

@@ -1,4 +1,4 @@
-//! A JSON text with only what changed written anew. Pure.
+//! A JSON text with only what changed written again. Pure.
 //!
 //! Parsing and writing a whole document would lose the white space, the escapes
 //! (Go writes `<` as `\u003c`) and the spelling of some numbers (`1e3`). Here every

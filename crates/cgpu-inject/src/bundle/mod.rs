@@ -46,7 +46,7 @@ pub struct Bundle {
     /// What was read, where edits have changed it.
     before: Option<Value>,
     value: Value,
-    /// Go replaces bytes that are no UTF-8, JSON forbids them: we look, but don't edit.
+    /// Go replaces bytes that are no UTF-8, JSON forbids them: we read, but don't edit.
     utf8: bool,
 }
 
@@ -84,10 +84,8 @@ pub enum BundleError {
         dir: PathBuf,
         /// The file in it.
         file: PathBuf,
-        /// Why.
         #[source]
         source: io::Error,
-        /// What to do.
         remedy: &'static str,
     },
     /// The configuration is a FIFO, a directory or the like: what was read from it could
@@ -335,8 +333,8 @@ impl Bundle {
         })
     }
 
-    /// What others brought of GPUs into the bundle. What an earlier create of ours gave is theirs, too,
-    /// for this.
+    /// What others brought of GPUs into the bundle. What an earlier container creation of ours gave is
+    /// theirs, too, for this.
     #[must_use]
     pub fn brought(&self) -> Brought {
         brought_gpus::brought(&self.value)
@@ -409,7 +407,7 @@ impl Bundle {
     ///
     /// # Errors
     ///
-    /// Where it can't be written; then the old one is still whole.
+    /// If it can't be written; then the old one is still complete.
     pub fn save(&self) -> Result<(), BundleError> {
         let mut prefix = self.config.file_name().unwrap_or_default().to_owned();
         prefix.push(".cgpu-");
@@ -419,27 +417,27 @@ impl Bundle {
         let temporary = self.config.with_file_name(name);
         let written = self.write_beside(&temporary);
         if written.is_err() {
-            // The first error is the one to tell; a file that was never made is no other.
+            // The first error is the one to report; a file that was never made is no other.
             let _ = fs::remove_file(&temporary);
         }
         written.map_err(|source| BundleError::File {
             dir: self.dir.clone(),
             file: self.config.file_name().unwrap_or_default().into(),
             source,
-            remedy: "make the bundle's directory writable and give it room",
+            remedy: "make the bundle's directory writable and give it space",
         })
     }
 
-    /// Removes the temporary files of those that were killed while they wrote: an engine
-    /// that tries again and again would fill the bundle with them. A name that is not
-    /// shared keeps two creates of one bundle from writing into the same file.
+    /// Removes the temporary files of processes that were killed while they wrote: an engine
+    /// that retries again and again would fill the bundle with them. A name that is not
+    /// shared keeps two container creations of one bundle from writing into the same file.
     fn scan(&self, prefix: &OsStr) {
         let writer = |name: &OsStr| {
             let pid = name.as_bytes().strip_prefix(prefix.as_bytes())?;
             str::from_utf8(pid).ok()?.parse::<i32>().ok()
         };
         let own = i32::try_from(std::process::id()).ok();
-        // What can't be listed or removed fails at the writing, where it is told.
+        // What can't be listed or removed fails at the writing, where it is reported.
         let beside = self.config.parent().unwrap_or(&self.dir);
         for entry in fs::read_dir(beside).into_iter().flatten().flatten() {
             if let Some(pid) = writer(&entry.file_name())

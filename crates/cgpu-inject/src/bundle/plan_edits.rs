@@ -23,14 +23,14 @@ pub struct Edits {
     /// Whether nodes of GPUs that the bundle has and these edits don't give stay where they are.
     pub keeps_other_gpus: bool,
     /// What of the driver to mount. A mount that the container has at the same place already is
-    /// its owner's wish, and stays.
+    /// its owner's choice, and stays.
     pub mounts: Vec<Mount>,
     /// Where on the host mounts of ours come from: one that a bundle has from an earlier time
     /// goes.
     pub mounts_from: Option<String>,
-    /// Groups of the process besides those that it has.
+    /// Groups of the process in addition to those that it has.
     pub gids: Vec<u32>,
-    /// Hooks to call besides those that are there.
+    /// Hooks to call in addition to those that are there.
     pub hooks: Vec<HookCall>,
     /// Hooks that the driver's own description asks for. They are no calls of ours, and there may
     /// be several of one program.
@@ -51,15 +51,10 @@ pub struct Edits {
 pub struct DeviceNode {
     /// Path in the container.
     pub path: String,
-    /// Major number.
     pub major: i64,
-    /// Minor number.
     pub minor: i64,
-    /// Its permissions.
     pub mode: u32,
-    /// Its owner.
     pub uid: u32,
-    /// Its owner's group.
     pub gid: u32,
 }
 
@@ -80,7 +75,6 @@ pub struct Mount {
     pub destination: String,
     /// Its type; empty where a bind mount's options say all.
     pub kind: String,
-    /// Its options.
     pub options: Vec<String>,
 }
 
@@ -93,16 +87,14 @@ pub struct Bind {
     pub destination: String,
 }
 
-/// A node that belongs to a GPU of somebody else.
+/// A node that belongs to another container's GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
     /// Its usual path in a container.
     pub path: String,
     /// Its path on the host.
     pub source: String,
-    /// Its numbers.
     pub major: i64,
-    /// Its numbers.
     pub minor: i64,
 }
 
@@ -153,10 +145,8 @@ impl HookStage {
     }
 }
 
-/// A hook to call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HookCall {
-    /// When.
     pub stage: HookStage,
     /// The program, by absolute path.
     pub path: PathBuf,

@@ -1,4 +1,4 @@
-//! Parts of a `config.json`'s value: looked up, made where they are missing, or told to be of
+//! Parts of a `config.json`'s value: looked up, made if they are missing, or reported to be of
 //! another shape than the OCI runtime specification says. Pure.
 
 use std::borrow::Cow;

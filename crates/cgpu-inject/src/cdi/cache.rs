@@ -39,9 +39,7 @@ struct Written<'a> {
 #[derive(Debug, Error)]
 #[error("can't write {}; the specifications are read anew by every create", path.display())]
 pub(super) struct CacheError {
-    /// The file.
     path: PathBuf,
-    /// What the kernel said.
     #[source]
     source: io::Error,
 }

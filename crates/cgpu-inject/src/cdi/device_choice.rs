@@ -1,9 +1,9 @@
 //! Which device of which file a GPU is: [`choose`].
 //!
 //! Owns precedence (a later directory's device takes the place of an earlier one's; two of one
-//! directory are a conflict, for whoever wants that device) and names. A UUID names a GPU for
+//! directory are a conflict, if a container wants that device) and names. A UUID names a GPU for
 //! good; an index is what the GPU had when the file was written. So whatever its name, a device is
-//! a GPU's only where its nodes are of that GPU and no other, and `all` is nobody's. Must not know
+//! a GPU's only if its nodes are of that GPU and no other, and `all` is no GPU's. Must not know
 //! files. Pure.
 
 use std::collections::BTreeMap;
@@ -44,11 +44,8 @@ pub enum ChoiceError {
     Another {
         /// The GPU.
         wanted: String,
-        /// Its minor number.
         minor: u32,
-        /// The device.
         device: String,
-        /// Its file.
         file: PathBuf,
         /// Its nodes.
         nodes: String,
@@ -60,7 +57,6 @@ pub enum ChoiceError {
         second.display()
     )]
     Conflict {
-        /// The device.
         device: String,
         /// One file.
         first: PathBuf,
@@ -157,7 +153,7 @@ impl<'a> Devices<'a> {
                 Err(error) => another = another.or(Some(error)),
             }
         }
-        // A MIG device is told from its neighbours on the same GPU by its name only.
+        // A MIG device is distinguished from its neighbours on the same GPU by its name only.
         if wanted.mig.is_none()
             && let Some(entry) = self.0.values().find(|entry| entry.place.is(wanted))
         {

@@ -33,13 +33,12 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 const ANYBODYS_DIRECTORY: &str = "others than root may write this directory, and hooks of its files would run \
                                   as root; `chown root` and `chmod 755` it";
 
-/// Most files looked at in a directory.
+/// Most files read in a directory.
 const FILES_MAX: usize = 256;
 
-/// A directory as it is listed, without a look into its files.
+/// A directory as it is listed, without reading its files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listing {
-    /// The directory.
     pub(super) directory: PathBuf,
     /// Its files that could be specifications, by name.
     pub(super) files: Vec<Listed>,
@@ -50,7 +49,6 @@ pub(super) struct Listing {
 /// A file as it is listed: whatever changes it, changes this.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Listed {
-    /// Its name.
     pub(super) name: PathBuf,
     size_bytes: u64,
     inode: u64,
@@ -61,7 +59,6 @@ pub(super) struct Listed {
 /// A file that counts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Source {
-    /// Its path.
     pub(super) file: PathBuf,
     /// The place of its directory: a greater one has precedence.
     pub(super) precedence: usize,
@@ -92,7 +89,7 @@ pub(super) fn list(directories: &[PathBuf]) -> Vec<Listing> {
     let is_anybodys = |directory: &Path| fs::metadata(directory).is_ok_and(|meta| !is_roots(&meta));
     let listed = |directory: &PathBuf| {
         let (files, problem) = match files_in(directory) {
-            // Who may write it puts a file of root's in another's place.
+            // A user who may write it puts a file of root's in another's place.
             Ok(_) if is_anybodys(directory) => (Vec::new(), Some(ANYBODYS_DIRECTORY.to_owned())),
             Ok((files, 0)) => (files, None),
             Ok((files, more)) => (files, Some(format!("{more} files after the first {FILES_MAX}"))),
@@ -171,7 +168,7 @@ fn content(file: &Path, form: Form) -> Option<Content> {
 
 /// The bytes of the file, or why they don't count.
 fn bytes(file: &Path) -> io::Result<Result<Vec<u8>, &'static str>> {
-    // Judged is what was opened, and not what is there by then. A pipe would wait for who writes into it.
+    // Judged is what was opened, and not what is there by then. A pipe would wait for a writer.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let opened = OpenOptions::new().read(true).custom_flags(flags).open(file)?;
     let meta = opened.metadata()?;
@@ -190,7 +187,7 @@ fn bytes(file: &Path) -> io::Result<Result<Vec<u8>, &'static str>> {
     Ok(Ok(bytes))
 }
 
-/// Whether only root, or who runs us, may write it.
+/// Whether only root, or the user that runs us, may write it.
 fn is_roots(meta: &Metadata) -> bool {
     let others = meta.mode() & 0o002 != 0 || (meta.mode() & 0o020 != 0 && meta.gid() != 0);
     let owner = meta.uid();

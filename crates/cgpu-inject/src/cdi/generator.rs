@@ -50,7 +50,6 @@ fn listed(left_out: &[String]) -> String {
 /// A specification, and what isn't in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generated {
-    /// The specification.
     pub spec: Specification,
     /// The GPUs that aren't in it, with the reason.
     pub left_out: Vec<String>,

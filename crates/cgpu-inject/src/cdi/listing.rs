@@ -1,4 +1,4 @@
-//! What every device of every file is worth: for those who look.
+//! What every device of every file is worth: for commands that show it.
 //!
 //! Owns the states that a device can be in. Must not know how they are shown.
 
@@ -16,7 +16,6 @@ use super::staleness::{HostFacts, lookup};
 pub struct DeviceState {
     /// `nvidia.com/gpu=0`
     pub name: String,
-    /// Its file.
     pub file: PathBuf,
     /// What it is worth.
     pub state: State,

@@ -7,12 +7,12 @@
 //!
 //! - nodes of GPUs that weren't chosen, wherever they are declared or mounted from;
 //! - nodes of the kernel's graphics (`/dev/dri`): memory that nvidia-drm gives out passes the
-//!   driver's boundary where nobody counts it;
+//!   driver's boundary where it isn't counted;
 //! - `NVIDIA_VISIBLE_DEVICES`: NVIDIA's generator says `void`, and we say which GPUs.
 //!
 //! What we can't do (block devices, file systems, network interfaces, resctrl) refuses the specification: it is
 //! there on purpose. A container's cgroup allows reading and writing, whatever `permissions` say:
-//! nobody needs `m` (`mknod`) for nodes that are there. Must not know the host. Pure.
+//! no container needs `m` (`mknod`) for nodes that are there. Must not know the host. Pure.
 
 use std::borrow::Cow;
 use std::collections::hash_map::Entry;
@@ -40,20 +40,16 @@ const HOOK_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("{} asks for {what}, which cgpu cannot give", file.display())]
 pub struct Unsupported {
-    /// The file.
     pub file: PathBuf,
-    /// What.
     pub what: String,
 }
 
 /// What of a specification doesn't reach the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOut {
-    /// The file.
     pub file: PathBuf,
     /// The node or the mount's source.
     pub path: String,
-    /// Why.
     pub why: Why,
 }
 
@@ -89,7 +85,7 @@ pub(super) struct Given<'a, T> {
     pub(super) item: &'a T,
 }
 
-/// What chosen devices come to, before anybody looked at the host.
+/// What chosen devices come to, before the host was inspected.
 #[derive(Debug, Default)]
 pub(super) struct Collected<'a> {
     nodes: Named<Cow<'a, str>, Given<'a, Node>>,
@@ -239,7 +235,7 @@ impl<'a> Collected<'a> {
         if [source, destination].iter().any(|path| leads_to_mps(path)) {
             return Some(Why::Mps);
         }
-        // Who sees all of /proc writes to what is masked below it.
+        // A container that sees all of /proc writes to what is masked below it.
         let wide = source == Path::new("/") || source == Path::new("/proc");
         let among = wide || [source, destination].iter().any(|path| path.starts_with("/dev"));
         among.then_some(Why::Devices)
@@ -283,7 +279,7 @@ impl<'a> Collected<'a> {
 enum Scope {
     /// Every container gets them that has any of the devices.
     Common,
-    /// Who has the device gets them.
+    /// A container that has the device gets them.
     Device,
 }
 

@@ -1,8 +1,8 @@
 //! The driver as a CDI specification on this host describes it (Container Device Interface).
 //!
-//! Owns specifications: reading them ([`dirs`], [`parser`], kept by a cache), finding the device of
-//! a GPU in them ([`choose()`]), what of them reaches a container ([`merger`]), telling what is stale
-//! ([`stale()`]), and writing one ([`generator`]). Must not know quotas or who asks. Invariants: no
+//! Owns specifications: reading them ([`dirs`], [`parser`], retained by a cache), finding a GPU's device
+//! in them ([`choose()`]), what of them reaches a container ([`merger`]), reporting what is stale
+//! ([`stale()`]), and writing one ([`generator`]). Must not know quotas or the caller. Invariants: no
 //! node of a GPU that wasn't asked for is ever in the edits; nothing is left out in silence.
 
 mod cache;
@@ -43,11 +43,10 @@ pub use staleness::HostFacts;
 pub struct Wanted {
     /// The GPU's index.
     pub index: u32,
-    /// Its UUID.
     pub uuid: String,
     /// Minor number of its node.
     pub minor: u32,
-    /// The MIG device, where it isn't the GPU as a whole.
+    /// The MIG device; `None` for the GPU itself.
     pub mig: Option<WantedMig>,
 }
 
@@ -56,7 +55,6 @@ pub struct Wanted {
 pub struct WantedMig {
     /// Its index within its GPU.
     pub index: u32,
-    /// Its UUID.
     pub uuid: String,
 }
 
@@ -97,12 +95,12 @@ pub struct CdiEdits {
 /// Why specifications don't give what is wanted.
 #[derive(Debug, Error)]
 pub enum CdiError {
-    /// There is none: for who accepts nothing else, since [`Specifications::edits_for`] says `None`.
+    /// There is none: for a caller that accepts nothing else, since [`Specifications::edits_for`] says `None`.
     #[error(
         "no CDI specification of {KIND} in {}; {}", listed(directories), remedy(&[])
     )]
     NoSpecification {
-        /// Where they were looked for.
+        /// Where they were searched for.
         directories: Vec<PathBuf>,
     },
     /// No device is it, or one that isn't to be had.
@@ -256,7 +254,7 @@ impl Specifications {
     }
 }
 
-/// What is told of several things that are no longer so.
+/// What is reported of several things that are no longer so.
 fn stale(mut found: Vec<Stale>) -> CdiError {
     let more = found.len().saturating_sub(1);
     CdiError::Stale { first: found.swap_remove(0), more }

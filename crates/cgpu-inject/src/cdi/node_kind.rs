@@ -1,6 +1,6 @@
 //! What a device node is: a GPU's own, a MIG instance's, one of the kernel's graphics, or another.
 //!
-//! Owns the names and numbers that tell. A node is told by everything that is known of it, and
+//! Owns the names and numbers that say so. A node is identified by everything that is known of it, and
 //! never by its path alone: a path can be anything, and the number is what the kernel opens.
 //! Must not know which GPUs a container has. Pure.
 
@@ -26,7 +26,6 @@ pub(super) enum Nature {
     Instance,
     /// Of the kernel's graphics.
     Drm,
-    /// Anything else.
     Other,
 }
 

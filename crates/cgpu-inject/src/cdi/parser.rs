@@ -1,7 +1,7 @@
 //! From the bytes of a file to a [`Specification`] that is one, or a sentence that says why not.
 //!
-//! Owns the two forms, YAML and JSON, and their limits. A file is root's, but a create must not
-//! hang on one that is broken: what YAML's references and nesting can make of a short text is
+//! Owns the two forms, YAML and JSON, and their limits. A file is root's, but a container creation must
+//! not hang on one that is broken: what YAML's references and nesting can make of a short text is
 //! bounded by the parser's budget. Must not know files. Pure.
 
 use serde::Deserialize;

@@ -23,7 +23,6 @@ pub struct Specification {
     /// Words for programs; they change nothing.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Its devices.
     #[serde(default, deserialize_with = "or_default")]
     pub devices: Vec<Device>,
     /// What a container gets once, whichever devices it has.
@@ -35,7 +34,6 @@ pub struct Specification {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
-    /// Its name.
     #[serde(default, deserialize_with = "or_default")]
     pub name: String,
     /// Words for programs; they change nothing.
@@ -53,7 +51,6 @@ pub struct Edits {
     /// Variables, as `NAME=VALUE`.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<Node>,
     /// Network interfaces (1.1.0).
@@ -62,7 +59,6 @@ pub struct Edits {
     /// Hooks of the container's life.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub hooks: Vec<Hook>,
-    /// Mounts.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<Mount>,
     /// Shares of caches and memory bandwidth (0.7.0).
@@ -79,7 +75,6 @@ pub struct Edits {
     pub additional_gids: Vec<u32>,
 }
 
-/// A device node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Node {
@@ -100,7 +95,6 @@ pub struct Node {
     /// Its major number; 0: the host's.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub major: i64,
-    /// Its minor number.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "is_zero")]
     pub minor: i64,
     /// Its permissions in the file system.
@@ -109,15 +103,12 @@ pub struct Node {
     /// What the container's cgroup allows: some of `rwm`, or `none`.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "String::is_empty")]
     pub permissions: String,
-    /// Its owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Its owner's group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
 }
 
-/// A mount.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mount {
@@ -127,7 +118,6 @@ pub struct Mount {
     /// Path in the container.
     #[serde(default, deserialize_with = "or_default")]
     pub container_path: String,
-    /// Its options.
     #[serde(default, deserialize_with = "or_default", skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
     /// Its type (0.4.0).
@@ -140,7 +130,6 @@ pub struct Mount {
     pub kind: String,
 }
 
-/// A hook.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Hook {

@@ -1,6 +1,6 @@
 //! Whether what a specification says is still so: nodes, their numbers, files, the driver.
 //!
-//! Owns looking, once at each path, and what is told of it. A specification is written once and
+//! Owns the check, once of each path, and what is reported of it. A specification is written once and
 //! outlives what it describes: a reboot gives nvidia-uvm another major number, an update gives
 //! the libraries other names. Must not know where devices and mounts go.
 
@@ -32,12 +32,12 @@ const BANNER_BYTES_MAX: u64 = 4096;
 pub struct HostFacts {
     /// Where the paths of specifications begin: `/`.
     pub root: PathBuf,
-    /// The version of the kernel's driver; `None` where there is no telling.
+    /// The version of the kernel's driver; `None` if it can't be determined.
     pub driver: Option<Version>,
 }
 
 impl HostFacts {
-    /// What `proc_root` tells.
+    /// What `proc_root` reports.
     #[must_use]
     pub fn read(proc_root: &Path) -> Self {
         let mut banner = Vec::new();
@@ -59,7 +59,6 @@ pub enum Stale {
     /// It is for another driver.
     #[error("{} is for driver {stated} (it names {path}), and {running} is running", file.display())]
     Driver {
-        /// The file.
         file: PathBuf,
         /// The library.
         path: String,
@@ -74,7 +73,6 @@ pub enum Stale {
         file.display(), stated.0, stated.1, found.0, found.1
     )]
     Numbers {
-        /// The file.
         file: PathBuf,
         /// The node on the host.
         path: String,
@@ -89,7 +87,6 @@ pub enum Stale {
         file.display(), creator(path)
     )]
     NoNode {
-        /// The file.
         file: PathBuf,
         /// The node on the host.
         path: String,
@@ -97,7 +94,6 @@ pub enum Stale {
     /// A node is no character device.
     #[error("{} names {path}, which is no character device", file.display())]
     NotADevice {
-        /// The file.
         file: PathBuf,
         /// The node on the host.
         path: String,
@@ -105,7 +101,6 @@ pub enum Stale {
     /// The source of a mount, or the program of a hook, isn't there.
     #[error("{} names {path}, and there is no such file", file.display())]
     NoFile {
-        /// The file.
         file: PathBuf,
         /// The missing one.
         path: String,
@@ -118,7 +113,6 @@ fn creator(path: &str) -> &'static str {
 }
 
 impl Stale {
-    /// The file.
     #[must_use]
     pub fn file(&self) -> &Path {
         match self {

@@ -116,7 +116,7 @@ fn nodes_of_other_gpus_never_come_along() {
     let left_out: Vec<_> = one.left_out.iter().map(|it| (it.path.as_str(), it.why)).collect();
     let other = Why::OtherGpu;
     assert_eq!(left_out, [("/dev/nvidia1", other), ("/dev/other", other), ("/dev", Why::Devices)]);
-    // What a node is shows in its number, too, once it is looked at.
+    // What a node is shows in its number, too, once it is inspected.
     let hidden = MINIMAL.replace("env: [A=b]", "deviceNodes: [{path: /dev/other}]");
     host.node("/dev/other", (195, 1));
     let found = found(&hidden, &[gpu(0, 0)], &host).unwrap();
@@ -387,7 +387,7 @@ proptest! {
     }
 }
 
-/// Not a test: what a create pays, of a specification of eight GPUs and sixty mounts.
+/// Not a test: what a container creation pays, of a specification of eight GPUs and sixty mounts.
 #[test]
 #[ignore = "prints figures; run it by --release"]
 fn cost() {

@@ -51,10 +51,7 @@ pub enum Invalid {
     NoDevices,
     /// Two devices have one name.
     #[error("device {name:?} is defined twice")]
-    Twice {
-        /// The name.
-        name: String,
-    },
+    Twice { name: String },
     /// A device's name isn't one.
     #[error(
         "{name:?} is not a device's name: letters, digits, and between them '-', '_', '.', ':'"
@@ -65,10 +62,7 @@ pub enum Invalid {
     },
     /// A device that changes nothing.
     #[error("device {name:?} has no containerEdits")]
-    Nothing {
-        /// Its name.
-        name: String,
-    },
+    Nothing { name: String },
     /// A field of the edits.
     #[error("{place}: {field} {value:?} {problem}")]
     Field {

@@ -14,7 +14,6 @@ const BETWEEN: usize = 2;
 const WIDEST_BAR: usize = 16;
 const WIDEST_NAME: usize = 40;
 
-/// A column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Column {
     Container,
@@ -53,7 +52,7 @@ const ALL: [Column; 15] = [
     Column::Age,
 ];
 
-/// Those that go where there is no room, the first one first. Who uses how much stays.
+/// Those that go if there is no space, the first one first. What each container uses stays.
 const DISPENSABLE: [Column; 13] = [
     Column::Backend,
     Column::Priority,
@@ -214,7 +213,6 @@ impl Table {
         Table { columns: columns.into_iter().map(|(column, wide, _)| (column, wide)).collect() }
     }
 
-    /// The titles.
     pub(super) fn header(&self) -> String {
         let titles = self.columns.iter().map(|(column, wide)| {
             let title = cut(column.title(), *wide, Keep::Start, Signs::Ascii);

@@ -1,4 +1,4 @@
-//! Items beside each other on as many lines as they need. Pure.
+//! Items next to each other on as many lines as they need. Pure.
 
 use ratatui::text::{Line, Span};
 
@@ -34,16 +34,16 @@ fn spread(
     let mut lines: Vec<Vec<Span<'static>>> = Vec::new();
     let mut used = width;
     for item in items {
-        let mut room = width;
+        let mut available = width;
         let item: Vec<Span<'static>> = item
             .into_iter()
             .map(|span| {
-                let text = cut(&span.content, room, Keep::Start, signs);
-                room -= columns(&text);
+                let text = cut(&span.content, available, Keep::Start, signs);
+                available -= columns(&text);
                 Span::styled(text, span.style)
             })
             .collect();
-        let wide = width - room;
+        let wide = width - available;
         match lines.last_mut().filter(|_| used + between + wide <= width) {
             Some(line) => {
                 line.push(Span::raw(" ".repeat(between)));

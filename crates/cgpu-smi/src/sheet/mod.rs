@@ -23,7 +23,7 @@ const LEAST_WIDTH: usize = 20;
 const WARN_PERCENT: u64 = 75;
 const FULL_PERCENT: u64 = 95;
 
-/// How a page is to look.
+/// A page's layout.
 #[derive(Debug, Clone)]
 pub(crate) struct PageStyle<'a> {
     /// Columns of the terminal.
@@ -52,7 +52,6 @@ pub(crate) struct RowId {
 /// A page.
 #[derive(Debug, Default)]
 pub(crate) struct Sheet {
-    /// Its lines.
     pub(crate) lines: Vec<Line<'static>>,
     /// The rows of containers, each with its line.
     pub(crate) rows: Vec<(RowId, usize)>,
@@ -166,14 +165,14 @@ impl Page<'_> {
     /// Opens a block; its title is cut to what there is.
     fn open(&mut self, title: Vec<Span<'static>>) {
         let Frame { corners: [left, right, ..], across, .. } = self.frame();
-        let mut room = self.page_style.width.saturating_sub(6);
+        let mut available = self.page_style.width.saturating_sub(6);
         let mut line = vec![Span::raw(format!("{left}{across} "))];
         for span in title {
-            let text = cut(&span.content, room, Keep::Start, self.page_style.signs);
-            room = room.saturating_sub(cells::columns(&text));
+            let text = cut(&span.content, available, Keep::Start, self.page_style.signs);
+            available = available.saturating_sub(cells::columns(&text));
             line.push(Span::styled(text, span.style));
         }
-        line.push(Span::raw(format!(" {}{across}{right}", across.repeat(room))));
+        line.push(Span::raw(format!(" {}{across}{right}", across.repeat(available))));
         self.sheet.lines.push(Line::from(line));
     }
 
@@ -214,7 +213,7 @@ impl Page<'_> {
         self.close();
     }
 
-    /// The GPU's memory: a bar as long as there is room for, and its figures.
+    /// The GPU's memory: a bar as long as there is space for, and its figures.
     fn memory(&mut self, gpu: &GpuView) {
         let usage = format!(
             "{} of {} MiB in use",
@@ -241,8 +240,8 @@ impl Page<'_> {
             return;
         }
         const TITLE: &str = "lately  ";
-        let room = self.inner() - TITLE.len();
-        let from = moments.len().saturating_sub(room);
+        let available = self.inner() - TITLE.len();
+        let from = moments.len().saturating_sub(available);
         let steps: Vec<char> = match self.page_style.signs {
             Signs::Unicode => "▁▂▃▄▅▆▇█".chars().collect(),
             Signs::Ascii => "_.-=+*%#".chars().collect(),
@@ -287,8 +286,8 @@ impl Page<'_> {
             };
             let bytes = row.share.and_then(on_it);
             let usage = format!("{} MiB", padded(&mib(bytes), 7, true));
-            let room = self.inner().saturating_sub(2 + 9 + usage.len() + 1);
-            let name = cut(name, room, Keep::Start, self.page_style.signs);
+            let available = self.inner().saturating_sub(2 + 9 + usage.len() + 1);
+            let name = cut(name, available, Keep::Start, self.page_style.signs);
             let text = format!("  {} {usage} {name}", padded(&process.pid.to_string(), 8, true));
             let text = cut(&text, self.inner(), Keep::Start, self.page_style.signs);
             self.line(vec![Span::raw(text).dim()]);
@@ -306,7 +305,7 @@ impl Page<'_> {
         }
     }
 
-    /// What is to be known besides, below all blocks.
+    /// What else is to be known, below all blocks.
     fn notes(&mut self, snapshot: &Snapshot) {
         for container in &snapshot.containers {
             let beginning: String = container.id.chars().take(12).collect();

@@ -26,27 +26,27 @@ use crate::environment::{now, signs};
 use crate::sheet::{PageStyle, sheet};
 use state::{After, HELP, State};
 
-/// How often it looks, where the command line doesn't say.
+/// How often it polls, if the command line doesn't say.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a key may wait to be seen while nothing else happens.
 const KEY_PAUSE: Duration = Duration::from_millis(50);
 
-/// Shows the host until somebody ends it.
+/// Shows the host until the user ends it.
 ///
 /// # Errors
 ///
-/// Where there is no terminal, or the host can't be looked at in the beginning.
+/// If there is no terminal, or the host can't be inspected in the beginning.
 pub(crate) fn run(mut collector: Collector, args: &Args) -> Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         bail!("--watch needs a terminal; use --loop to print again and again");
     }
     // What is wrong from the beginning is said as it always is.
     let first = collector.collect_without_driver()?;
-    let (poll_now, wishes) = mpsc::channel();
+    let (poll_now, poll_requests) = mpsc::channel();
     let (send, checked) = mpsc::channel();
     let pause = args.r#loop.unwrap_or(PAUSE);
-    thread::spawn(move || collect_again(collector, pause, &wishes, &send));
+    thread::spawn(move || collect_again(collector, pause, &poll_requests, &send));
     let mut state = State::new(first, args.processes, now());
     ratatui::run(|terminal| {
         let signs = signs();
@@ -71,7 +71,7 @@ pub(crate) fn run(mut collector: Collector, args: &Args) -> Result<()> {
                         match state.press(key) {
                             After::End => return Ok(()),
                             // A thread that has ended will say why.
-                            After::PageStyle => drop(poll_now.send(())),
+                            After::Poll => drop(poll_now.send(())),
                             After::Draw => {}
                         }
                     }
@@ -86,14 +86,14 @@ pub(crate) fn run(mut collector: Collector, args: &Args) -> Result<()> {
 fn collect_again(
     mut collector: Collector,
     pause: Duration,
-    wishes: &Receiver<()>,
+    poll_requests: &Receiver<()>,
     send: &Sender<Result<Snapshot, String>>,
 ) {
     loop {
         if send.send(collector.collect().map_err(|error| format!("{error:#}"))).is_err() {
             return;
         }
-        if wishes.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
+        if poll_requests.recv_timeout(pause) == Err(RecvTimeoutError::Disconnected) {
             return;
         }
     }

@@ -26,11 +26,9 @@ pub(super) const HELP: &[&str] = &[
 /// What is to be done after a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
-    /// Draw.
     Draw,
-    /// Look, and draw.
-    PageStyle,
-    /// End.
+    /// Poll, and draw.
+    Poll,
     End,
 }
 
@@ -66,7 +64,7 @@ impl Order {
 pub(super) struct State {
     snapshot: Snapshot,
     time: String,
-    /// Why the last look failed.
+    /// Why the last poll failed.
     failure: Option<String>,
     pub(super) history: History,
     /// Whether all containers show their processes.
@@ -124,7 +122,7 @@ impl State {
         }
     }
 
-    /// The last look failed.
+    /// The last poll failed.
     pub(super) fn fail(&mut self, reason: String) {
         self.failure = Some(reason);
     }
@@ -222,7 +220,7 @@ impl State {
         }
         match key.code {
             KeyCode::Char('q') => return After::End,
-            KeyCode::Char('r') => return After::PageStyle,
+            KeyCode::Char('r') => return After::Poll,
             KeyCode::Up | KeyCode::Char('k') => self.mark(-1),
             KeyCode::Down | KeyCode::Char('j') => self.mark(1),
             KeyCode::Home | KeyCode::Char('g') => self.mark(isize::MIN),
@@ -424,6 +422,6 @@ mod tests {
         press(&mut state, "x");
         assert!(!state.helps);
         let page_style = end(&mut state, KeyCode::Char('r'), KeyModifiers::NONE);
-        assert_eq!(page_style, After::PageStyle);
+        assert_eq!(page_style, After::Poll);
     }
 }

@@ -789,9 +789,15 @@ fn we_are_judged_too() {
     finds("memory", Fine, "quotas share 15618 of 16130 MiB of GPU 0", |facts| {
         facts.own.divisible = vec![Divisible { index: 0, total_mib: 16130, reserved_mib: 512 }];
     });
-    finds("short", Warning, "web: the quota has room and the driver no memory -> lower", |facts| {
-        facts.own.short = Ok(vec!["web: the quota has room and the driver no memory".into()]);
-    });
+    finds(
+        "short",
+        Warning,
+        "web: the quota has memory left and the driver has none -> lower",
+        |facts| {
+            facts.own.short =
+                Ok(vec!["web: the quota has memory left and the driver has none".into()]);
+        },
+    );
     let lost = |facts: &mut Facts, records| facts.own.records = Ok(records);
     finds("lost", Error, "a monitor serves a1 and b2, of which there is no record", |facts| {
         let unregistered = vec!["a1".into(), "b2".into()];
