@@ -88,7 +88,10 @@ fn docker_users_ask_by_size_percentage_or_count() {
     assert!(created.contains("\"quota_by\":\"CGPU_MEMORY=9GiB,1GiB\""), "{created}");
     for (options, part) in [
         (&["-e", "CGPU_MEMORY=4"][..], "CGPU_MEMORY=4: 4 has no unit; write 4GiB or 4MiB"),
-        (&["-e", "CGPU_MEMORY=20GiB"], "no GPU with room for CGPU_MEMORY=20GiB is left: GPU 0"),
+        (
+            &["-e", "CGPU_MEMORY=20GiB"],
+            "no GPU with enough memory for CGPU_MEMORY=20GiB is left: GPU 0",
+        ),
         (&["-e", "CGPU_MEMORY=1g", "-e", "CGPU_GPUS=3"], "3 GPUs are asked for (CGPU_GPUS=3)"),
         (
             &["-e", "CGPU_MEMORY=1g", "-e", "CGPU_GPUS=device=0", "-e", "NVIDIA_VISIBLE_DEVICES=1"],
@@ -248,7 +251,7 @@ fn of_twenty_containers_only_those_that_fit_start() {
             assert_eq!(refused.len(), count.saturating_sub(19), "{refused:?}");
             for text in refused {
                 assert!(
-                    text.contains("no GPU with room for CGPU_MEMORY=2900MiB is left"),
+                    text.contains("no GPU with enough memory for CGPU_MEMORY=2900MiB is left"),
                     "{text}"
                 );
                 assert!(

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Calls since the monitor began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {
-    /// Let continue.
+    /// Passed through.
     pub continued: u64,
     /// Executed by the monitor.
     pub executed: u64,
@@ -15,7 +15,7 @@ pub struct Calls {
     pub over_quota: u64,
     /// Refused for any other reason.
     pub refused: u64,
-    /// Processes killed, for what they had taken past the monitor.
+    /// Processes killed, for what they had taken bypassing the gate.
     pub killed: u64,
 }
 

@@ -1,7 +1,7 @@
 //! GPUs of a host, as they are known: [`Inventory`], [`Gpu`], [`MigDevice`]. Pure.
 //!
-//! Whoever holds an inventory needs no driver and no file. GPUs are ordered by index; index and UUID are
-//! unique; memory is a whole number of MiB.
+//! A reader of an inventory needs no driver and no file. GPUs are ordered by index; index and UUID are unique; memory
+//! is a multiple of 1 MiB.
 
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -31,9 +31,9 @@ pub struct Gpu {
     pub bus_id: String,
     /// Marketing name, as `Tesla V100-SXM2-16GB`; empty where unknown.
     pub name: String,
-    /// Total memory in bytes, a whole number of MiB (what `nvidia-smi` shows).
+    /// Total memory in bytes, a multiple of 1 MiB (what `nvidia-smi` shows).
     pub memory_bytes: u64,
-    /// What the driver keeps of that for itself in bytes, a whole number of MiB; 0 where it doesn't say.
+    /// What the driver reserves of that for itself in bytes, a multiple of 1 MiB; 0 if it doesn't say.
     pub reserved_bytes: u64,
     /// Whether the driver can still reach it.
     pub state: GpuState,
@@ -105,7 +105,7 @@ pub struct GpuEntry {
     pub name: String,
     /// Total memory in MiB.
     pub memory_mib: u64,
-    /// What the driver keeps of that for itself, in MiB; 0 where it doesn't say.
+    /// What the driver reserves of that for itself, in MiB; 0 if it doesn't say.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub memory_reserved_mib: u64,
     /// [`Gpu::state`].
@@ -207,7 +207,7 @@ impl From<Gpu> for GpuEntry {
 }
 
 impl Gpu {
-    /// Its memory in bytes but for what the driver keeps.
+    /// Its memory in bytes but for what the driver reserves.
     #[must_use]
     pub fn divisible_bytes(&self) -> u64 {
         self.memory_bytes.saturating_sub(self.reserved_bytes)
@@ -237,7 +237,7 @@ impl Inventory {
         Ok(Inventory { gpus })
     }
 
-    /// The same, where at least `mib` MiB of each GPU are kept.
+    /// The same, with at least `mib` MiB of each GPU reserved.
     #[must_use]
     pub fn reserving(mut self, mib: u64) -> Self {
         let bytes = mib_to_bytes(mib).unwrap_or(u64::MAX);

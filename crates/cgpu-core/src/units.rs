@@ -12,7 +12,7 @@ pub fn mib_to_bytes(mib: u64) -> Option<u64> {
     mib.checked_mul(MIB)
 }
 
-/// Whole MiB in `bytes`, rounded down.
+/// MiB in `bytes`, rounded down.
 #[must_use]
 pub fn bytes_to_mib(bytes: u64) -> u64 {
     bytes / MIB

@@ -1,11 +1,12 @@
-//! What a call passes, counted in a test build: how often its thread opens the books and looks the caller up.
+//! A call's costs, counted in a test build: how often its thread opens the container's state and
+//! looks up the caller.
 
 use std::cell::Cell;
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counted {
-    /// How often the books were opened.
+    /// How often the state was opened.
     pub(crate) state: u32,
     /// How often the caller was looked up.
     pub(crate) callers: u32,

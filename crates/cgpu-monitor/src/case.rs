@@ -1,10 +1,10 @@
-//! One driver call on its way through the monitor: what was read of the call, what goes back, and its result.
+//! One driver call in progress in the monitor: what was read of the call, what goes back, and its result.
 //!
 //! [`serve`](crate::calls) takes a [`Case`] from the notification to the reply. An `NV_ESC_RM_ALLOC`,
 //! say, is copied from the caller's memory and judged by its bytes. Then [`identify`] finds the file of its descriptor,
 //! and [`alloc`](crate::calls) has the driver make the call on the copies, after [`begin_under_rm_lock`]. Each kind
-//! of call has a file such as `alloc.rs`. [`Effects`] has the result: the copies that are written to the caller's memory
-//! before the reply, the objects that were made, and as what the call is counted.
+//! of call has a file such as `alloc.rs`. [`Effects`] has the result: the copies that are written to the caller's
+//! memory before the reply, the objects that were made, and as what the call is counted.
 
 mod retry;
 
@@ -34,7 +34,7 @@ use nvrm::{Answer, Command, Layout, Meaning, refuse};
 /// The reply to a caller that doesn't wait any more. Nothing was done.
 const INTERRUPTED: EarlyReply = Reply::Errno(Errno::EINTR as i32);
 
-/// A driver call on its way through the monitor.
+/// A driver call in progress in the monitor.
 #[derive(Debug)]
 pub(crate) struct Case<'a> {
     pub(crate) monitor: &'a Monitor,
@@ -62,7 +62,7 @@ pub(crate) struct Effects {
     /// The command for the driver, unless this is a call to UVM.
     pub(crate) command: Command,
     pub(crate) counted: Count,
-    /// Whether the call may initialize a file of UVM's once it continues.
+    /// Whether the call may initialize a UVM file once it is passed through.
     pub(crate) initializes: bool,
 }
 
@@ -106,7 +106,6 @@ impl<'a> Case<'a> {
         self.notice.pid.cast_signed()
     }
 
-    /// The registers of the call.
     pub(crate) fn registers(&self) -> Registers {
         let [descriptor, request, argument, ..] = self.notice.data.args;
         (request & 0xffff_ffff | descriptor << 32, argument)
@@ -217,7 +216,7 @@ impl<'a> Case<'a> {
         Reply::Errno(errno)
     }
 
-    /// What was decided; refuses the call where it was denied.
+    /// The decision's value; refuses the call if the decision is a refusal.
     pub(crate) fn or_deny<T>(
         &mut self,
         decision: Result<T, impl Into<RefusalReason>>,
@@ -225,7 +224,8 @@ impl<'a> Case<'a> {
         decision.map_err(|refusal_reason| self.deny(&refusal_reason.into()))
     }
 
-    /// Refuses a call, and tells why: by an event where the quota has no room, otherwise by a line of the log.
+    /// Refuses a call, and reports why: by an event if the quota has too little memory left, otherwise by a line of the
+    /// log.
     pub(crate) fn deny(&mut self, refusal_reason: &RefusalReason) -> EarlyReply {
         if let RefusalReason::OverQuota { gpu, asked_bytes, usage } = *refusal_reason {
             report_refused(self, Refuser::Quota, gpu, asked_bytes, usage);
@@ -261,14 +261,14 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Begins a call that is read completely, after the earlier calls of its thread. The call ends here where its caller
-/// doesn't wait any more, or where a reply is kept that the caller didn't take.
+/// Begins a call that is read completely, after the earlier calls of its thread. The call ends here if its caller
+/// doesn't wait any more, or if a reply is retained that the caller didn't take.
 pub(crate) fn begin(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     wait_for_earlier_call(case)?;
     note_begun(case, None)
 }
 
-/// Begins a call that makes, names or frees objects, as [`begin`] does, and enters the lane for it.
+/// Begins a call that makes, names or frees objects, as [`begin`] does, and takes the RM lock for it.
 pub(crate) fn begin_under_rm_lock<'a>(case: &mut Case<'a>) -> Result<UnderRmLock<'a>, EarlyReply> {
     wait_for_earlier_call(case)?;
     take_rm_lock(case)
@@ -283,7 +283,7 @@ pub(crate) fn wait_for_earlier_call(case: &mut Case<'_>) -> Result<(), EarlyRepl
     case.still_waits()
 }
 
-/// Begins a call after [`wait_for_earlier_call`], as soon as it is alone on the lane.
+/// Begins a call after [`wait_for_earlier_call`], as soon as it holds the RM lock.
 pub(crate) fn take_rm_lock<'a>(case: &mut Case<'a>) -> Result<UnderRmLock<'a>, EarlyReply> {
     let rm_lock = match case.monitor.rm_lock.try_enter() {
         Some(rm_lock) => rm_lock,
@@ -312,8 +312,7 @@ fn note_begun(case: &mut Case<'_>, rm_lock: Option<&UnderRmLock<'_>>) -> Result<
     }
 }
 
-/// Frees an object that a call made, and that nobody is to have. An object that can't be freed
-/// stays charged.
+/// Frees an object that a call made, and that no program is to have. An object that can't be freed stays charged.
 pub(crate) fn unmake_object(monitor: &Monitor, _: &UnderRmLock<'_>, device: &Device, made: Object) {
     let Object { client, parent, handle } = made;
     let freed = Rm { release: &monitor.release, device }.free(client, parent, handle);
@@ -323,7 +322,7 @@ pub(crate) fn unmake_object(monitor: &Monitor, _: &UnderRmLock<'_>, device: &Dev
     }
 }
 
-/// Tells of an allocation that was refused.
+/// Reports an allocation that was refused.
 pub(crate) fn report_refused(
     case: &Case<'_>,
     by: Refuser,
@@ -336,7 +335,7 @@ pub(crate) fn report_refused(
     case.monitor.log.report_refused_allocation(refused);
 }
 
-/// Lets a call continue that is not the driver's.
+/// Passes through a call that is not the driver's.
 pub(crate) fn continue_other_call(case: &mut Case<'_>) -> Reply {
     case.effects.counted = Count::Continued;
     Reply::Continue
@@ -363,8 +362,8 @@ pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Early
     case.target = Some(target);
     ignore_runtime(case)?;
     let device = Device::of(&case.monitor.settings.nodes, file);
-    // The call of a terminal or a disk is not the monitor's to make, and it may not continue: its descriptor could be
-    // another file by then.
+    // The call of a terminal or a disk is not the monitor's to make, and it may not be passed through: its descriptor
+    // could be another file by then.
     let device = device.ok_or(Reply::Errno(Errno::ENOTTY as i32))?;
     let Monitor { settings, provenances, last_mount, .. } = case.monitor;
     if let Some(mount) = device.mount.filter(|now| last_mount.swap(*now, Ordering::Relaxed) != *now)
@@ -375,7 +374,7 @@ pub(crate) fn identify(case: &mut Case<'_>, descriptor: i32) -> Result<(), Early
     note_caller(case)
 }
 
-/// The reply for a caller that is gone or can't be looked at. The log tells where it can't be looked at.
+/// The reply for a caller that has exited or can't be inspected. If it can't be inspected, the log says so.
 pub(crate) fn caller_error(case: &Case<'_>, errno: Errno) -> EarlyReply {
     if matches!(errno, Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) {
         case.log(&format!("a call of a process that can't be looked at: {}", errno.desc()));
@@ -383,7 +382,7 @@ pub(crate) fn caller_error(case: &Case<'_>, errno: Errno) -> EarlyReply {
     Reply::Errno(errno as i32)
 }
 
-/// Lets the call continue where the runtime or one of its hooks makes it on the host: it is none of the container's.
+/// Passes the call through if the runtime or one of its hooks makes it on the host: it is none of the container's.
 pub(crate) fn ignore_runtime(case: &Case<'_>) -> Result<(), EarlyReply> {
     match &case.target {
         Some(target) if target.is_of_runtime => Err(Reply::Continue),
@@ -391,7 +390,7 @@ pub(crate) fn ignore_runtime(case: &Case<'_>) -> Result<(), EarlyReply> {
     }
 }
 
-/// Notes the calling process in the books, where it isn't known yet.
+/// Enters the calling process in the state, if it isn't known yet.
 pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     let target = case.target()?;
     if target.is_noted.load(Ordering::Relaxed) {
@@ -414,8 +413,8 @@ pub(crate) fn note_caller(case: &mut Case<'_>) -> Result<(), EarlyReply> {
 pub(crate) fn note_user(case: &Case<'_>, client: u32) -> Result<(), EarlyReply> {
     let process = case.target()?.process;
     let mut state = case.state();
-    // Usually the user is known already. Books that are borrowed to be changed compute the figures' mark anew when they
-    // are dropped, which takes time.
+    // Usually the user is known already. State that is borrowed to be changed computes the ledger's mark again when it
+    // is dropped, which takes time.
     if !state.ledger.holds_client(Client(client), process) {
         state.note_user(client, process);
     }

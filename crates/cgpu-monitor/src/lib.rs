@@ -1,7 +1,8 @@
 //! The monitor: answers the driver calls of one container.
 //!
-//! The monitor is a process of `cgpu-monitor` ([`daemon`]). The [`gate`] brings the container's calls to it, and is how other
-//! programs speak with it. The other modules are the monitor's rooms: each uses those below it alone (`tests/rooms.rs`).
+//! The monitor is a process of `cgpu-monitor` ([`daemon`]). The [`gate`] brings the container's calls to it, and is how
+//! other programs speak with it. The other modules are the monitor's layers: each uses those below it alone
+//! (`tests/layers.rs`).
 
 mod audit;
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! What the monitor tells of its container: allocations over the quota, processes that the monitor killed, and the lines
-//! of the log that the container's programs cause.
+//! What the monitor reports of its container: allocations over the quota, processes that the monitor killed, and the
+//! lines of the log that the container's programs cause.
 //!
-//! A program may ask for too much a million times a second. So each kind of event has a bucket: an event that finds
-//! the bucket empty is only counted, and the next event that is written says how many were left out. When the bucket has
-//! a token again, or the container ends, the last refusal that was left out is told after all.
+//! A program may ask for too much a million times a second. So each kind of event has a bucket: an event that finds the
+//! bucket empty is only counted, and the next event that is written says how many were left out. When the bucket has a
+//! token again, or the container ends, the last refusal that was left out is reported after all.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use cgpu_core::ledger::{Process, Usage};
 use cgpu_host::events::{Bucket, Event, EventSink, Kind};
 use cgpu_host::process::{ProcStatus, ProcessId};
 
-/// How many refused allocations are told at once, and the time in microseconds until one more is.
+/// How many refused allocations are reported at once, and the time in microseconds until one more is.
 const REFUSALS: (u32, u64) = (10, 10_000_000);
 
-/// How many killed processes are told at once, and the time in microseconds until one more is.
+/// How many killed processes are reported at once, and the time in microseconds until one more is.
 const KILLS: (u32, u64) = (20, 10_000_000);
 
 /// How many lines may be written at once, and the time in microseconds until one more may be.
@@ -31,13 +31,12 @@ const MOST_REPORTED: usize = 256;
 /// Who refused an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refuser {
-    /// The quota has no room.
+    /// The quota has too little memory left.
     Quota,
-    /// The quota has room, and the driver no memory.
+    /// The quota has enough memory left, and the driver has none.
     Driver,
 }
 
-/// An allocation that was refused.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RefusedAllocation {
     pub(crate) by: Refuser,
@@ -55,7 +54,7 @@ struct Refusals {
     last: Option<RefusedAllocation>,
 }
 
-/// When the log looks whether something was left out.
+/// When the log checks whether something was left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     /// From time to time: the bucket may have a token again.
@@ -91,7 +90,7 @@ impl ContainerLog {
         }
     }
 
-    /// Tells of an allocation that was refused for the quota, or counts it.
+    /// Reports an allocation that was refused for the quota, or counts it.
     pub(crate) fn report_refused_allocation(&self, refused: RefusedAllocation) {
         let now_us = self.now_us();
         let mut refusals = self.refusals.lock();
@@ -106,12 +105,12 @@ impl ContainerLog {
         self.sink.report(Event { left_out, ..self.refusal(refused) });
     }
 
-    /// Whether refusals were left out and not told yet.
+    /// Whether refusals were left out and not reported yet.
     pub(crate) fn has_left_out(&self) -> bool {
         self.counters.has_left_out_refusals()
     }
 
-    /// Tells how many refusals were left out, where the bucket has a token, or at the end.
+    /// Reports how many refusals were left out, if the bucket has a token, or at the end.
     pub(crate) fn report_left_out(&self, when: When) {
         if !self.has_left_out() {
             return;
@@ -150,7 +149,7 @@ impl ContainerLog {
         }
     }
 
-    /// Tells of a process that was killed, or counts it. `event` says which process, and why.
+    /// Reports a process that was killed, or counts it. `event` says which process, and why.
     pub(crate) fn report_killed(&self, event: Event) {
         let now_us = self.now_us();
         let mut bucket = self.kills.lock();
@@ -162,14 +161,14 @@ impl ContainerLog {
         self.sink.report(Event { left_out, ..event });
     }
 
-    /// Tells of a program of the host that has a descriptor of the container's, which has ended.
+    /// Reports a program of the host that has a descriptor of the container, which has ended.
     pub(crate) fn report_leaked(&self, event: Event) {
         if self.limit.take_line() {
             self.sink.report(event);
         }
     }
 
-    /// Tells of a quota that root has changed.
+    /// Reports a quota that root has changed.
     pub(crate) fn report_changed(&self, event: Event) {
         self.sink.report(event);
     }
@@ -191,7 +190,6 @@ pub(crate) enum Topic {
     Control(u32),
     Class(u32),
     Uvm(u32),
-    /// No thread can be started.
     NoThread,
 }
 

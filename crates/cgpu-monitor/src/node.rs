@@ -4,9 +4,9 @@
 //! a device. What is asked, and for whom, is not known here.
 //!
 //! [`Buffer`] is the memory for a struct that the driver writes to, with spare bytes behind the struct. The driver
-//! copies as many bytes as its own struct has. For a call of UVM and the parameters of an allocation, it does not ask for
-//! the caller's size (`UVM_ROUTE_CMD_STACK_INIT_CHECK`, uvm_ioctl.h; `rmapiParamsCopyInit`, param_copy.c). So a driver
-//! whose struct has grown reads zeroes behind the monitor's struct, and writes its answer there.
+//! copies as many bytes as its own struct has. For a call of UVM and the parameters of an allocation, it does not ask
+//! for the caller's size (`UVM_ROUTE_CMD_STACK_INIT_CHECK`, uvm_ioctl.h; `rmapiParamsCopyInit`, param_copy.c). So a
+//! driver whose struct has grown reads zeroes behind the monitor's struct, and writes its answer there.
 #![allow(unsafe_code, reason = "an ioctl is a raw call")]
 
 use std::ops::{Deref, DerefMut};
@@ -48,7 +48,7 @@ pub(crate) struct Device {
     file: OwnedFd,
     /// `st_dev` and `st_ino` of the node by which the file was opened.
     pub(crate) place: (u64, u64),
-    /// The number of the mount on which the file was opened, where the kernel tells it.
+    /// The id of the mount on which the file was opened, if the kernel reports it.
     pub(crate) mount: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ struct FileFacts {
     identity: Identity,
     /// `st_dev` and `st_ino`.
     place: (u64, u64),
-    /// The number of the file's mount, where the kernel tells it.
+    /// The id of the file's mount, if the kernel reports it.
     mount: Option<u64>,
 }
 
@@ -159,7 +159,6 @@ impl Device {
 /// Why a call of the resource manager failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The system call failed.
     Errno(Errno),
     /// The struct has this status.
     Status(u32),
@@ -350,14 +349,14 @@ impl Rm<'_> {
         !(known && about::answered_class(&class) & 0xff == ANY_CHANNEL)
     }
 
-    /// Whether a memory object is larger than `bytes`, or is gone: the handle then names other memory than was
-    /// charged. `false` where the driver can't tell, for example because it does not know the control.
+    /// Whether a memory object is larger than `bytes`, or was freed: the handle then names other memory than was
+    /// charged. `false` if the driver can't report it, for example because it does not know the control.
     pub(crate) fn is_larger_than(&self, client: u32, handle: u32, bytes: u64) -> bool {
         let mut entry = Buffer::of(&about::ask_size());
         let mut params = about::ask_surface(entry.address());
         match self.control(client, handle, NV0041_CTRL_CMD_GET_SURFACE_INFO, &mut params) {
             Ok(()) => about::answered_size(&entry) > bytes,
-            // The driver tells no size from 16 TiB on.
+            // The driver reports no size from 16 TiB on.
             Err(Failure::Status(status)) => {
                 matches!(status, NV_ERR_OBJECT_NOT_FOUND | NV_ERR_OUT_OF_RANGE)
             }
@@ -460,7 +459,7 @@ mod tests {
     fn write_as_grown(buffer: &mut Buffer, by: usize) {
         let size = buffer.len() + by;
         // Past the struct's end, as the kernel does, which knows only the address.
-        buffer.all.get_mut(..size).expect("the room is part of it").fill(0xa5);
+        buffer.all.get_mut(..size).expect("the spare bytes are part of it").fill(0xa5);
     }
 
     /// A struct that the driver writes larger stays within the buffer, and is detected.

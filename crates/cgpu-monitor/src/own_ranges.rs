@@ -1,6 +1,6 @@
 //! The addresses where the monitor's memory is, and will be. A container must not name them to the driver.
 //!
-//! They are computed once, with room for later mappings: the kernel puts a new mapping close to the existing ones. Of
+//! They are computed once, with margin for later mappings: the kernel puts a new mapping close to the existing ones. Of
 //! numbers that are no addresses, one in thousands looks like one of these.
 
 /// How far from the existing mappings a later one may lie, in bytes.

@@ -24,8 +24,8 @@ use cgpu_core::ledger::Process;
 use nvrm::release::Standing;
 use nvrm::{Release, about};
 
-/// The monitor of a container. The rooms have functions that take it; a room uses the functions and the fields of those
-/// below it alone. The fields stand in the order of the rooms that their types are of, the lowest first.
+/// The monitor of a container. The layers have functions that take it; a layer uses the functions and the fields of
+/// those below it alone. The fields are in the order of the layers of their types, the lowest first.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     // What is the same as long as the program runs.
@@ -46,9 +46,9 @@ pub(crate) struct Monitor {
 
     // `state`
     state: Lock<ContainerState>,
-    /// The ledger's mark when the books were last closed.
+    /// The ledger's mark when the state was last closed.
     mark: AtomicU64,
-    /// Whether the status has changed: the books, or the counted calls.
+    /// Whether the status has changed: the state, or the counted calls.
     is_status_changed: AtomicBool,
     /// Wakes the first thread.
     wake: Arc<ChangeFlag>,
@@ -69,13 +69,13 @@ pub(crate) struct Monitor {
     // `driver`
     /// The monitor's own client of the driver, while it is open.
     pub(crate) client: Lock<Option<Arc<MonitorClient>>>,
-    /// When the log was last told what the driver does not answer.
+    /// When the log last reported what the driver does not answer.
     pub(crate) warned: WarningTimes,
     /// The files that memory was exported to, which the monitor has open.
     pub(crate) exports: Exports,
 
     // `processes`
-    /// What tells the container's files and processes from others.
+    /// What distinguishes the container's files and processes from others.
     pub(crate) provenances: ProvenanceIndex,
     /// Processes that the monitor has ended and that may still be there.
     pub(crate) killed: Lock<BTreeSet<Process>>,
@@ -99,7 +99,7 @@ pub(crate) struct Monitor {
 
     // `audit`
     pub(crate) history: AuditHistory,
-    /// What the looks at outside processes found.
+    /// What the checks of outside processes found.
     pub(crate) escapes: Lock<EscapeFindings>,
 }
 
@@ -207,7 +207,7 @@ impl Monitor {
         self.uuids.iter().position(|of| of == uuid)
     }
 
-    /// Opens the books. Other threads wait until they are dropped.
+    /// Opens the container's state. Other threads wait until the returned value is dropped.
     pub(crate) fn state(&self) -> OpenState<'_> {
         #[cfg(test)]
         crate::call_counters::count(|counted| counted.state += 1);
@@ -256,13 +256,11 @@ impl Monitor {
         self.note_status_change();
     }
 
-    /// Counts a process that was killed.
     pub(crate) fn count_killed(&self) {
         self.counters.count(Count::Killed);
         self.note_status_change();
     }
 
-    /// Whether the container is idle.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         self.idleness(now).is_idle(now)
     }

@@ -1,9 +1,9 @@
-//! Locks, wake-ups and threads of the monitor: [`Lock`], [`Notifier`] for one thread without a descriptor, [`ChangeFlag`] with
-//! one, and [`spawn`].
+//! Locks, wake-ups and threads of the monitor: [`Lock`], [`Notifier`] for one thread without a descriptor,
+//! [`ChangeFlag`] with one, and [`spawn`].
 //!
-//! [`Work`] lets all threads stop between two pieces of work, so that another program can go on with the process. A thread
-//! that serves calls, asks the driver or changes the books holds an [`AtWork`] meanwhile, from before it waits for a call:
-//! who brings a pause ends that wait. During a pause no thread begins.
+//! [`Work`] lets all threads stop between two units of work, so that another program can go on with the process. A
+//! thread that serves calls, asks the driver or changes the state holds an [`AtWork`] meanwhile, from before it waits
+//! for a call: the thread that begins a pause ends that wait. During a pause no thread begins.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// How often a thread looks whether a pause is over, and a pause whether all threads have stopped.
+/// How often a thread polls whether a pause has ended, and a pause whether all threads have stopped.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Bytes of a thread's stack.
@@ -128,10 +128,10 @@ impl Drop for AtWork<'_> {
 }
 
 impl Work {
-    /// Begins work; waits until a pause is over.
+    /// Begins work; waits until a pause has ended.
     pub(crate) fn begin(&self) -> AtWork<'_> {
         loop {
-            // The thread is counted before it looks, and a pause looks after it has told.
+            // The thread is counted before it checks for a pause, and a pause checks the count after it is announced.
             self.at_work.fetch_add(1, Ordering::SeqCst);
             let at_work = AtWork(self);
             if !self.is_paused.load(Ordering::SeqCst) {
@@ -142,8 +142,8 @@ impl Work {
         }
     }
 
-    /// Lets no thread begin, has `wake` end the waits of those that wait while they are at work, and waits until none is
-    /// at work. `false` if one still is after `timeout`: then the pause is over.
+    /// Lets no thread begin, has `wake` end the waits of those that wait while they are at work, and waits until none
+    /// is at work. `false` if one still is after `timeout`: then the pause has ended.
     pub(crate) fn pause(&self, timeout: Duration, wake: impl FnOnce()) -> bool {
         self.is_paused.store(true, Ordering::SeqCst);
         wake();
@@ -158,13 +158,12 @@ impl Work {
         true
     }
 
-    /// Ends a pause.
     pub(crate) fn resume(&self) {
         self.is_paused.store(false, Ordering::SeqCst);
     }
 }
 
-/// Starts a thread that nobody waits for: it may hang in the driver. Fails where the kernel starts no thread.
+/// Starts a thread that no thread joins: it may hang in the driver. Fails if the kernel starts no thread.
 pub(crate) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
     thread.spawn(work).map(drop)

@@ -1,4 +1,5 @@
-//! Rules of the monitor's rooms that the compiler doesn't know: which room uses which, and that no two types share a name.
+//! Rules of the monitor's layers that the compiler doesn't know: which layer uses which, and that no two types share a
+//! name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
 
-/// The rooms of the monitor, the lowest first: each knows those before it, and itself.
+/// The layers of the monitor, the lowest first: each knows those before it, and itself.
 const LAYERS: [&str; 14] = [
     "snapshot",
     "log",
@@ -160,7 +161,7 @@ fn named(file: &Path) -> Named {
     named
 }
 
-/// The place of a module's room among [`LAYERS`].
+/// The place of a module's layer among [`LAYERS`].
 fn layer(module: &[String]) -> Option<usize> {
     match module {
         [layer, ..] => LAYERS.iter().position(|of| of == layer),
@@ -168,7 +169,7 @@ fn layer(module: &[String]) -> Option<usize> {
     }
 }
 
-/// The fields of the monitor that belong to a room, each with the highest room of which its type is.
+/// The fields of the monitor that belong to a layer, each with the highest layer of which its type is.
 fn fields_by_layer() -> BTreeMap<String, usize> {
     let file = parsed(&src().join("shared.rs"));
     let mut named = Named::default();
@@ -221,8 +222,8 @@ fn target(all: &BTreeMap<Module, PathBuf>, module: &Module, path: &[String]) -> 
 #[test]
 fn module_depends_on_lower_modules_only() {
     let all = modules();
-    // A `mod.rs` that has nothing of its own, and names what the room has for others.
-    let is_door = |module: &Module| module.len() == 1 && named(&all[module]).types.is_empty();
+    // A `mod.rs` that has nothing of its own, and names what the layer has for others.
+    let is_interface = |module: &Module| module.len() == 1 && named(&all[module]).types.is_empty();
     let mut edges = BTreeSet::new();
     let mut wrong = BTreeSet::new();
     for (module, file) in &all {
@@ -230,8 +231,8 @@ fn module_depends_on_lower_modules_only() {
         for target in targets {
             if let (Some(from), Some(to)) = (layer(module), layer(&target)) {
                 edges.insert((from, to));
-                // A file that goes through its own room's door could hide a circle.
-                if to > from || to == from && is_door(&target) {
+                // A file that uses its own layer's interface could hide a circle.
+                if to > from || to == from && is_interface(&target) {
                     wrong.insert(format!("{} uses {}", module.join("/"), target.join("/")));
                 }
             }

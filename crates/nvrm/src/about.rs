@@ -1,11 +1,11 @@
-//! What a subdevice says of its GPU and of who uses it, UUID and bytes by process, which
+//! What a subdevice says of its GPU and of the processes that use it, UUID and bytes by process, which
 //! subdevice a device has, and what a client says of an object.
 //!
 //! `NV2080_CTRL_CMD_GPU_GET_GID_INFO` and `GET_PID_INFO` of `ctrl2080gpu.h`,
 //! `NV0080_CTRL_CMD_GPU_FIND_SUBDEVICE_HANDLE` of `ctrl0080gpu.h`, and
 //! `NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO` of `ctrl0000client.h`,
 //! which lie alike in all releases from 515.43.04 to 595.45.04. Parameters to ask with,
-//! and what the answers say; who asks, and whose the processes are, is not known here.
+//! and what the answers say; which process asks, and whose the processes are, is not known here.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -33,7 +33,7 @@ pub type Uuid = [u8; 16];
 /// What a process has on a GPU, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Its pid, in the pid namespace of who asked.
+    /// Its pid, in the pid namespace of the process that asked.
     pub pid: u32,
     /// Memory that it made.
     pub made_bytes: u64,
@@ -129,8 +129,8 @@ pub fn uuid(text: &str) -> Option<Uuid> {
 }
 
 /// `NV0041_CTRL_SURFACE_INFO_INDEX_PHYS_SIZE`, in units of
-/// `NV0041_CTRL_SURFACE_INFO_PHYS_SIZE_SCALE_FACTOR` (`ctrl0041.h`, which later releases keep beside
-/// an index of bytes).
+/// `NV0041_CTRL_SURFACE_INFO_PHYS_SIZE_SCALE_FACTOR` (`ctrl0041.h`, which later releases keep next
+/// to an index of bytes).
 const INDEX_PHYS_SIZE: u32 = 7;
 const PHYS_SIZE_SCALE: u64 = 0x1000;
 
@@ -152,7 +152,7 @@ pub fn ask_surface(address: u64) -> [u8; 16] {
     params
 }
 
-/// The size in an answered entry, in bytes: that of the memory itself, as figures count it
+/// The size in an answered entry, in bytes: that of the memory itself, as driver usage counts it
 /// (`memdescGetSize`, `mem_ctrl.c`; `memConstructCommon_IMPL`, `mem.c`).
 #[must_use]
 pub fn answered_size(entry: &[u8]) -> u64 {
@@ -171,7 +171,7 @@ pub fn ask_held(pids: &[u32]) -> Vec<u8> {
     params
 }
 
-/// What the processes of an answer hold; those that are gone by now are left out.
+/// What the processes of an answer hold; those that have exited by now are left out.
 pub fn answered_held(params: &[u8]) -> impl Iterator<Item = Held> {
     let count = usize::try_from(word(params, 0)).unwrap_or(0).min(PID_INFO_MAX);
     let entries = params.get(8..).unwrap_or_default().chunks_exact(PID_INFO_ENTRY_BYTES);

@@ -1,10 +1,9 @@
 //! What a call to `/dev/nvidiactl` or `/dev/nvidiaN` asks for.
 //!
-//! [`Command`] is the ioctl's number, [`decode`] the copy of its struct. The driver goes
-//! by number (bits 0 to 7) and size (bits 16 to 29) of the low 32 bits, and so do we:
-//! type byte, direction and upper half are never looked at (`nv.c`, `nvidia_ioctl`).
-//! Every call is known with its exact size or refused; nothing is guessed. Whether what
-//! is asked for is granted is not known here.
+//! [`Command`] is the ioctl's number, [`decode`] the copy of its struct. The driver dispatches by number (bits 0 to 7)
+//! and size (bits 16 to 29) of the low 32 bits, and so do we: type byte, direction and upper half are never read
+//! (`nv.c`, `nvidia_ioctl`). Every call is known with its exact size or refused; nothing is guessed. Whether what is
+//! asked for is granted is not known here.
 
 use super::class::{Use, class_use};
 use super::layout::{Layout, Meaning, View};
@@ -24,7 +23,7 @@ const NVOS32_ATTR2_USE_EGM: u32 = 1 << 24;
 const NVOS32_ATTR_LOCATION_SHIFT: u32 = 25;
 const NVOS32_ATTR_LOCATION_MASK: u32 = 0x3;
 
-/// Number and size of a call, as far as the driver looks at them.
+/// Number and size of a call, as far as the driver reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Command {
     number: u32,
@@ -135,11 +134,11 @@ pub struct Alloc {
     pub does: Use,
     /// Address of its parameters, or 0.
     pub params: u64,
-    /// What the caller says their size is. The driver copies as many as the class has
-    /// and doesn't look (`param_copy.c`, `rmapiParamsCopyInit`); 0 is common.
+    /// What the caller says their size is. The driver copies as many as the class has and doesn't check
+    /// (`param_copy.c`, `rmapiParamsCopyInit`); 0 is common.
     pub params_size: Option<u32>,
     /// Address of the rights that are asked for, an `RS_ACCESS_MASK` of four bytes, or 0;
-    /// who makes the call for the caller has to put a copy or 0 in its place.
+    /// the process that makes the call for the caller has to put a copy or 0 in its place.
     pub rights: u64,
 }
 
@@ -353,8 +352,8 @@ impl Reader<'_> {
     }
 
     fn wrapped(self, view: View<'_>) -> Result<Call, Refusal> {
-        // The driver takes the wrapped number whole (nv.c: `arg_cmd = ioc_xfer.cmd`), so
-        // one beyond a byte is no call.
+        // The driver takes all bits of the wrapped number (nv.c: `arg_cmd = ioc_xfer.cmd`), so one beyond a byte is no
+        // call.
         let number = self.word(view, Meaning::Command)?;
         let stated = self.word(view, Meaning::CommandSize)?;
         let size = usize::try_from(stated).unwrap_or(usize::MAX);

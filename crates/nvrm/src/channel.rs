@@ -3,7 +3,7 @@
 //! `NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS` (ctrl2080fifo.h), alike from 515.43.04 to 595.45.04:
 //! bDisable, numChannels at 4, bOnlyDisableScheduling at 8, bRewindGpPut at 9, pRunlistPreemptEvent at 16,
 //! hClientList at 24, hChannelList at 280. All of a list or none. An H100 was seen to do so within a
-//! millisecond, for channels of any client, and asked by anybody (`tests/gpu/results`, 2026-11-26).
+//! millisecond, for channels of any client, and asked by any process (`tests/gpu/results`, 2026-11-26).
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -13,7 +13,7 @@ pub const ANY_CHANNEL: u32 = 0x6f;
 /// `NV2080_ENGINE_TYPE_GRAPHICS` (cl2080_notification.h), which also computes.
 pub const ENGINE_GRAPHICS: u32 = 1;
 
-/// Channels that one call has room for (`NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES`).
+/// Channels that one call can name (`NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES`).
 pub const MOST_CHANNELS: usize = 64;
 
 const CLIENTS: usize = 24;

@@ -1,6 +1,6 @@
 //! Which classes take video memory.
 //!
-//! Taken from `resource_list.h` (which class is what, and who may make it) and the
+//! Taken from `resource_list.h` (which class is what, and which caller may make it) and the
 //! constructors it names, of 515.43.04 to 595.45.04. A class is looked up in
 //! [`CLASSES`] and [`ENGINES`]; what isn't there isn't made. What the driver takes for
 //! itself (contexts, channels, page tables) is asked for by no class and not known here.
@@ -21,7 +21,7 @@ pub enum Use {
     Takes,
     /// It keeps memory of another object alive.
     KeepsAlive,
-    /// It takes memory that no process's figure has.
+    /// It takes memory that no process's driver usage has.
     Hidden,
     /// It takes memory of the host, or none.
     Nothing,
@@ -131,7 +131,11 @@ pub static CLASSES: &[ClassUse] = &[
     class(UVM_CHANNEL_RETAINER, Use::Privileged, "nvidia-uvm's"),
     class(0xc639, Use::Nothing, "AMPERE_SMC_CONFIG_SESSION: whether there are partitions"),
     class(0xc640, Use::Nothing, "AMPERE_SMC_MONITOR_SESSION: the same, to look"),
-    class(MMU_VIDMEM_ACCESS_BIT_BUFFER, Use::Shared, "which memory is used, whoever has it"),
+    class(
+        MMU_VIDMEM_ACCESS_BIT_BUFFER,
+        Use::Shared,
+        "which memory is used, whichever process has it",
+    ),
     class(HOPPER_MMU_VIDMEM_ACCESS_BIT_BUFFER, Use::Shared, "as the one before"),
     class(0xcb33, Use::Nothing, "NV_CONFIDENTIAL_COMPUTE: questions"),
     class(0xcbca, Use::Privileged, PROFILER),
@@ -156,7 +160,7 @@ pub fn refusal(release: &Release, class: u32) -> Refusal {
     let (driver, ClassUse { does, why, .. }) = (release.version(), class_use(class));
     let status = match does {
         Use::Unknown => return Refusal::UnknownClass { driver, class },
-        // As the driver tells whoever isn't root.
+        // As the driver answers a caller that isn't root.
         Use::Privileged => NV_ERR_INSUFFICIENT_PERMISSIONS,
         _ => NV_ERR_NOT_SUPPORTED,
     };

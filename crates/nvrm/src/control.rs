@@ -1,22 +1,22 @@
 //! Controls: which can be made for a caller on copies of its parameters, and how.
 //!
-//! What is *flat* has nothing in its parameters but numbers; `flat.rs` lists them, made from
-//! the headers. What is *nested* has arrays elsewhere, by address: [`Pieces`] tells what to
-//! copy, and puts addresses of copies in the place of the caller's. Of both those are made
-//! that `served.rs` lists, each for its reason; `withheld.rs` says of some others why they
-//! aren't. What shows memory is in [`fbinfo`](super::fbinfo), what puts it into files in
-//! [`export`](super::export), what tells of processes in [`processes`], what names clients in
-//! [`clients`]. So of all these no address that the caller chose reaches the driver, which
-//! would follow it in the memory of whoever makes the call.
+//! What is *flat* has nothing in its parameters but numbers; `flat.rs` lists them, made from the
+//! headers. What is *nested* has arrays elsewhere, by address: [`Pieces`] says what to copy, and
+//! puts addresses of copies in the place of the caller's. Of both those are made that `served.rs`
+//! lists, each for its reason; `withheld.rs` says of some others why they aren't. What shows memory
+//! is in [`fbinfo`](super::fbinfo), what puts it into files in [`export`](super::export), what
+//! reports processes in [`processes`], what names clients in [`clients`]. So of all these no
+//! address that the caller chose reaches the driver, which would follow it in the memory of the
+//! process that makes the call.
 //!
 //! What is *opaque* ([`ControlKind::Opaque`]) is known by a bit of its number, by its class, or by
 //! name, and is in no table: it is made as it is, unless one of the lists refuses it. Its
-//! parameters may hold any address but one of the maker's own. What is none of these is
+//! parameters may hold any address but one of the calling process's own. What is none of these is
 //! refused, and reported once.
 //!
-//! The driver compares the size of parameters with its own, but for those that are
-//! converted for old programs (`rmapi_deprecated_control.c`): it reads their struct
-//! whatever size is stated. So here a nested control has its size or is refused.
+//! The driver compares the size of parameters with its own, but for those that are converted for
+//! old programs (`rmapi_deprecated_control.c`): it reads their struct whatever size is stated. So
+//! here a nested control has its size or is refused.
 
 mod flat;
 mod served;
@@ -53,19 +53,19 @@ const LOCK_FLAGS: u32 = NVOS54_FLAGS_IRQL_RAISED | NVOS54_FLAGS_LOCK_BYPASS;
 pub enum ControlKind {
     /// Its parameters are numbers.
     Flat,
-    /// It's handed on to the GPU's firmware as it is, and its parameters are published
-    /// nowhere. They have no use for an address of the caller's; that there is none of
-    /// ours has to be looked at ([`points_into`]).
+    /// It's handed on to the GPU's firmware as it is, and its parameters are published nowhere.
+    /// They have no use for an address of the caller's; that there is none of ours has to be
+    /// checked ([`points_into`]).
     Opaque,
     /// Its parameters point at arrays.
     Nested,
     /// It shows memory: [`fbinfo`](super::fbinfo).
     Memory,
-    /// It tells of processes.
+    /// It reports processes.
     Processes,
     /// It puts memory into a file, or takes it out: [`export`](super::export).
     Exports(export::Does),
-    /// It isn't made, and the caller told that it was, for this reason.
+    /// It isn't made, and the caller gets a status as if it was, for this reason.
     FakedSuccess(&'static str),
     /// It isn't made, for this reason.
     Refused(&'static str),
@@ -140,11 +140,12 @@ const UNPUBLISHED: u32 = 0x80_028b;
 const OF_PEERS: &str = "another driver that takes the memory (GPUDirect RDMA) would keep it past \
                         its charge; it finds none registered, as on a GPU that can't do it";
 
-/// The driver tells users apart by their effective number alone, and roots of containers share one.
+/// The driver distinguishes users by their effective number alone, and roots of containers share
+/// one.
 const SWITCHES: &str = "shows what others' processes do on the GPU";
 
 /// Controls that are answered as made, and why: CUDA makes them for memory of its own where the GPU
-/// could have peers, whether anybody wants that or not.
+/// could have peers, whether any program wants that or not.
 pub static FAKED_SUCCESS: &[(u32, &str)] =
     &[(NV503C_CTRL_CMD_REGISTER_VIDMEM, OF_PEERS), (NV503C_CTRL_CMD_UNREGISTER_VIDMEM, OF_PEERS)];
 
@@ -162,19 +163,19 @@ pub static REFUSED: &[(u32, &str)] = &[
     (NV00FD_CTRL_CMD_ATTACH_MEM, "memory would outlive its charge in a multicast group"),
     (NV00FD_CTRL_CMD_ATTACH_GPU, "a descriptor of the caller's"),
     (NV00FE_CTRL_CMD_SUBMIT_OPERATIONS, "memory would outlive its charge in a mapper"),
-    (NV5080_CTRL_CMD_DEFERRED_API, "makes another control later, which nobody looks at"),
-    (NV5080_CTRL_CMD_DEFERRED_API_V2, "makes another control later, which nobody looks at"),
+    (NV5080_CTRL_CMD_DEFERRED_API, "makes another control later, which nothing checks"),
+    (NV5080_CTRL_CMD_DEFERRED_API_V2, "makes another control later, which nothing checks"),
     (NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID, SWITCHES),
     (NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2, SWITCHES),
     (NV2080_CTRL_CMD_EVENT_VIDEO_BIND_EVTBUF, SWITCHES),
-    (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES, "tells of others' processes"),
-    (NV2080_CTRL_GPU_GET_NVENC_SW_SESSION_INFO, "tells of others' processes"),
-    (NV2080_CTRL_GPU_GET_NVENC_SW_SESSION_INFO_V2, "tells of others' processes"),
-    (NV2080_CTRL_GPU_GET_NVFBC_SW_SESSION_INFO, "tells of others' processes"),
-    (NV0000_CTRL_CMD_GPUACCT_GET_PROC_ACCOUNTING_INFO, "tells of others' processes"),
-    (NV0000_CTRL_CMD_GPUACCT_GET_ACCOUNTING_PIDS, "tells of others' processes"),
-    (NV90CC_CTRL_CMD_HWPM_GET_RESERVATION_INFO, "tells of others' processes"),
-    (NV0000_CTRL_CMD_NVD_GET_RCERR_RPT, "tells of others' processes"),
+    (NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES, "reports others' processes"),
+    (NV2080_CTRL_GPU_GET_NVENC_SW_SESSION_INFO, "reports others' processes"),
+    (NV2080_CTRL_GPU_GET_NVENC_SW_SESSION_INFO_V2, "reports others' processes"),
+    (NV2080_CTRL_GPU_GET_NVFBC_SW_SESSION_INFO, "reports others' processes"),
+    (NV0000_CTRL_CMD_GPUACCT_GET_PROC_ACCOUNTING_INFO, "reports others' processes"),
+    (NV0000_CTRL_CMD_GPUACCT_GET_ACCOUNTING_PIDS, "reports others' processes"),
+    (NV90CC_CTRL_CMD_HWPM_GET_RESERVATION_INFO, "reports others' processes"),
+    (NV0000_CTRL_CMD_NVD_GET_RCERR_RPT, "reports others' processes"),
 ];
 
 /// A control whose parameters point at arrays.
@@ -475,10 +476,10 @@ mod tests {
             (0x2080_a001, Some(ControlKind::Opaque)),
             (UNPUBLISHED, Some(ControlKind::Opaque)),
             (0x2081_0108, Some(ControlKind::Opaque)),
-            // NV2080_CTRL_CMD_BIOS_GET_NBSI, whose array nobody needs.
+            // NV2080_CTRL_CMD_BIOS_GET_NBSI, whose array no program needs.
             (0x2080_0803, None),
             (0xdead_0001, None),
-            // It was another's number once, which tells of processes.
+            // It was another's number once, which reports processes.
             (0x2080_01a9, None),
         ] {
             assert_eq!(known(command), wanted, "{command:#x}");

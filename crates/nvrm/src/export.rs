@@ -1,12 +1,12 @@
 //! Memory in files: controls that put it into one, and take it out.
 //!
-//! Each names the file by a descriptor of whoever makes the call (`ctrl0000unix.h`), and the
-//! driver keeps the memory while the file is open. A file has as many places as its first
-//! export says: one where that is of a single object, at most 65,535 where it is of a list.
-//! A list goes into consecutive places and frees what these had; where it names no object (0),
-//! a place is left empty. Either all of a list is exported, or imported, or nothing
-//! (`cliresCtrlCmdOsUnixExportObjectsToFd_IMPL` and its neighbours in `os.c`). What
-//! exports and imports is alike from 515.43.04 to 595.45.04.
+//! Each names the file by a descriptor of the process that makes the call (`ctrl0000unix.h`), and
+//! the driver keeps the memory alive while the file is open. A file has as many places as its first
+//! export says: one if that is of a single object, at most 65,535 if it is of a list. A list goes
+//! into consecutive places and frees what these had; where it names no object (0), a place is left
+//! empty. Either all of a list is exported, or imported, or nothing
+//! (`cliresCtrlCmdOsUnixExportObjectsToFd_IMPL` and its neighbours in `os.c`). What exports and
+//! imports is alike from 515.43.04 to 595.45.04.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -32,7 +32,7 @@ pub enum Does {
     Import,
     /// Makes objects of what is in a file.
     ImportList,
-    /// Tells what is in a file.
+    /// Reports what is in a file.
     Report,
 }
 
@@ -44,8 +44,8 @@ pub struct Places {
     /// The object that is to be in each from there on; 0 is none, or one whose handle the
     /// driver chooses.
     pub objects: Vec<u32>,
-    /// The object above those that are made; the device, or another object above, of those
-    /// that are exported, as far as the caller tells.
+    /// The object above those that are made; the device, or another object above, of those that are
+    /// exported, as far as the caller says.
     pub parent: u32,
 }
 
@@ -118,7 +118,7 @@ pub fn set_descriptor(layout: &'static Layout, params: &mut [u8], descriptor: i3
     let _ = patch.is_some_and(|patch| patch.apply(params));
 }
 
-/// What parameters ask for; `None` where they name more objects than they have room for.
+/// What parameters ask for; `None` if they name more objects than their arrays can hold.
 #[must_use]
 pub fn places(layout: &'static Layout, params: &[u8]) -> Option<Places> {
     let view = layout.view(params)?;

@@ -1,12 +1,12 @@
 //! How a struct of the driver lies in bytes: a size and the fields that are read.
 //!
-//! A [`Layout`] is data: size, and per field its meaning, upstream name, offset and
-//! width. That a field ends inside its struct is asserted when the program is compiled;
-//! that the bytes are as long as the struct is checked when a [`View`] is made. So a
-//! read can't leave the bytes, whoever sent them. Numbers are little-endian, as on all
-//! machines that the driver runs on. What a field is good for is not known here.
+//! A [`Layout`] is data: size, and per field its meaning, upstream name, offset and width. That a
+//! field ends inside its struct is asserted when the program is compiled; that the bytes are as
+//! long as the struct is checked when a [`View`] is made. So a read can't leave the bytes,
+//! whichever program sent them. Numbers are little-endian, as on all machines that the driver runs
+//! on. What a field is good for is not known here.
 
-/// What a field is to us; its upstream name stands beside it in the table.
+/// What a field is to us; its upstream name stands next to it in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Meaning {
     /// Handle of the client, the root of all its objects.
@@ -45,7 +45,7 @@ pub enum Meaning {
     TotalMemory,
     /// Bytes of memory left.
     FreeMemory,
-    /// Bytes of the largest piece left.
+    /// Bytes of the largest free block.
     LargestFree,
     /// Number of a wrapped call, or of a control.
     Command,

@@ -1,8 +1,8 @@
 //! The NVIDIA driver's ioctl ABI: numbers, structs, classes, and which release has which.
 //!
 //! Bytes in, meaning or a refusal out. It knows nothing of processes, descriptors, quotas or policy, has no standard
-//! library by which to reach them (`no_std`), and never panics, whatever bytes it is given. Names of upstream stay in here
-//! and are spelt as upstream spells them; ours begin outside.
+//! library by which to reach them (`no_std`), and never panics, whatever bytes it is given. Names of upstream stay in
+//! here and are spelt as upstream spells them; ours begin outside.
 //!
 //! # To add a release
 //!
@@ -15,7 +15,7 @@
 //! 3. Where a struct changed, add its new layout to `structs.rs`, and to `RELEASES` a row
 //!    at the first release that has it, with a comment that names the header. A change
 //!    belongs to the release that made it: bisect over the releases with step 1.
-//! 4. Make `control/flat.rs` anew (`fixtures/controls.py`), and read the diff of what
+//! 4. Generate `control/flat.rs` again (`fixtures/controls.py`), and read the diff of what
 //!    it lists as odd and of `embedded_param_copy.c` and `rmapi_deprecated_control.c`.
 //! 5. Read the diff of `resource_list.h` for new classes that are memory (`class.rs`),
 //!    of `escape.c`, `nv.c` and `uvm.c` for new calls, and of the constructors that
@@ -31,9 +31,10 @@
 //! 3. `control.rs`: where its parameters have pointers, a row in `NESTED` for each size that releases have. One without
 //!    pointers is in `control/flat.rs`, which is made from the headers.
 //! 4. `control/served.rs`: the list that says why it is made. Take it out of `control/withheld.rs`. One that names
-//!    a client goes into `control/clients.rs`, one that tells of processes into `control/processes.rs`.
+//!    a client goes into `control/clients.rs`, one that reports processes into `control/processes.rs`.
 //! 5. Tests: those of the tables run by themselves. The simulated driver answers it (`tests/sim/src/{abi,control}.rs`),
-//!    a program asks it (`rmtool`'s script), and `tests/gate/monitor/controls.rs` compares the answer with a bare program's.
+//!    a program asks it (`rmtool`'s script), and `tests/gate/monitor/controls.rs` compares the answer with a bare
+//!    program's.
 //!
 //! The monitor's code (`src/monitor/calls/control.rs`) knows none of them by name, but for those that it answers
 //! otherwise.

@@ -1,9 +1,9 @@
-//! How a call is refused: why, and what the caller is told.
+//! How a call is refused: why, and what the caller gets.
 //!
 //! A [`Refusal`] is for our log: it names the driver, the call and the sizes. An
 //! [`Answer`] is for the caller, and is the driver's own: where the driver itself would
 //! fail the system call it is an error number, else a status in the caller's struct and
-//! a return of 0. Who logs how often, and who writes, is not known here.
+//! a return of 0. How often it is logged, and what writes it, is not known here.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -91,7 +91,7 @@ pub enum Refusal {
         /// The control.
         command: u32,
     },
-    /// A control that isn't made for anybody.
+    /// A control that isn't made for any caller.
     #[error("driver {driver}: control {command:#010x}: {why}")]
     Control {
         /// The driver's version.
@@ -109,7 +109,7 @@ pub enum Refusal {
         /// The class.
         class: u32,
     },
-    /// A class of which no object is made for anybody.
+    /// A class of which no object is made for any caller.
     #[error("driver {driver}: class {class:#x}: {why}")]
     Class {
         /// The driver's version.
@@ -137,7 +137,7 @@ pub enum Refusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallName(pub Key);
 
-/// What the caller is told.
+/// What the caller gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The system call fails with this error number.

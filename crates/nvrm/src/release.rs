@@ -46,7 +46,7 @@ pub enum Key {
 /// What a release changed.
 #[derive(Debug, Clone, Copy)]
 pub enum Change {
-    /// From here on these are the layouts; where there are several, the size tells.
+    /// From here on these are the layouts; if there are several, the size decides.
     Set(Key, &'static [Layout]),
     /// From here on the driver doesn't know it.
     Remove(Key),

@@ -1,4 +1,4 @@
-// The whole of `rm`: fixtures, hostile bytes, and the driver's own headers.
+// All of `rm`: fixtures, hostile bytes, and the driver's own headers.
 
 #![allow(clippy::wildcard_imports, reason = "vocabularies, spelt as upstream does")]
 
@@ -252,7 +252,7 @@ fn wrapped_number_is_read_fully_with_bounded_size() {
     assert!(wrapped(NV_ESC_RM_ALLOC, largest).is_ok());
     assert!(wrapped(NV_ESC_RM_ALLOC, largest + 1).is_err());
     assert!(wrapped(NV_ESC_RM_ALLOC, u32::MAX).is_err());
-    // 0x1002b is NV_ESC_RM_ALLOC to one who looks at a byte; the driver doesn't.
+    // 0x1002b is NV_ESC_RM_ALLOC to code that reads a byte; the driver doesn't.
     let Call::Wrapped { command, .. } = wrapped(0x1_002b, 48).unwrap().call else {
         panic!("it is wrapped")
     };

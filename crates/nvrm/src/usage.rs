@@ -2,7 +2,7 @@
 //!
 //! `NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2` (ctrl2080perf.h). On an H100 they reach back 14
 //! seconds, those of an idle GPU among them; a process that rests is named in them, too, with no
-//! utilisation. Anybody is answered (`tests/gpu/results`, 2026-11-27).
+//! utilisation. Any caller is answered (`tests/gpu/results`, 2026-11-27).
 
 use alloc::collections::BTreeMap;
 use alloc::vec;
@@ -29,7 +29,7 @@ pub const ALL_OF_IT: u32 = 10_000;
 /// Who was on the graphics engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample {
-    /// The process, as the host numbers it; `None` where nobody was.
+    /// The process, as the host numbers it; `None` if there was none.
     pub pid: Option<u32>,
     /// For how many ten-thousandths of the sample's time the engine was at work.
     pub busy: u32,

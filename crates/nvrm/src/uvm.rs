@@ -1,10 +1,10 @@
 //! What a call to `/dev/nvidia-uvm` asks for.
 //!
-//! UVM takes the whole low 32 bits of the ioctl for its number and knows the size of
-//! each struct itself (`uvm.c`, `uvm_ioctl`): nothing states it. So the driver's release
-//! alone says how many bytes are to be copied, [`params_size`], and an unknown number is
-//! refused. Managed memory is made by mmap, not here; what calls here do is map memory
-//! that the RM gave, and announce ranges that are no managed memory.
+//! UVM takes all low 32 bits of the ioctl for its number and knows the size of each struct itself
+//! (`uvm.c`, `uvm_ioctl`): nothing states it. So the driver's release alone says how many bytes are
+//! to be copied, [`params_size`], and an unknown number is refused. Managed memory is made by mmap,
+//! not here; what calls here do is map memory that the RM gave, and announce ranges that are no
+//! managed memory.
 
 use alloc::vec::Vec;
 
@@ -99,7 +99,7 @@ pub enum Call {
         /// Its bytes, where the driver asks for them.
         length: Option<u64>,
     },
-    /// A call that takes, frees and keeps no memory by itself. Nothing of it is read.
+    /// A call that takes, frees and keeps alive no memory by itself. Nothing of it is read.
     Other,
 }
 
@@ -201,7 +201,7 @@ pub fn without_hmm(layout: &Layout, flags: u64) -> Option<Patch> {
 }
 
 /// The GPUs that an `UVM_MAP_EXTERNAL_ALLOCATION` is for, as often as they are named; `None` of a
-/// struct that names none, or more than it has room for, as the driver refuses it.
+/// struct that names none, or more than its array can hold, as the driver refuses it.
 #[must_use]
 pub fn mapping_gpus(layout: &'static Layout, bytes: &[u8]) -> Option<Vec<[u8; 16]>> {
     let view = layout.view(bytes)?;

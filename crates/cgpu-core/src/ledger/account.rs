@@ -1,5 +1,5 @@
-//! The sums of one GPU: what is charged, pending, missed and gone; and what the driver is expected to show of it, with which
-//! an audit compares the driver's figures.
+//! The sums of one GPU: what is charged, pending, missed and gone; and what the driver is expected to show of it, with
+//! which an audit compares the driver usage.
 
 use super::{Ledger, LedgerError, Usage};
 
@@ -13,14 +13,14 @@ pub(super) struct Account {
     pub(super) pending: u64,
     /// What the driver showed beyond all charges when it was asked last.
     pub(super) missed: u64,
-    /// What the charges had beyond the driver's figure when the driver was asked last: memory that was freed without
-    /// the monitor's knowledge. The ledger doesn't know which charges had it. So the next charges that end reduce this
+    /// What the charges had beyond the driver usage when the driver was asked last: memory that was freed without the
+    /// monitor's knowledge. The ledger doesn't know which charges had it. So the next charges that end reduce this
     /// number first, and what counts doesn't fall below what is in use.
     pub(super) gone: u64,
-    /// What charges have that the driver shows in the figure of no process of the container, because only mappings,
-    /// exports and stakes keep the memory. (The monitor's figure shows what has a stake.)
+    /// What charges have that the driver attributes to no process of the container, because only mappings, exports and
+    /// pins keep the memory alive. (The monitor's driver usage includes what is pinned.)
     pub(super) hidden: u64,
-    /// The most that the driver could have shown in figures since [`Account::watch`].
+    /// The most that the driver usage could have been since [`Account::watch`].
     pub(super) peak: u64,
     /// The most that was charged or reserved since [`Account::watch`], hidden or not.
     pub(super) most: u64,
@@ -57,18 +57,18 @@ impl Account {
         self.update_peaks();
     }
 
-    /// Counts `bytes` as hidden no more: a process's figure shows them again, or their charge ends.
+    /// Counts `bytes` as hidden no more: a process's driver usage has them again, or their charge ends.
     pub(super) fn show(&mut self, bytes: u64) {
         self.hidden = self.hidden.saturating_sub(bytes);
         self.update_peaks();
     }
 
-    /// Counts `bytes` of a charge as hidden: no process's figure shows them any more.
+    /// Counts `bytes` of a charge as hidden: no process's driver usage has them any more.
     pub(super) fn hide(&mut self, bytes: u64) {
         self.hidden = self.hidden.saturating_add(bytes);
     }
 
-    /// The most that the driver's figures should show: what is charged and not hidden, and all that is reserved.
+    /// The most that the driver usage should be: what is charged and not hidden, and all that is reserved.
     fn visible(&self) -> u64 {
         self.charged.saturating_sub(self.hidden).saturating_add(self.pending)
     }
@@ -102,7 +102,7 @@ impl Account {
 /// What the driver is expected to show of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// The most bytes that the figures could have shown as made (not duplicated) since [`Ledger::watch`].
+    /// The most bytes that the driver usage could have shown as made (not duplicated) since [`Ledger::watch`].
     pub peak_bytes: u64,
     /// The most bytes since [`Ledger::watch`], with those that the driver shows for no process of the container.
     pub most_bytes: u64,
@@ -117,7 +117,7 @@ pub struct Expected {
 }
 
 impl Ledger {
-    /// Forgets the highest sums so far: [`Expected::peak_bytes`] and [`Expected::most_bytes`] begin anew.
+    /// Forgets the highest sums so far: [`Expected::peak_bytes`] and [`Expected::most_bytes`] begin again.
     pub fn watch(&mut self) {
         self.accounts.iter_mut().for_each(super::Account::watch);
     }

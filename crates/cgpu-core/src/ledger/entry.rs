@@ -52,7 +52,7 @@ pub enum Entry {
     NextCharge { id: ChargeId },
     /// A charge to which nothing refers yet.
     Charge { id: ChargeId, gpu: usize, bytes: u64, epoch: u64 },
-    /// An object, its charge, and which figure shows the object.
+    /// An object, its charge, and to whose driver usage the object is attributed.
     Object {
         client: Client,
         parent: Handle,

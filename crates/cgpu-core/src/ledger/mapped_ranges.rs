@@ -1,10 +1,10 @@
-//! Memory that UVM has mapped, as the pieces into which its mappings were cut.
+//! Memory that UVM has mapped, as the mapped ranges into which its mappings were cut.
 //!
 //! UVM keeps a tree for each file and each GPU that maps. A new mapping takes the place of what it overlaps, and an
-//! unmap cuts out a range. What is left of a mapping on either side keeps the whole memory (`uvm_map_external.c`,
-//! `uvm_unmap_external_in_range`, `uvm_ext_gpu_map_split`). The ledger has the same trees, but its pieces may overlap:
-//! a piece that may be mapped or not lies beside the piece that it may have replaced. This file doesn't know how many
-//! bytes memory has.
+//! unmap cuts out a range. What is left of a mapping on either side keeps all of its memory alive
+//! (`uvm_map_external.c`, `uvm_unmap_external_in_range`, `uvm_ext_gpu_map_split`). The ledger has the same trees, but
+//! its mapped ranges may overlap: a range that may be mapped or not lies next to the range that it may have replaced.
+//! This file doesn't know how many bytes memory has.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{ChargeId, Ledger};
 
-/// A tree of mappings: those of one file of UVM's for one GPU. What belongs to the file alone has a number for `gpu`
+/// A tree of mappings: those of one UVM file for one GPU. What belongs to the file alone has a number for `gpu`
 /// that no GPU has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tree {
-    /// The file, by a number that no other file has while this one has pieces.
+    /// The file, by a number that no other file has while this one has mapped ranges.
     pub file: u32,
     /// The GPU, by its number in the container's order.
     pub gpu: u16,
@@ -53,9 +53,9 @@ enum Reference {
 
 #[derive(Debug, Default)]
 pub(super) struct MappedRanges {
-    /// The last address of each piece, by tree, first address and charge.
+    /// The last address of each mapped range, by tree, first address and charge.
     all: BTreeMap<(Tree, u64, ChargeId), u64>,
-    /// The largest difference between a piece's last and first address so far.
+    /// The largest difference between a mapped range's last and first address so far.
     longest: u64,
 }
 
@@ -70,7 +70,7 @@ impl MappedRanges {
             .map(|((tree, first, id), last)| (*tree, Span { first: *first, last: *last }, *id))
     }
 
-    /// The pieces of a file.
+    /// The mapped ranges of a file.
     pub(super) fn of_file(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
         let first = (Tree { file, gpu: 0 }, 0, ChargeId(0));
         let last = (Tree { file, gpu: u16::MAX }, u64::MAX, ChargeId(u64::MAX));
@@ -79,7 +79,7 @@ impl MappedRanges {
             .map(|((tree, first, id), last)| (*tree, Span { first: *first, last: *last }, *id))
     }
 
-    /// The pieces that overlap a span.
+    /// The mapped ranges that overlap a span.
     pub(super) fn overlapping(
         &self,
         tree: Tree,
@@ -91,13 +91,13 @@ impl MappedRanges {
         touched.map(|((_, first, id), last)| (Span { first: *first, last: *last }, *id))
     }
 
-    /// Whether a piece of the charge begins at `first`.
+    /// Whether a mapped range of the charge begins at `first`.
     pub(super) fn contains(&self, tree: Tree, first: u64, id: ChargeId) -> bool {
         self.all.contains_key(&(tree, first, id))
     }
 
-    /// Adds a piece beside those that exist. Where a piece of the same charge begins at the same address, that piece
-    /// becomes as long as the longer of both, and the answer is `None`.
+    /// Adds a mapped range next to those that exist. If a range of the same charge begins at the same address, that
+    /// range becomes as long as the longer of both, and the answer is `None`.
     #[must_use]
     fn add(&mut self, tree: Tree, span: Span, id: ChargeId) -> Option<Reference> {
         self.longest = self.longest.max(span.last - span.first);
@@ -110,14 +110,14 @@ impl MappedRanges {
         is_new.then_some(Reference::Made(id))
     }
 
-    /// Removes a piece.
+    /// Removes a mapped range.
     #[must_use]
     fn remove(&mut self, tree: Tree, first: u64, id: ChargeId) -> Option<Reference> {
         self.all.remove(&(tree, first, id)).map(|_| Reference::Ended(id))
     }
 
-    /// Cuts a span out of all pieces of a tree. A piece that would become two where there are `most` pieces stays
-    /// whole: too much is held then, not too little.
+    /// Cuts a span out of all mapped ranges of a tree. A range that would become two when there are `most` ranges is
+    /// not cut: too much is held then, not too little.
     #[must_use]
     fn cut(&mut self, tree: Tree, span: Span, most: usize) -> Vec<Reference> {
         let Span { first, last } = span;
@@ -128,8 +128,8 @@ impl MappedRanges {
             if is_middle && self.all.len() >= most {
                 continue;
             }
-            // The rest of the piece is added before the piece is removed: otherwise the charge would have no reference
-            // between the two.
+            // The rest of the mapped range is added before the range is removed: otherwise the charge would have no
+            // reference between the two.
             if let Some(after) = last.checked_add(1).filter(|after| *after <= end) {
                 changes.extend(self.add(tree, Span { first: after, last: end }, id));
             }
@@ -144,8 +144,8 @@ impl MappedRanges {
 }
 
 impl Ledger {
-    /// Adds a piece beside those that exist: memory is mapped in the span, or may be. The caller must not map where
-    /// there are as many holds as [`Bounds`](super::Bounds) allows.
+    /// Adds a mapped range next to those that exist: memory is mapped in the span, or may be. The caller must not map
+    /// if there are as many holds as [`Bounds`](super::Bounds) allows.
     pub fn map(&mut self, tree: Tree, span: Span, charge: ChargeId) {
         if self.charges.contains_key(&charge) {
             let made = self.ranges.add(tree, span, charge);
@@ -153,30 +153,30 @@ impl Ledger {
         }
     }
 
-    /// Adds a piece that replaces all others in the span: memory is mapped there, and nothing else.
+    /// Adds a mapped range that replaces all others in the span: memory is mapped there, and nothing else.
     pub fn map_alone(&mut self, tree: Tree, span: Span, charge: ChargeId) {
-        // The piece that is cut may have the last reference on the charge.
+        // The mapped range that is cut may have the last reference on the charge.
         self.reference(charge, false);
         self.unmap(tree, span);
         self.map(tree, span, charge);
         self.dereference(charge, false);
     }
 
-    /// Removes a piece that [`Ledger::map`] added: the memory was not mapped.
+    /// Removes a mapped range that [`Ledger::map`] added: the memory was not mapped.
     pub fn unmap_range(&mut self, tree: Tree, first: u64, charge: ChargeId) {
         let ended = self.ranges.remove(tree, first, charge);
         self.apply(ended);
     }
 
-    /// Cuts a span out of all pieces: nothing is mapped there. What is left of a mapping beside the span keeps its
-    /// whole memory.
+    /// Cuts a span out of all mapped ranges: nothing is mapped there. What is left of a mapping next to the span keeps
+    /// all of its memory alive.
     pub fn unmap(&mut self, tree: Tree, span: Span) {
         let most = self.bounds.holds.saturating_sub(self.holds.len());
         let changes = self.ranges.cut(tree, span, most);
         self.apply(changes);
     }
 
-    /// Removes all pieces of a file of UVM's: the file is closed.
+    /// Removes all mapped ranges of a UVM file: the file is closed.
     pub fn close_file(&mut self, file: u32) {
         let trees: Vec<Tree> = self.ranges.of_file(file).map(|(tree, ..)| tree).collect();
         trees.into_iter().for_each(|tree| self.unmap(tree, Span::ALL));

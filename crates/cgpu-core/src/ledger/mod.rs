@@ -6,14 +6,14 @@
 //! knows no time.
 //!
 //! An allocation begins with [`Ledger::reserve`] before the driver is asked, so that of two calls that race only one
-//! gets the last byte. After the driver's answer comes [`Ledger::cancel`], and where the driver gave the memory,
+//! gets the last byte. After the driver's answer comes [`Ledger::cancel`], and if the driver gave the memory,
 //! [`Entry::Commit`] with its handle; nothing may come between these two. A charge ends when the last thing that keeps
-//! it alive ends. [`Ledger::reconcile`] learns from the driver's figure what the ledger missed.
+//! it alive ends. [`Ledger::reconcile`] learns from the driver usage what the ledger missed.
 //!
 //! Invariants: `used` of a GPU is never below the charged and reserved bytes, less what the driver said is gone. A
 //! reservation never makes `used` pass the quota. Every map is limited, because a container can make the maps grow:
-//! [`Bounds`] limits objects, holds and stakes, where the caller checks it before [`Ledger::duplicate`],
-//! [`Ledger::import`], [`Ledger::hold`] and [`Ledger::map`]. The caller limits the holders of clients, too.
+//! [`Bounds`] limits objects, holds and pins, if the caller checks it before [`Ledger::duplicate`], [`Ledger::import`],
+//! [`Ledger::hold`] and [`Ledger::map`]. The caller limits the holders of clients, too.
 
 mod account;
 mod entry;
@@ -57,7 +57,7 @@ pub struct ChargeId(pub u64);
 /// What keeps a charge alive besides the objects that name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Hold {
-    /// Managed memory in the address space `space`. Other memory that UVM has mapped is kept by its pieces
+    /// Managed memory in the address space `space`. Other memory that UVM has mapped is kept alive by its mapped ranges
     /// ([`Ledger::map`]).
     Mapping {
         /// The address space. All holds of a space end together.
@@ -79,9 +79,9 @@ pub enum Hold {
 pub struct Bounds {
     /// Objects of all clients together.
     pub objects: usize,
-    /// Mappings (counted by the pieces that they were cut into) and exports together.
+    /// Mappings (counted by the mapped ranges that they were cut into) and exports together.
     pub holds: usize,
-    /// Stakes.
+    /// Pins.
     pub pins: usize,
 }
 
@@ -99,7 +99,8 @@ pub struct Usage {
     /// The quota in bytes.
     pub limit_bytes: u64,
     /// What counts against the quota, in bytes. It is more than the quota only after the quota was lowered, where the
-    /// driver gave more than was asked for (until that is undone), or where the driver showed memory that no call asked the monitor for.
+    /// driver gave more than was asked for (until that is undone), or where the driver showed memory that no call asked
+    /// the monitor for.
     pub used_bytes: u64,
 }
 
@@ -172,12 +173,12 @@ struct Charge {
     bytes: u64,
     /// The value of [`Account::epoch`] when the charge was made.
     epoch: u64,
-    /// Objects, holds, pieces and stakes that keep the charge alive.
+    /// Objects, holds, mapped ranges and pins that keep the charge alive.
     references: u32,
-    /// How many of `references` the driver shows in the figure of a process of the container: all but mappings, exports
-    /// and stakes.
+    /// How many of `references` the driver attributes to a process of the container: all but mappings, exports and
+    /// pins.
     names: u32,
-    /// How many of `references` are stakes.
+    /// How many of `references` are pins.
     pins: u32,
 }
 
@@ -242,7 +243,7 @@ impl Ledger {
     }
 
     /// Charges memory that the driver gave as `handle` below `parent`, whatever the quota is. An object that had the
-    /// same handle is gone: the driver gives no handle to two objects.
+    /// same handle was freed: the driver gives no handle to two objects.
     fn charge(&mut self, gpu: usize, bytes: u64, client: Client, parent: Handle, handle: Handle) {
         self.replace(client, handle);
         let Some(account) = self.accounts.get_mut(gpu) else { return };
@@ -251,7 +252,7 @@ impl Ledger {
         self.next_charge.0 += 1;
         let epoch = account.epoch;
         self.charges.insert(id, Charge { gpu, bytes, epoch, references: 1, names: 1, pins: 0 });
-        // `reserve` has checked that there is room. One object too many does no harm.
+        // `reserve` has checked that the quota suffices. One object too many does no harm.
         self.objects.insert(
             client,
             handle,
@@ -270,9 +271,9 @@ impl Ledger {
         }
     }
 
-    /// Enters `handle` of `client` as another name for the memory of `source`; `shown` is the figure in which the
-    /// driver shows it. The caller must not duplicate where there are as many objects as [`Bounds`] allows: the memory
-    /// could outlive its charge.
+    /// Enters `handle` of `client` as another handle for the memory of `source`; `shown` says to whose driver usage the
+    /// driver attributes it. The caller must not duplicate if there are as many objects as [`Bounds`] allows: the
+    /// memory could outlive its charge.
     pub fn duplicate(
         &mut self,
         source: (Client, Handle),
@@ -285,8 +286,8 @@ impl Ledger {
         self.insert_name(client, handle, Object { parent, charge, shown });
     }
 
-    /// Enters `handle` of `client` as another name for the memory that `hold` keeps; the hold stays. Where no such hold
-    /// exists, the object has no memory. The caller must not import where there are as many objects as [`Bounds`]
+    /// Enters `handle` of `client` as another handle for the memory that `hold` keeps alive; the hold stays. If no such
+    /// hold exists, the object has no memory. The caller must not import if there are as many objects as [`Bounds`]
     /// allows.
     pub fn import(
         &mut self,
@@ -308,8 +309,8 @@ impl Ledger {
         self.objects.insert(client, handle, object);
     }
 
-    /// Frees the object that has `handle`, with all objects below it: the driver gave the handle anew. An object that
-    /// was never entered may have existed all the time, so what hangs below it stays.
+    /// Frees the object that has `handle`, with all objects below it: the driver gave the handle again. An object that
+    /// was never entered may have existed all the time, so what is below it stays.
     fn replace(&mut self, client: Client, handle: Handle) {
         if self.objects.contains(client, handle) {
             self.free(client, handle);
@@ -335,7 +336,7 @@ impl Ledger {
         }
     }
 
-    /// Whether `hold` keeps memory that has no name: no object refers to it any more.
+    /// Whether `hold` keeps memory alive that has no handle: no object refers to it any more.
     #[must_use]
     pub fn is_unnamed(&self, hold: Hold) -> bool {
         let charge = self.holds.get(&hold).and_then(|id| self.charges.get(id));
@@ -352,7 +353,7 @@ impl Ledger {
         })
     }
 
-    /// Ends all holds of an address space: the space is gone.
+    /// Ends all holds of an address space: the space no longer exists.
     pub fn release_space(&mut self, space: u64) {
         let first = Hold::Mapping { space, base: 0 };
         let last = Hold::Mapping { space, base: u64::MAX };
@@ -393,9 +394,9 @@ impl Ledger {
         }
     }
 
-    /// Takes the driver's figure: the bytes that the container's processes hold on a GPU together.
+    /// Takes the driver usage: the bytes that the container's processes hold on a GPU together.
     ///
-    /// From then on this figure counts, and the reserved bytes on top. The figure may contain some reserved bytes
+    /// From then on this driver usage counts, and the reserved bytes on top. It may contain some reserved bytes
     /// already: too much counts for a while then, never too little. Ask the driver before a refusal and after a death.
     pub fn reconcile(&mut self, gpu: usize, driver_bytes: u64) {
         if let Some(account) = self.accounts.get_mut(gpu) {

@@ -1,10 +1,10 @@
-//! The objects of all clients as trees: which object hangs below which, and which charge each object names; and which of
-//! the names the driver shows.
+//! The objects of all clients as trees: which object is below which, and which charge each object names; and which of
+//! the handles the driver attributes to a process.
 //!
-//! A process's figure on a GPU counts each object of the process below that GPU's device that is memory of the class
-//! that programs have, made or duplicated (`_gpuCollectMemInfo`, `gpu_rmapi.c`). So memory with three names is shown
-//! three times, and at most once of these as made. Where an export or a mapping is the oldest object that is left, all
-//! three are shown as duplicates.
+//! A process's driver usage on a GPU counts each object of the process below that GPU's device that is memory of the
+//! class that programs have, made or duplicated (`_gpuCollectMemInfo`, `gpu_rmapi.c`). So memory with three handles is
+//! counted three times, and at most once of these as made. If an export or a mapping is the oldest object that is left,
+//! all three are counted as duplicates.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -30,7 +30,7 @@ pub(super) struct Objects {
 pub(super) struct Object {
     pub(super) parent: Handle,
     pub(super) charge: Option<ChargeId>,
-    /// Which figure shows the object.
+    /// To whose driver usage the object is attributed.
     pub(super) shown: Attribution,
 }
 
@@ -130,13 +130,13 @@ pub enum Attribution {
     /// The GPU that has the memory.
     #[default]
     Here,
-    /// Another GPU of the container's: the object hangs below its device.
+    /// Another of the container's GPUs: the object is below its device.
     On(u16),
 }
 
 impl Ledger {
-    /// The bytes of other GPUs' memory that a GPU's figures may show as made: memory that has a name below this GPU's
-    /// device without a stake before that name.
+    /// The bytes of other GPUs' memory that a GPU's driver usage may show as made: memory that has a handle below this
+    /// GPU's device without a pin before that handle.
     pub(super) fn foreign_bytes(&self, gpu: usize) -> u64 {
         if !self.has_names_elsewhere() {
             return 0;
@@ -153,7 +153,7 @@ impl Ledger {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// The names that a GPU's figures show: the client, and the bytes of the memory.
+    /// The handles that a GPU's driver usage shows: the client, and the bytes of the memory.
     pub(super) fn shown_on(&self, gpu: usize) -> impl Iterator<Item = (Client, u64)> {
         self.objects.iter().filter_map(move |(client, _, object)| {
             let charge = self.charges.get(&object.charge?)?;
@@ -183,7 +183,7 @@ impl Ledger {
         self.memory(self.objects.charge(client, handle)?)
     }
 
-    /// The GPU that has the memory that `hold` keeps, and the bytes that count there.
+    /// The GPU that has the memory that `hold` keeps alive, and the bytes that count there.
     #[must_use]
     pub fn memory_held_by(&self, hold: Hold) -> Option<(usize, u64)> {
         self.memory(*self.holds.get(&hold)?)

@@ -1,12 +1,12 @@
-//! Stakes: the monitor's own duplicates of memory that no figure would show otherwise.
+//! Pins: the monitor's own duplicates of memory that no driver usage would show otherwise.
 //!
-//! The driver counts memory once: in the figure of the process that owns the oldest object that names it. When that
+//! The driver counts memory once: in the usage of the process that owns the oldest object that names it. When that
 //! object is freed, the next object owns the memory; a duplicate comes right behind the object that it was made of
-//! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). The object of an export or a mapping is the kernel's. Where
-//! such an object is the oldest, no process's figure has the memory, and the container could take as much again unseen.
-//! (An object below another GPU's device is in that GPU's figures.) So the monitor first makes a duplicate of its own,
-//! the *stake*: from then on the memory is in the monitor's figure. A stake is freed when the exports and mappings
-//! behind it are gone, and counts against the quota until then.
+//! (`dupListItem`, `mem.c` of 515.43.04 and 595.45.04). The object of an export or a mapping is the kernel's. If such
+//! an object is the oldest, no process's driver usage has the memory, and the container could take as much again
+//! unseen. (An object below another GPU's device is in that GPU's driver usage.) So the monitor first makes a duplicate
+//! of its own, the *pin*: from then on the memory is in the monitor's driver usage. A pin is freed when the exports and
+//! mappings behind it have ended, and counts against the quota until then.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Attribution, ChargeId, Client, Handle, Hold, Ledger};
 
-/// What a stake stands before.
+/// What a pin stands before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PinPlace {
     /// All mappings of the charge's memory.
@@ -28,21 +28,21 @@ pub enum PinPlace {
         /// The place in the file.
         hold: Hold,
     },
-    /// A name of memory that shows on another GPU than the one that has the memory.
+    /// A handle of memory that is counted on another GPU than the one that has the memory.
     Name {
         /// The object's client.
         client: Client,
         /// The object.
         handle: Handle,
     },
-    /// Nothing any more: the stake is to be freed.
+    /// Nothing any more: the pin is to be freed.
     Loose {
-        /// The charge of the stake's memory ([`Ledger::charge_of`]).
+        /// The charge of the pin's memory ([`Ledger::charge_of`]).
         charge: ChargeId,
     },
 }
 
-/// A stake's place among those of one charge. A name is known by its object's serial.
+/// A pin's place among those of one charge. A handle is known by its object's serial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ChargePlace {
     Mappings,
@@ -52,9 +52,9 @@ pub(super) enum ChargePlace {
 
 #[derive(Debug, Default)]
 pub(super) struct Pins {
-    /// The numbers of the stakes that stand before something. Each other stake is in `loose`.
+    /// The numbers of the pins that stand before something. Each other pin is in `loose`.
     all: BTreeMap<(ChargeId, ChargePlace), u64>,
-    /// The stakes that stand before nothing any more and are to be freed, by their number.
+    /// The pins that stand before nothing any more and are to be freed, by their number.
     loose: BTreeMap<u64, ChargeId>,
 }
 
@@ -63,23 +63,23 @@ impl Pins {
         self.all.len() + self.loose.len()
     }
 
-    /// Whether a stake stands at this place.
+    /// Whether a pin stands at this place.
     pub(super) fn contains(&self, id: ChargeId, before: ChargePlace) -> bool {
         self.all.contains_key(&(id, before))
     }
 }
 
 impl Ledger {
-    /// Whether a stake can be put at this place: what it is to stand before exists, no stake stands there, and there is
-    /// room for one more.
+    /// Whether a pin can be put at this place: what it is to stand before exists, no pin stands there, and [`Bounds`]
+    /// allows one more.
     #[must_use]
     pub fn may_pin(&self, before: PinPlace) -> bool {
         let is_free = |place| !self.pins.all.contains_key(&place);
         self.pins.len() < self.bounds.pins && self.charge_place(before).is_some_and(is_free)
     }
 
-    /// Puts the stake `number` at this place; the monitor chooses the number. A stake that stood there is forgotten.
-    /// Does nothing where there is nothing to stand before.
+    /// Puts the pin `number` at this place; the monitor chooses the number. A pin that stood there is forgotten. Does
+    /// nothing if there is nothing to stand before.
     pub fn pin(&mut self, before: PinPlace, number: u64) {
         let id = match before {
             PinPlace::Loose { charge } => {
@@ -121,13 +121,13 @@ impl Ledger {
         }
     }
 
-    /// Whether anything but names and stakes keeps the memory. Without this check, a stake before mappings would never
-    /// become loose.
+    /// Whether anything but handles and pins keeps the memory alive. Without this check, a pin before mappings would
+    /// never become loose.
     pub(super) fn is_held(&self, id: ChargeId) -> bool {
         self.charges.get(&id).is_some_and(|charge| charge.references - charge.names > charge.pins)
     }
 
-    /// All stakes: what each stands before, the GPU that has its memory, and its number.
+    /// All pins: what each stands before, the GPU that has its memory, and its number.
     pub fn pins(&self) -> impl Iterator<Item = (PinPlace, usize, u64)> {
         let gpu = |id: &ChargeId| self.charges.get(id).map_or(0, |charge| charge.gpu);
         let standing = self.pins.all.iter().filter_map(move |((id, place), number)| {
@@ -151,33 +151,33 @@ impl Ledger {
         standing.chain(named).chain(loose)
     }
 
-    /// Makes the stake at this place loose, if one stands there: what it stood before is gone.
+    /// Makes the pin at this place loose, if one stands there: what it stood before has ended.
     pub(super) fn loosen_pin(&mut self, id: ChargeId, before: ChargePlace) {
         if let Some(number) = self.pins.all.remove(&(id, before)) {
             self.pins.loose.insert(number, id);
         }
     }
 
-    /// The number of the stake at this place; `None` where no stake stands there.
+    /// The number of the pin at this place; `None` if no pin stands there.
     #[must_use]
     pub fn pin_at(&self, before: PinPlace) -> Option<u64> {
         self.charge_place(before).and_then(|place| self.pins.all.get(&place)).copied()
     }
 
-    /// The stakes that stand before nothing any more. They are to be freed, and then removed by
+    /// The pins that stand before nothing any more. They are to be freed, and then removed by
     /// [`unstake`](Self::unstake).
     #[must_use]
     pub fn loose_pins(&self) -> Vec<u64> {
         self.pins.loose.keys().copied().collect()
     }
 
-    /// Whether there are any stakes.
+    /// Whether there are any pins.
     #[must_use]
     pub fn has_pins(&self) -> bool {
         self.pins.len() > 0
     }
 
-    /// Removes a loose stake: it was freed.
+    /// Removes a loose pin: it was freed.
     pub fn unstake(&mut self, number: u64) {
         if let Some(id) = self.pins.loose.remove(&number) {
             self.dereference_pin(id);

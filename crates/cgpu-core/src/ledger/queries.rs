@@ -65,8 +65,8 @@ impl Ledger {
         self.objects.serial(client, handle)
     }
 
-    /// The charge of an object's memory, which tells the memory from what has the same handle later; `None` for objects
-    /// without memory.
+    /// The charge of an object's memory, which distinguishes the memory from what has the same handle later; `None` for
+    /// objects without memory.
     #[must_use]
     pub fn charge_of(&self, client: Client, handle: Handle) -> Option<ChargeId> {
         self.objects.charge(client, handle)
@@ -93,24 +93,24 @@ impl Ledger {
         found.collect()
     }
 
-    /// The pieces of a file of UVM's: the tree, the span and the charge of each.
+    /// The mapped ranges of a UVM file: the tree, the span and the charge of each.
     pub fn ranges(&self, file: u32) -> impl Iterator<Item = (Tree, Span, ChargeId)> {
         self.ranges.of_file(file)
     }
 
-    /// Whether any piece overlaps the span.
+    /// Whether any mapped range overlaps the span.
     #[must_use]
     pub fn has_ranges_in(&self, tree: Tree, span: Span) -> bool {
         self.ranges.overlapping(tree, span).next().is_some()
     }
 
-    /// The files of UVM's that have pieces.
+    /// The UVM files that have mapped ranges.
     #[must_use]
     pub fn files(&self) -> BTreeSet<u32> {
         self.ranges.iter().map(|(tree, ..)| tree.file).collect()
     }
 
-    /// Whether a piece of the charge begins at `first`.
+    /// Whether a mapped range of the charge begins at `first`.
     #[must_use]
     pub fn is_mapped(&self, tree: Tree, first: u64, charge: ChargeId) -> bool {
         self.ranges.contains(tree, first, charge)

@@ -387,7 +387,7 @@ enum Step {
         gpu: usize,
         bytes: u64,
     },
-    /// A step that the ledger isn't told of.
+    /// A step that isn't reported to the ledger.
     Unseen(Box<Step>),
     Reconcile,
 }
@@ -440,7 +440,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![8 => seen, 1 => Just(Step::Reconcile)]
 }
 
-/// What the ledger isn't told of.
+/// What isn't reported to the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Misses {
     Nothing,
@@ -691,7 +691,7 @@ fn play(ledger: &mut Ledger, model: &mut Model, step: &Step, seen: bool) {
             closed.into_iter().for_each(|client| model.close(client));
             if seen {
                 ledger.remove_process(Process(process));
-                // A process that was never seen may hold them: the driver tells.
+                // A process that was never seen may hold them: the driver reports it.
                 for client in ledger.orphans() {
                     if !model.has_client(client.0) {
                         ledger.close(client);
@@ -799,7 +799,7 @@ fn mapped_ranges_are_bounded_and_rather_overcounted() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(700))]
 
-    /// A ledger that is told everything is exact, and no call passes the quota.
+    /// A ledger to which everything is reported is exact, and no call passes the quota.
     #[test]
     fn what_is_counted_is_what_is_live(steps in proptest::collection::vec(step(), 0..80)) {
         let (mut ledger, mut model) = (Ledger::new(&QUOTAS, BOUNDS), Model::new(Misses::Nothing));
@@ -820,7 +820,7 @@ proptest! {
         prop_assert!(ledger.charges.is_empty() && ledger.holders.is_empty());
     }
 
-    /// Where the ledger isn't told of ends and of some processes, it counts too much, never too little. Asking the
+    /// If ends and some processes aren't reported to the ledger, it counts too much, never too little. Asking the
     /// driver corrects it, and in the end nothing is left.
     #[test]
     fn missed_ends_never_let_anybody_past_the_quota(
@@ -842,8 +842,8 @@ proptest! {
         prop_assert_eq!([0, 1].map(|gpu| ledger.usage(gpu).unwrap().used_bytes), [0, 0]);
     }
 
-    /// The ledger isn't told of some memory either. When the driver was asked, the ledger knows it, and no call gets
-    /// memory that is taken already.
+    /// Some memory isn't reported to the ledger either. When the driver was asked, the ledger knows it, and no call
+    /// gets memory that is taken already.
     #[test]
     fn missed_memory_counts_after_reconcile_and_never_lasts(
         steps in proptest::collection::vec((step(), any::<bool>()), 0..80)
@@ -996,7 +996,7 @@ proptest! {
                 _ => ledger.reconcile(0, bytes),
             }
         }
-        // Each stake stands somewhere or is loose, and counts once in its charge.
+        // Each pin stands somewhere or is loose, and counts once in its charge.
         let counted: u32 = ledger.charges.values().map(|charge| charge.pins).sum();
         let size = ledger.size().pins;
         prop_assert_eq!((ledger.pins().count(), counted as usize), (size, size));
@@ -1036,8 +1036,8 @@ proptest! {
     }
 }
 
-/// Puts a stake there, if that is possible. Returns whether it was.
-fn staked(ledger: &mut Ledger, before: PinPlace, own: u64) -> bool {
+/// Puts a pin there, if that is possible. Returns whether it was.
+fn pinned(ledger: &mut Ledger, before: PinPlace, own: u64) -> bool {
     let may = ledger.may_pin(before);
     if may {
         ledger.pin(before, own);
@@ -1054,12 +1054,12 @@ fn pin_becomes_loose_if_unused_and_counts_on() {
     allocate(&mut ledger, A, 1, 70);
     let charge = ledger.charge_of(A, Handle(1)).unwrap();
     let (tree, export) = (Tree { file: 1, gpu: 0 }, Hold::Export { file: 5, index: 0 });
-    assert!(!staked(&mut ledger, PinPlace::Export { hold: export }, 90), "nothing was exported");
+    assert!(!pinned(&mut ledger, PinPlace::Export { hold: export }, 90), "nothing was exported");
     ledger.map(tree, Span::ALL, charge);
     ledger.hold(export, A, Handle(1));
     let mappings = PinPlace::Mappings { charge };
-    assert!(staked(&mut ledger, mappings, 91) && !staked(&mut ledger, mappings, 92));
-    assert!(staked(&mut ledger, PinPlace::Export { hold: export }, 93));
+    assert!(pinned(&mut ledger, mappings, 91) && !pinned(&mut ledger, mappings, 92));
+    assert!(pinned(&mut ledger, PinPlace::Export { hold: export }, 93));
     assert_eq!((ledger.loose_pins(), ledger.pin_at(mappings)), (vec![], Some(91)));
     ledger.pin(mappings, 94);
     assert_eq!((ledger.loose_pins(), ledger.pin_at(mappings)), (vec![], Some(94)));
@@ -1076,7 +1076,7 @@ fn pin_becomes_loose_if_unused_and_counts_on() {
         ledger.unstake(own);
     }
     assert_eq!((used(&ledger), ledger.has_pins()), (0, false));
-    assert!(!staked(&mut ledger, mappings, 95), "of what is gone");
+    assert!(!pinned(&mut ledger, mappings, 95), "of what is gone");
 }
 
 /// An export in the place of another has a pin of its own.
@@ -1087,13 +1087,13 @@ fn replacing_export_has_a_pin_of_its_own() {
     for handle in [1, 2] {
         allocate(&mut ledger, A, handle, 30);
         ledger.hold(export, A, Handle(handle));
-        assert!(staked(&mut ledger, PinPlace::Export { hold: export }, 90 + u64::from(handle)));
+        assert!(pinned(&mut ledger, PinPlace::Export { hold: export }, 90 + u64::from(handle)));
     }
     assert_eq!(ledger.loose_pins(), [91]);
     ledger.unstake(91);
     ledger.free(A, Handle(1));
     assert_eq!(used(&ledger), 30);
-    // Another export keeps the memory. The stake of this one doesn't stand before it.
+    // Another export keeps the memory alive. The pin of this one doesn't stand before it.
     ledger.hold(Hold::Export { file: 6, index: 0 }, A, Handle(2));
     ledger.release(export);
     assert_eq!(ledger.loose_pins(), [92]);
@@ -1111,11 +1111,11 @@ fn handle_attributed_to_another_gpu_has_own_pin() {
         ledger.duplicate((A, Handle(1)), B, root(B), Handle(handle), shown);
         assert_eq!(peaks(&ledger), [30, if handle == 2 { 30 } else { 0 }]);
         let before = PinPlace::Name { client: B, handle: Handle(handle) };
-        assert_eq!(staked(&mut ledger, before, u64::from(handle)), shown != Attribution::Here);
+        assert_eq!(pinned(&mut ledger, before, u64::from(handle)), shown != Attribution::Here);
     }
-    // Mappings have nothing to do with the stakes of names.
+    // Mappings have nothing to do with the pins of handles.
     ledger.map(tree, Span::ALL, charge);
-    assert!(staked(&mut ledger, PinPlace::Mappings { charge }, 9));
+    assert!(pinned(&mut ledger, PinPlace::Mappings { charge }, 9));
     ledger.unmap(tree, Span::ALL);
     assert_eq!(ledger.loose_pins(), [9]);
     ledger.free(A, Handle(1));
@@ -1148,7 +1148,7 @@ fn pins_are_bounded_over_all_memory_together() {
         allocate(&mut ledger, A, handle, 10);
         let charge = ledger.charge_of(A, Handle(handle)).unwrap();
         ledger.map(tree(0), span((u64::from(handle), u64::from(handle))), charge);
-        let may = staked(&mut ledger, PinPlace::Mappings { charge }, u64::from(handle));
+        let may = pinned(&mut ledger, PinPlace::Mappings { charge }, u64::from(handle));
         assert_eq!(may, handle < 3);
     }
     ledger.unmap(tree(0), Span::ALL);

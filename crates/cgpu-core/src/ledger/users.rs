@@ -134,10 +134,10 @@ mod tests {
         ledger.reconcile(0, 300);
         assert_eq!(ledger.mark(), asked, "the driver said the same again");
         ledger.reconcile(0, 340);
-        is_new(&ledger, "memory that the driver told of");
+        is_new(&ledger, "memory that the driver reported");
         ledger.remove_process(one);
         is_new(&ledger, "one holder less");
         ledger.remove_process(other);
-        is_new(&ledger, "nobody left");
+        is_new(&ledger, "no holder left");
     }
 }

@@ -17,7 +17,7 @@ use crate::units::bytes_to_mib;
 pub struct Holding {
     /// The container's id, for messages.
     pub id: String,
-    /// UUID and quota in bytes of each GPU; `None` where it holds the GPU as a whole.
+    /// UUID and quota in bytes of each GPU; `None` if its use of the GPU is unlimited.
     pub gpus: Vec<(String, Option<u64>)>,
     /// Its compute weight; 0 where its backend holds none.
     pub weight: u32,
@@ -35,10 +35,10 @@ impl Holding {
     }
 }
 
-/// How much may be promised on each GPU.
+/// How much may be reserved on each GPU.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// Promised memory over physical memory.
+    /// Reserved memory over physical memory.
     pub overcommit: f64,
     /// Most containers, and the sum of their weights, where nothing else is set of the GPU.
     pub max_inst: u32,
@@ -50,7 +50,7 @@ pub struct Limits {
     pub policy_of: BTreeMap<String, u32>,
     /// Whether weights on a GPU have a bound, where its backend and its policy say so.
     pub bounds_weights: bool,
-    /// A GPU held as a whole and a shared one exclude each other.
+    /// An unlimited GPU and a shared one exclude each other.
     pub exclusive: bool,
 }
 
@@ -89,7 +89,7 @@ struct ShownHolder {
     id: String,
     /// What people call it.
     name: Option<String>,
-    /// Its quota in bytes; `None` where it has the GPU as a whole.
+    /// Its quota in bytes; `None` if its use of the GPU is unlimited.
     limit: Option<u64>,
 }
 
@@ -97,7 +97,7 @@ struct ShownHolder {
 const SHOWN: usize = 8;
 
 impl Holders {
-    /// Gives those that a message shows the names that `name_of` an id tells.
+    /// Gives those that a message shows the names that `name_of` has for their ids.
     fn name(&mut self, name_of: &mut dyn FnMut(&str) -> Option<String>) {
         for holder in self.0.iter_mut().take(SHOWN) {
             holder.name = name_of(&holder.id);
@@ -106,7 +106,7 @@ impl Holders {
 }
 
 impl Refusal {
-    /// The same with the names that people know, as far as `name_of` an id tells them.
+    /// The same with the names that people know, as far as `name_of` has one for an id.
     #[must_use]
     pub fn with_names(mut self, mut name_of: impl FnMut(&str) -> Option<String>) -> Self {
         match &mut self {
@@ -170,9 +170,9 @@ pub enum Refusal {
         index: u32,
         /// Its UUID.
         uuid: String,
-        /// Memory that can still be promised, in MiB.
+        /// Memory that can still be reserved, in MiB.
         left_mib: u64,
-        /// Memory that can be promised in all, in MiB.
+        /// Memory that can be reserved in all, in MiB.
         total_mib: u64,
         /// The quota asked for, in MiB.
         asked_mib: u64,
@@ -192,14 +192,14 @@ pub enum Refusal {
         index: u32,
         /// Its UUID.
         uuid: String,
-        /// Memory that can be promised in all, in MiB.
+        /// Memory that can be reserved in all, in MiB.
         total_mib: u64,
         /// The quota asked for, in MiB.
         asked_mib: u64,
         /// What asks for it.
         quota_by: Option<String>,
     },
-    /// No GPU of those that could be chosen has room.
+    /// No GPU of those that could be chosen has enough memory left.
     #[error(
         "no {wanted} is left: {}; ask for less, or stop containers (`cgpu ps` shows them)",
         lacks.join("; ")
@@ -278,7 +278,7 @@ pub enum Refusal {
         /// Who holds the rest.
         holders: Holders,
     },
-    /// Somebody has the GPU for himself, or wants it so.
+    /// A container has the GPU exclusively, or asks for that.
     #[error(
         "GPU {index} ({uuid}) can't be {wanted}, it is {found}; {holders}; \
          choose another GPU, or stop them (admission.exclusive is on)"
@@ -326,11 +326,11 @@ fn short(id: &str) -> &str {
     }
 }
 
-/// Whether `plan` fits beside `holdings`.
+/// Whether `plan` fits next to `holdings`.
 ///
 /// # Errors
 ///
-/// For the first GPU where it doesn't, with who holds what.
+/// For the first GPU on which it doesn't fit, with the containers that hold it and what each holds.
 pub fn admit<'a>(
     plan: &Plan,
     holdings: impl IntoIterator<Item = &'a Holding, IntoIter: Clone>,
@@ -340,18 +340,18 @@ pub fn admit<'a>(
     plan.gpus.iter().try_for_each(|gpu| available(plan, gpu, holdings.clone(), limits).map(drop))
 }
 
-/// The room of a GPU for one of a plan.
+/// A GPU's capacity for one of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Available {
-    /// Memory that can still be promised, in bytes, before this container has any.
+    /// Memory that can still be reserved, in bytes, before this container has any.
     pub(super) left_bytes: u64,
-    /// Containers that don't go well with this one: those that have the GPU as a whole, or to one that
-    /// would have it so, all.
+    /// Containers that can't share the GPU with this one: those whose use of the GPU is unlimited, or, for one whose
+    /// use would be unlimited, all.
     pub(super) unlike: usize,
 }
 
-/// The GPUs that `plan` has as a whole beside containers that have quotas there, or the other way
-/// round: nothing keeps the one from taking what was promised to the others.
+/// The GPUs that `plan` has unlimited next to containers that have quotas there, or the other way round: nothing keeps
+/// the one from taking what was reserved for the others.
 pub fn unheld<'a>(
     plan: &Plan,
     holdings: impl IntoIterator<Item = &'a Holding, IntoIter: Clone>,
@@ -367,7 +367,7 @@ pub fn unheld<'a>(
     plan.gpus.iter().filter(is_mixed).map(|gpu| gpu.index)
 }
 
-/// The room for `gpu` of `plan` beside `holdings`.
+/// The capacity for `gpu` of `plan` next to `holdings`.
 pub(super) fn available<'a>(
     plan: &Plan,
     gpu: &PlannedGpu,
@@ -382,7 +382,7 @@ pub(super) fn available<'a>(
     for holding in holdings.clone() {
         match on_gpu(holding) {
             Some(Some(bytes)) => {
-                // Nobody gets what the driver keeps, whatever the documents' ratio comes to.
+                // No container gets what the driver reserves, whatever the documents' ratio results in.
                 held_bytes = held_bytes.saturating_add(bytes.min(gpu.divisible_bytes()));
                 weight = weight.saturating_add(holding.weight);
                 // One that has ended takes memory, and no place.
@@ -454,7 +454,7 @@ pub(super) fn available<'a>(
     Ok(Available { left_bytes: left, unlike: whole })
 }
 
-/// The bytes that may be promised of `total`, rounded down; never more than `u64` holds.
+/// The bytes that may be reserved of `total`, rounded down; never more than `u64` holds.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // float to int saturates
 fn promisable(total_bytes: u64, overcommit: f64) -> u64 {
     // Parts per million keep 1.1 × 1000 MiB from becoming 1100.0000000000001 MiB or less.
@@ -636,7 +636,7 @@ mod tests {
         assert!(refused.contains("held by b~b___________"), "{refused}");
     }
 
-    /// A weight keeps no container out, except under the vendor's module.
+    /// A weight excludes no container, except under the vendor's module.
     #[test]
     fn weight_refuses_containers_only_under_the_module() {
         let held = [holding("a", 0, Some(1), 15)];

@@ -26,9 +26,9 @@ pub const POLICY_PREEMPTIVE: u32 = 1;
 /// The policy under which they share by weight.
 const POLICY_WEIGHTED: u32 = 2;
 
-/// The policy of a GPU of which `set` was set, if any, where `usual` goes for others: without a setting,
-/// a container with a weight selects 2, as the vendor's module has it, and one with high priority 1
-/// where nothing would hold that.
+/// The policy of a GPU: `set` if that was set, otherwise `usual`, the policy of other GPUs. Without a setting, a
+/// container with a weight selects 2, as the vendor's module has it, and one with high priority 1 if nothing would
+/// enforce that.
 #[must_use]
 pub fn policy_of(set: Option<u32>, usual: u32, has_weight: bool, has_priority: bool) -> u32 {
     match set {
@@ -39,7 +39,7 @@ pub fn policy_of(set: Option<u32>, usual: u32, has_weight: bool, has_priority: b
     }
 }
 
-/// What is set of a GPU where nobody has set anything else.
+/// The settings of a GPU if nothing else was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuRules {
     /// How computing time is shared: 0 fair share, 1 preemptive, 2 weighted, 3 fixed, 4 soft, 5 native
@@ -95,7 +95,7 @@ pub enum GpuChangeError {
         /// What was to be set.
         key: String,
     },
-    /// A value that is none.
+    /// An invalid value.
     #[error("{key}={value} is not possible; {key} is a number from {least} to {most}")]
     BadValue {
         /// The setting.

@@ -29,7 +29,7 @@ pub use placement::{Candidate, Placement, Proposal, ShareAsked, WeightAsked};
 pub use resolve::{ResolveError, resolve};
 pub use update::{Change, ChangeError};
 
-/// What a create gives to a container: the `plan` of `cgpu inspect`.
+/// What a container creation gives to a container: the `plan` of `cgpu inspect`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Who enforces it.
@@ -45,8 +45,7 @@ pub struct Plan {
     pub caveats: Caveats,
 }
 
-/// Where a container's quota comes from, and what is to be known before it, or that of others beside it,
-/// is relied on.
+/// Where a container's quota comes from, and what is to be known before it, or that of others next to it, is relied on.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Caveats {
@@ -72,11 +71,10 @@ pub struct PlannedGpu {
     pub minor: u32,
     /// Its memory in bytes.
     pub memory_total_bytes: u64,
-    /// What the driver keeps of that in bytes: it can't be promised.
+    /// What the driver reserves of that in bytes: no container can reserve it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub memory_reserved_bytes: u64,
-    /// The quota in bytes, a whole number of MiB; `None` where the GPU is the
-    /// container's as a whole.
+    /// The quota in bytes, a multiple of 1 MiB; `None` if the container's use of the GPU is unlimited.
     pub memory_limit_bytes: Option<u64>,
     /// The MIG device of it that is given, where it isn't the GPU itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -100,7 +98,7 @@ fn is_zero(bytes: &u64) -> bool {
 }
 
 impl PlannedGpu {
-    /// Its memory in bytes but for what the driver keeps.
+    /// Its memory in bytes but for what the driver reserves.
     #[must_use]
     pub fn divisible_bytes(&self) -> u64 {
         self.memory_total_bytes.saturating_sub(self.memory_reserved_bytes)

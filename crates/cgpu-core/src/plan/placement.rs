@@ -1,8 +1,7 @@
-//! On which GPUs a container is placed, where it says how many and not which: [`Proposal`].
+//! On which GPUs a container is placed, if it says how many and not which: [`Proposal`].
 //!
-//! Knows what others hold and what fits beside it. Must not know names of GPUs or settings. What fits
-//! anywhere is never refused: where several GPUs are wanted that differ, all ways of choosing them are
-//! looked through.
+//! Knows what others hold and what fits next to it. Must not know names of GPUs or settings. What fits anywhere is
+//! never refused: if several GPUs are wanted that differ, all ways of choosing them are tried.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -16,7 +15,7 @@ use super::capacity::{self, Available, Holding, Limits, Refusal};
 use super::gpu_rules::POLICY_FIXED;
 use super::{Kind, Plan, PlannedGpu};
 
-/// Which GPU is chosen of those with room.
+/// Which GPU is chosen of those with enough memory left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
@@ -105,11 +104,11 @@ impl Proposal {
         self.rest.caveats.quota_by.is_none()
     }
 
-    /// The plan that it comes to beside `holdings`.
+    /// The plan that it results in next to `holdings`.
     ///
     /// # Errors
     ///
-    /// If others hold too much: for the first GPU where that is so, or for each that could be chosen.
+    /// If others hold too much: for the first GPU that lacks memory, or for each that could be chosen.
     pub fn place<'a>(
         &self,
         holdings: impl IntoIterator<Item = &'a Holding, IntoIter: Clone>,
@@ -201,14 +200,14 @@ impl Proposal {
         Ok(smallest.unwrap_or(1))
     }
 
-    /// What is wanted, as a message has it: `2 GPUs with available for CGPU_MEMORY=4GiB`.
+    /// What is wanted, as a message has it: `2 GPUs with enough memory for CGPU_MEMORY=4GiB`.
     fn wanted(&self) -> String {
         let gpus = match self.places.len() {
             1 => "GPU".to_owned(),
             more => format!("{more} GPUs"),
         };
         match &self.rest.caveats.quota_by {
-            Some(setting) => format!("{gpus} with room for {setting}"),
+            Some(setting) => format!("{gpus} with enough memory for {setting}"),
             None => gpus,
         }
     }
@@ -339,7 +338,7 @@ mod tests {
         // GPU 1 has 3,000 left, GPU 2 5,000.
         assert_eq!(chosen(&held, Placement::Binpack), 2);
         assert_eq!(chosen(&held, Placement::Spread), 0);
-        // One that somebody has as a whole only if there is no other.
+        // One whose use is unlimited for a container only if there is no other.
         let whole = [holding("w", 1, None)];
         assert_eq!(chosen(&whole, Placement::Binpack), 3);
     }
@@ -360,14 +359,14 @@ mod tests {
         let refused = asks.place(&held, &limits(), Placement::Spread).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "no GPU with room for CGPU_MEMORY=4000MiB is left: GPU 0 (GPU-0) has 3000 MiB of 16000 MiB \
+            "no GPU with enough memory for CGPU_MEMORY=4000MiB is left: GPU 0 (GPU-0) has 3000 MiB of 16000 MiB \
              left; GPU 1 (GPU-1) has 0 MiB of 8000 MiB left; GPU 2 (GPU-2) is lost; ask for less, or \
              stop containers (`cgpu ps` shows them)"
         );
         // A GPU that fits is not enough for two.
         let held = [holding("b", 1, Some(8_000))];
         let refused = asking(2, 4_000, &[16_000, 8_000]).place(&held, &limits(), Placement::Spread);
-        assert!(refused.unwrap_err().to_string().starts_with("no 2 GPUs with room for"));
+        assert!(refused.unwrap_err().to_string().starts_with("no 2 GPUs with enough memory for"));
     }
 
     #[test]
@@ -412,7 +411,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was placed before, one is refused only if it fits nowhere, and nothing is promised twice.
+        /// Whatever was placed before, one is refused only if it fits nowhere, and nothing is reserved twice.
         #[test]
         fn nothing_is_refused_that_fits(
             asks in proptest::collection::vec((1u64..9_000, 1usize..4), 1..40),

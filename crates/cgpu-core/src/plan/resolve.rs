@@ -1,9 +1,8 @@
 //! Which GPUs of the host a request means, and the quota on each: [`resolve`].
 //!
-//! Knows the request, the host's GPUs and the rules. Must not know what other
-//! containers hold: that is admission. Invariants of a plan made here: each GPU stands
-//! in it once; a quota is at least 1 MiB, a whole number of MiB, and at most the GPU's
-//! total; the weight is at most `max_inst`.
+//! Knows the request, the host's GPUs and the rules. Must not know what other containers hold: that is admission.
+//! Invariants of a plan made here: each GPU stands in it once; a quota is at least 1 MiB, a multiple of 1 MiB, and at
+//! most the GPU's total; the weight is at most `max_inst`.
 
 mod choice;
 mod error;
@@ -53,7 +52,7 @@ pub fn resolve(
         let (places, unusable) = places(request, inventory)?;
         return Ok(Proposal::new(rest(caveats), places, weight, unusable));
     }
-    // The host's default goes for GPUs, and leaves MIG devices as they are.
+    // The host's default applies to GPUs, and leaves MIG devices as they are.
     let is_default = quotas.iter().all(|quota| quota.spelling == Spelling::HostDefault);
     let purpose = match quotas.first().filter(|_| !is_default) {
         Some(quota) => Purpose::Shared { memory: &quota.memory, may_mix: request.may_mix },
@@ -138,8 +137,8 @@ fn places(
     Ok((places, unusable))
 }
 
-/// `chosen` with the smallest quota on it, and none where it is the container's as a whole; `nth` is its
-/// place in the order of a quota's source.
+/// `chosen` with the smallest quota on it, and none if the container's use of it is unlimited; `nth` is its place in
+/// the order of a quota's source.
 fn candidate(
     request: &Request,
     Chosen { gpu, mig }: Chosen<'_>,
@@ -164,7 +163,7 @@ fn candidate(
         uuid: gpu.uuid.clone(),
         minor: gpu.minor,
         memory_total_bytes: of_mig.unwrap_or(gpu.memory_bytes),
-        // NVML's figure is the GPU's.
+        // NVML's value is the GPU's.
         memory_reserved_bytes: if mig.is_some() { 0 } else { gpu.reserved_bytes },
         memory_limit_bytes: smallest.map(|(bytes, _)| bytes),
         mig: mig.map(|mig| PlannedMig {
@@ -341,7 +340,7 @@ mod tests {
         on_empty_host(&proposal).map(Some).map_err(|error| error.to_string())
     }
 
-    /// The plan where nobody holds anything.
+    /// The plan if no container holds anything.
     fn on_empty_host(proposal: &Proposal) -> Result<Plan, Refusal> {
         proposal.place(&[], &LIMITS, Placement::Binpack)
     }
@@ -520,7 +519,7 @@ mod tests {
             ),
             (
                 &["memory=30GiB"],
-                "no GPU with room for CGPU_MEMORY=30GiB is left: GPU 0 (GPU-a0) has 16000 MiB in all; GPU 1 \
+                "no GPU with enough memory for CGPU_MEMORY=30GiB is left: GPU 0 (GPU-a0) has 16000 MiB in all; GPU 1 \
                  (GPU-b1) has 8000 MiB in all; GPU 2 (GPU-c2) has 24000 MiB in all; GPU 3 (GPU-d3) has 3000 \
                  MiB in all; ask for less, or stop containers (`cgpu ps` shows them)",
             ),
@@ -580,7 +579,7 @@ mod tests {
         }
         let host_default = Rules { default_memory: DefaultMemory::Mib(20_000), ..OPEN };
         assert_eq!(limits(&plan_of(&["gpus=1"], &sizes, &host_default)), [(2, Some(20_000))]);
-        // What the driver keeps can't be had.
+        // What the driver reserves can't be had.
         let mut gpus = sizes.gpus().to_vec();
         gpus[0].reserved_bytes = 512 * MIB;
         let keeping = Inventory::new(gpus).unwrap();
@@ -590,7 +589,7 @@ mod tests {
         assert!(refused(&["memory=15900MiB", "gpus=device=0"], &keeping).starts_with(
             "CGPU_MEMORY=15900MiB is more than can be had of GPU 0 (GPU-a0), 15488 MiB"
         ));
-        // The documents' ratio is of the whole.
+        // The documents' ratio is of all the GPU's memory.
         assert_eq!(planned(&["mem=15", "dev=15", "nvidia=0"], &keeping), [(0, Some(16_000))]);
         // One that doesn't do keeps none from another.
         let strict = ["mem=9", "dev=16", "gpus=1"];
@@ -1429,7 +1428,7 @@ mod tests {
         let words = ["nvidia=void", "+node=6", "+mig=6"];
         for rules in [&STRICT, &QUOTAS_ONLY] {
             let request = decided(&words, rules).unwrap().unwrap();
-            // Which GPUs are in MIG mode is not known before they are looked at.
+            // Which GPUs are in MIG mode is not known before they are inspected.
             assert!(request.is_as_brought() && !request.may_be_unregistered());
             let reported =
                 resolve(&request, &four(), Kind::Gate, MAX_INST).unwrap_err().to_string();
@@ -1455,14 +1454,14 @@ mod tests {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let request = match decided(&words, &OPEN) {
             Ok(request) => request.expect("it asks for a quota"),
-            // A contradiction is told before the host's GPUs are looked at.
+            // A contradiction is reported before the host's GPUs are inspected.
             Err(_) => {
                 let memory = request::Setting { name: "x".into(), value: String::new() };
                 return Err(ResolveError::NoMemory { memory, gpu: String::new() });
             }
         };
         let proposal = resolve(&request, inventory, Kind::Gate, MAX_INST)?;
-        Ok(on_empty_host(&proposal).expect("nobody holds anything"))
+        Ok(on_empty_host(&proposal).expect("no container holds anything"))
     }
 
     /// What an image can say, in the short names of [`SHORT`] without a word for none.
@@ -1489,7 +1488,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
         /// Nothing that an image says lifts what the annotations limit: the container is
-        /// refused, or every GPU of it has a quota, or it gets no GPU from anybody.
+        /// refused, or every GPU of it has a quota, or it gets no GPU from any source.
         #[test]
         fn no_variable_lifts_the_annotations_quota(
             variables in variables(),

@@ -1,7 +1,7 @@
 //! Amounts of memory as people write them: sizes as docker and Kubernetes have them, and per cent of a GPU.
 //!
-//! Pure. Every unit is a power of 1024, as in docker's `--memory`: `4g`, `4G`, `4gb`, `4Gi` and `4GiB` are the
-//! same. A bare number isn't an amount, for nobody can tell MiB from GiB in it.
+//! Pure. Every unit is a power of 1024, as in docker's `--memory`: `4g`, `4G`, `4gb`, `4Gi` and `4GiB` are the same. A
+//! bare number isn't an amount, because it doesn't say whether it means MiB or GiB.
 
 use alloc::format;
 use alloc::vec;

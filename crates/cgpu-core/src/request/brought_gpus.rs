@@ -1,10 +1,9 @@
 //! What others brought of GPUs into a bundle before cgpu saw it: [`Brought`].
 //!
-//! Engines bring GPUs by nodes (`--device`, a CDI specification, `--privileged`), by mounts, and by
-//! names that NVIDIA's runtime or hook acts on later. Knows how each of them is recognized. Must not
-//! know `config.json` (the bundle's reader fills this in) or which GPUs the host has. Invariant: a
-//! node that an engine declared together with every device of the host is no GPU in
-//! [`Brought::gpus`], for nobody chose it.
+//! Engines bring GPUs by nodes (`--device`, a CDI specification, `--privileged`), by mounts, and by names that NVIDIA's
+//! runtime or hook acts on later. Knows how each of them is recognized. Must not know `config.json` (the bundle's
+//! reader fills this in) or which GPUs the host has. Invariant: a node that an engine declared together with every
+//! device of the host is no GPU in [`Brought::gpus`], because no setting chose it.
 
 use alloc::borrow::ToOwned;
 use alloc::format;

@@ -24,7 +24,7 @@ use super::{
     shares, variable,
 };
 
-/// The key of the configuration that gives a quota where nobody asks for one, as messages have it.
+/// The key of the configuration that gives a quota if none is asked for, as messages have it.
 const DEFAULT_MEMORY: &str = "admission.default_memory";
 
 /// All that a bundle says of GPUs.
@@ -40,8 +40,8 @@ pub struct BundleFacts<'a> {
     pub brought: &'a Brought,
     /// Whether NVIDIA's toolkit would call the container privileged: every device, or CAP_SYS_ADMIN.
     pub is_privileged: bool,
-    /// How the container reaches past the enforcement. It is asked only if that matters: the answer
-    /// takes a look at the host's files.
+    /// How the container bypasses the enforcement. It is asked only if that matters: the answer takes a check of the
+    /// host's files.
     pub reaches: &'a dyn Fn() -> Reaches,
     /// Who asks.
     pub entry: EntryPoint,
@@ -257,7 +257,7 @@ fn by_settings(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Result<Decision, Re
     Ok(Decision { verdict: Verdict::Ours(Box::new(request)), near_misses })
 }
 
-/// What the table and the rules of whole GPUs make of a bundle.
+/// What the table and the rules of unlimited GPUs make of a bundle.
 fn outcome(request: &Request, said: &BundleFacts<'_>, rules: &Rules<'_>) -> Outcome {
     let (quota, named, brought) = facts(request, said);
     let row = decision_table::find(quota, named, brought);

@@ -18,7 +18,7 @@ pub enum Quota {
     Unasked,
     /// A quota.
     Asked,
-    /// A quota that `CGPU_DISABLE` beside it lifts.
+    /// A quota that `CGPU_DISABLE` next to it lifts.
     Lifted,
     /// An empty or zero amount, by which the documents mean the default NVIDIA service.
     Zero,
@@ -69,9 +69,9 @@ pub enum Outcome {
     FilesAlone,
     /// It has a part of each of these GPUs.
     Quota(On),
-    /// It has these GPUs whole.
+    /// Its use of these GPUs is unlimited.
     Whole(On),
-    /// It has whole what was brought: it is registered, and its bundle isn't changed.
+    /// Its use of what was brought is unlimited: it is registered, and its bundle isn't changed.
     AsBrought,
     /// It is not started.
     Refused(Because),
@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(found.iter().position(|found| !found), None, "a row that nothing finds");
     }
 
-    /// The promise of the table itself: who asks for a quota and has GPUs at hand gets it, or isn't
+    /// The rule of the table itself: a container that asks for a quota and has GPUs at hand gets it, or isn't
     /// started, but for the rows that are reported.
     #[test]
     fn a_quota_is_enforced_refused_or_reported() {

@@ -174,7 +174,7 @@ pub enum RequestError {
     BadUnit {
         /// What was said.
         setting: Setting,
-        /// Name of the GPU's total, beside which no unit is needed.
+        /// Name of the GPU's total, next to which no unit is needed.
         total: &'static str,
     },
     /// The weight is no number, or zero.

@@ -1,8 +1,8 @@
-//! What Kubernetes has given a container: [`Grant`], a record that a variable of the container's names.
+//! What Kubernetes has given a container: [`Grant`], a record that one of the container's variables names.
 //!
-//! The device plugin's answer to the kubelet is variables, and whoever writes a pod or builds an image can write the
-//! same ones. So the plugin also writes a record that only root can write, and the runtime takes GPUs, memory and weight
-//! from the record alone. Pure. Must not know where records lie: `grants` does.
+//! The device plugin's answer to the kubelet is variables, and the author of a pod or an image can write the same ones.
+//! So the plugin also writes a record that only root can write, and the runtime takes GPUs, memory and weight from the
+//! record alone. Pure. Must not know where records lie: `grants` does.
 
 use alloc::borrow::ToOwned;
 use alloc::collections::BTreeMap;
@@ -39,7 +39,7 @@ const MOST_REPORTED: usize = 8;
 pub struct GrantedGpu {
     /// `GPU-` and a UUID.
     pub uuid: String,
-    /// The container's memory on it, in bytes; the GPU as a whole, if nothing.
+    /// The container's memory on it, in bytes; its use of the GPU is unlimited, if nothing.
     pub bytes: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ impl Grant {
         }
     }
 
-    /// Whether memory is to be held to a quota.
+    /// Whether a memory quota is to be enforced.
     fn is_held(&self) -> bool {
         !self.unenforced && self.gpus.iter().all(|gpu| gpu.bytes.is_some())
     }
@@ -105,7 +105,7 @@ impl Grant {
         said
     }
 
-    /// The host's rules for a container with this grant: what Kubernetes gave needs nobody's trust.
+    /// The host's rules for a container with this grant: what Kubernetes gave needs no trust in the container.
     pub(super) fn rules<'a>(&self, rules: &Rules<'a>) -> Rules<'a> {
         let trust = super::Trust { env: false, annotations: true };
         let rules = Rules { trust, resource_variables: &[], ..*rules };

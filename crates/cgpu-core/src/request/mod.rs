@@ -1,10 +1,9 @@
 //! What a container asks for, read from its variables and annotations: [`Request`].
 //!
-//! Knows variables, lists, units and the trust policy. Must not know files or the GPUs
-//! of the host: which GPU a name means is `plan`'s matter. Each trusted source is read
-//! on its own, variables of `process.env` and annotations, under neutral names and those of Alibaba
-//! Cloud cGPU ([`name::NAMES`]), and NVIDIA's limit. If several ask for a quota,
-//! all are kept and the smallest holds on each GPU.
+//! Knows variables, lists, units and the trust policy. Must not know files or the GPUs of the host: which GPU a name
+//! means is `plan`'s matter. Each trusted source is read on its own, variables of `process.env` and annotations, under
+//! neutral names and those of Alibaba Cloud cGPU ([`name::NAMES`]), and NVIDIA's limit. If several ask for a quota, all
+//! are retained and the smallest applies on each GPU.
 //!
 //! [`decide()`] is the one question: what becomes of a bundle, by its settings and by what others
 //! [brought_gpus](Brought) into it.
@@ -72,7 +71,7 @@ pub enum Profile {
 /// What a host gives of each GPU to a container that names GPUs and asks for no quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DefaultMemory {
-    /// The GPUs as a whole.
+    /// Unlimited use of the GPUs.
     Whole,
     /// So many MiB, at least 1.
     Mib(u64),
@@ -81,7 +80,7 @@ pub enum DefaultMemory {
 }
 
 impl DefaultMemory {
-    /// `mib` of each GPU; 0 is the GPU as a whole.
+    /// `mib` of each GPU; 0 is unlimited use of the GPU.
     #[must_use]
     pub fn of_mib(mib: u64) -> Self {
         if mib == 0 { DefaultMemory::Whole } else { DefaultMemory::Mib(mib) }
@@ -95,12 +94,11 @@ pub struct Rules<'a> {
     pub trust: Trust,
     /// `[admission] profile`.
     pub profile: Profile,
-    /// Containers without a quota get the GPUs that they name, whole.
+    /// Containers without a quota get unlimited use of the GPUs that they name.
     pub whole: bool,
-    /// Variables and annotations of an unprivileged container may ask for whole GPUs, beside a quota
-    /// too.
+    /// Variables and annotations of an unprivileged container may ask for unlimited GPUs, next to a quota too.
     pub whole_beside_quota: bool,
-    /// Whole GPUs and shared ones exclude each other.
+    /// Unlimited GPUs and shared ones exclude each other.
     pub exclusive: bool,
     /// GPUs without a quota are refused.
     pub require_quota: bool,
@@ -161,7 +159,7 @@ pub struct Request {
     pub(crate) has_mig_alone: Option<&'static str>,
     /// Whether what an image may have set must not make its amounts of memory larger.
     pub(crate) doubts_measure: bool,
-    /// Whether it may have GPUs without a quota beside those with one.
+    /// Whether it may have GPUs without a quota next to those with one.
     pub(crate) may_mix: bool,
     /// The setting that lifts its quota.
     pub(crate) unenforced_by: Option<String>,
@@ -176,8 +174,8 @@ pub(crate) struct Selections {
     pub(crate) neutral: Option<Selection>,
     /// `ALIYUN_COM_GPU_VISIBLE_DEVICES`; empty counts as absent.
     pub(crate) aliyun: Option<Selection>,
-    /// A variable of a resource (Swarm's `DOCKER_RESOURCE_*`) with UUIDs. NVIDIA's variable doesn't count
-    /// beside it, as in NVIDIA's toolkit, unless it lists GPUs: then both have to mean the same.
+    /// A variable of a resource (Swarm's `DOCKER_RESOURCE_*`) with UUIDs. NVIDIA's variable doesn't count next to it,
+    /// as in NVIDIA's toolkit, unless it lists GPUs: then both have to mean the same.
     pub(crate) resource: Option<Selection>,
     /// `NVIDIA_VISIBLE_DEVICES`; empty is no GPU.
     pub(crate) nvidia: Option<Selection>,
@@ -448,8 +446,8 @@ impl Request {
         }
     }
 
-    /// What is left of an outcome if cgpu gives no whole GPUs here, or if NVIDIA's toolkit alone knows
-    /// what is meant.
+    /// What is left of an outcome if cgpu gives no unlimited GPUs here, or if NVIDIA's toolkit alone knows what is
+    /// meant.
     fn narrowed(&self, outcome: Outcome, brought: &Brought, rules: &Rules<'_>) -> Outcome {
         // A quota that is asked for, and lifted, isn't forgotten where the GPUs have come already.
         let has_some = match self.quota_asked() {
@@ -783,7 +781,7 @@ mod tests {
     use super::quota::Weight;
     use super::*;
 
-    /// Rules under which cgpu gives no whole GPUs.
+    /// Rules under which cgpu gives no unlimited GPUs.
     const PLAIN: Rules<'_> = Rules { whole: false, ..testing::RULES };
     const EXCLUSIVE: Rules<'_> = Rules { exclusive: true, ..PLAIN };
     const QUOTAS_ONLY: Rules<'_> = Rules { require_quota: true, ..PLAIN };
@@ -810,7 +808,7 @@ mod tests {
         from_env(&[&format!("{MEM}={memory}"), "ALIYUN_COM_GPU_MEM_DEV=15"])
     }
 
-    /// What variables ask for beside a quota of 3 of 15.
+    /// What variables ask for next to a quota of 3 of 15.
     fn beside_quota(env: &[&str]) -> Result<Decision, RequestError> {
         let mut all = vec!["ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_DEV=15"];
         all.extend(env);

@@ -65,7 +65,7 @@ pub enum NearMiss {
         /// The setting.
         setting: Setting,
     },
-    /// A setting beside what Kubernetes has given.
+    /// A setting next to what Kubernetes has given.
     Overruled {
         /// The setting.
         setting: Setting,
@@ -129,7 +129,8 @@ pub(super) fn find<'a>(
     let is_set = |name| {
         get(name).is_some_and(|setting: Setting| setting.text().is_ok_and(|text| !text.is_empty()))
     };
-    // The device plugin takes an image's settings away so: a total beside a unit, and neutral names.
+    // The device plugin takes an image's settings away so: a total next to a unit, and neutral
+    // names.
     let is_taken_away = |near: &NearMiss| {
         let is = |name: Name| *near == NearMiss::Empty { name: source.name(name) };
         (is(MEM_DEV) && is_set(MEM_UNIT))
@@ -161,7 +162,7 @@ pub(super) fn find<'a>(
 
 fn near(source: Source, name: &str, value: &str) -> Option<NearMiss> {
     let trimmed = name.trim();
-    // Nearly all names are told apart here.
+    // This excludes nearly all names that are no near miss.
     if !trimmed.starts_with(['A', 'a', 'C', 'c']) {
         return None;
     }

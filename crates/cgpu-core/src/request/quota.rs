@@ -1,8 +1,7 @@
 //! What one source, the variables or the annotations, asks of memory and compute.
 //!
-//! Knows numbers, lists and units. Must not know the size of any GPU: what an amount
-//! comes to is `plan`'s arithmetic. Invariants of a [`Quota`]: it has at least one
-//! amount, no amount is zero, and no share is more than the whole.
+//! Knows numbers, lists and units. Must not know the size of any GPU: what an amount results in is `plan`'s arithmetic.
+//! Invariants of a [`Quota`]: it has at least one amount, no amount is zero, and no share is more than the total.
 //!
 //! A source may say the same thing in several ways, each a quota of its own: the smallest holds.
 
@@ -39,7 +38,7 @@ pub(crate) enum Spelling {
     Neutral,
     /// By NVIDIA's limit.
     Nvidia,
-    /// By nobody: the host's default of containers that name GPUs.
+    /// By no setting of the container: the host's default of containers that name GPUs.
     HostDefault,
 }
 
@@ -77,7 +76,7 @@ pub(crate) struct Quota {
 pub(crate) struct Shares {
     /// Compute weights, one for each way in which it is said; the smallest holds, and without one 1.
     pub(crate) weights: Vec<Weight>,
-    /// What asks for high priority, if anything does and nothing beside it says otherwise.
+    /// What asks for high priority, if anything does and nothing next to it says otherwise.
     pub(crate) high_priority: Option<Setting>,
 }
 
@@ -113,8 +112,8 @@ impl Shares {
 }
 
 impl Quota {
-    /// The quota of `mib` on each GPU that a host gives by its rule `rule` where nobody asks for one, with
-    /// `shares` of the computing time.
+    /// The quota of `mib` on each GPU that a host gives by its rule `rule` if none is asked for, with `shares` of the
+    /// computing time.
     pub(super) fn of_host(rule: &'static str, mib: u64, shares: Shares) -> Self {
         Quota {
             source: Source::Env,
@@ -152,7 +151,7 @@ impl Quota {
 pub(crate) struct Weight {
     /// For messages.
     pub(crate) setting: Setting,
-    /// What it says; no `max_inst` has been looked at.
+    /// What it says; no `max_inst` has been checked.
     pub(crate) value: WeightValue,
 }
 
@@ -211,13 +210,12 @@ impl fmt::Display for Off {
     }
 }
 
-/// What `source` asks for, where `get` answers what it says under a name; `nvidias` is NVIDIA's limit. One
-/// for each way in which it is said.
+/// What `source` asks for, where `get` answers what it says under a name; `nvidias` is NVIDIA's limit. One for each way
+/// in which it is said.
 ///
 /// # Errors
 ///
-/// Where a value that matters can't be meant; what a quota that is off would have been
-/// is not looked at.
+/// If a value that matters can't be meant; what a quota that is off would have been is not checked.
 pub(super) fn read(
     source: Source,
     get: impl Fn(Name) -> Option<Setting>,

@@ -1,7 +1,7 @@
-//! How a container can reach past the enforcement of quotas: [`Reach`].
+//! How a container can bypass the enforcement of quotas: [`Reach`].
 //!
-//! One list for the log, events, `cgpu inspect`, `cgpu ps` and the profile `strict`. Pure: the host's
-//! files and namespaces are looked at elsewhere.
+//! One list for the log, events, `cgpu inspect`, `cgpu ps` and the profile `strict`. Pure: the host's files and
+//! namespaces are inspected elsewhere.
 
 use alloc::format;
 use alloc::string::{String, ToString};

@@ -1,8 +1,8 @@
-//! Which GPUs a container names: [`Selection`], kept word for word until a plan needs it.
+//! Which GPUs a container names: [`Selection`], retained word for word until a plan needs it.
 //!
-//! Knows how GPUs are named, by CDI's names of devices too, and docker's grammar of `--gpus`. Must not know which GPUs there are. A container without a
-//! quota must start whatever its selections say, so nothing here is refused before
-//! [`Selection::names`] is asked for.
+//! Knows how GPUs are named, by CDI's names of devices too, and docker's grammar of `--gpus`. Must
+//! not know which GPUs there are. A container without a quota must start whatever its selections
+//! say, so nothing here is refused before [`Selection::names`] is asked for.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;
@@ -63,7 +63,7 @@ impl Selection {
         let names = text.strip_prefix("device=").filter(|names| !names.is_empty());
         let number = text.strip_prefix("count=").unwrap_or(text);
         let is_number = number.bytes().all(|byte| byte.is_ascii_digit());
-        // Of 0 it can't be told whether no GPU is meant, or the first.
+        // For 0 it can't be determined whether no GPU is meant, or the first.
         let count = number.parse().ok().filter(|&count| is_number && count > 0);
         let plain = match text {
             "all" | "none" | "void" => Some(text.to_owned()),

@@ -15,7 +15,7 @@ const QUOTED_CHARS: usize = 64;
 /// A variable or an annotation, with its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// The variable's or the annotation's name; one that isn't ours may be anybody's choice.
+    /// The variable's or the annotation's name; one that isn't ours may be chosen by any program.
     pub name: Cow<'static, str>,
     /// What it was set to, as it came.
     pub value: String,

@@ -1,4 +1,5 @@
-//! What a pod's container gets that Kubernetes has given nothing, and that names GPUs all the same: [`Ungranted`]. Pure.
+//! What a pod's container gets that Kubernetes has given nothing, and that names GPUs all the same: [`Ungranted`].
+//! Pure.
 
 use alloc::borrow::ToOwned;
 use alloc::vec::Vec;
@@ -21,7 +22,7 @@ pub enum Ungranted {
     None,
     /// Nothing: it is refused.
     Refuse,
-    /// The GPUs that it names, as a whole.
+    /// Unlimited use of the GPUs that it names.
     Whole,
 }
 

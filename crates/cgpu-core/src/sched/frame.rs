@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Tenant;
 use crate::plan::GpuRules;
 
-/// How long a frame is to be, in microseconds: nobody waits longer.
+/// How long a frame is to be, in microseconds: no container waits longer.
 const FRAME_US: u64 = 400_000;
 
 /// The longest slot, in microseconds, and the shortest of up to [`MANY`]: to go off and on again costs some of
@@ -26,7 +26,7 @@ const MANY: u64 = 25;
 /// The shortest slot of all, in microseconds.
 const LEAST_OF_MANY_US: u64 = 2000;
 
-/// How long a cohort of a container's programs runs until its next has its turn, in microseconds.
+/// How long a batch of a container's programs runs until the next batch's time window, in microseconds.
 const BATCH_US: u64 = 100_000;
 
 /// What becomes of the time of a container that rests, under policies 1 and 2.
@@ -67,7 +67,7 @@ pub struct Turn {
     pub spans: Vec<Span>,
 }
 
-/// Whether somebody with these spans of a frame may run at a time, and when that changes next; both times
+/// Whether a container with these spans of a frame may run at a time, and when that changes next; both times
 /// in microseconds of the host's clock. `None` where it never does.
 #[must_use]
 pub fn turn_at(frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>) {
@@ -88,7 +88,7 @@ pub fn turn_at(frame_us: u64, spans: &[Span], now_us: u64) -> (bool, Option<u64>
     (on, later.into_iter().find(|edge_us| is_on(*edge_us) != on))
 }
 
-/// What part of a frame somebody with these spans has, from 0 to 1.
+/// What part of a frame a container with these spans has, from 0 to 1.
 #[must_use]
 #[allow(clippy::cast_precision_loss, reason = "microseconds of a fraction of a second")]
 pub fn part(frame_us: u64, spans: &[Span]) -> f64 {
@@ -105,9 +105,9 @@ pub fn batch_windows(batch: usize, batches: usize) -> (u64, Span) {
     (batches * BATCH_US, span)
 }
 
-/// The frame of a GPU with these containers, where its policy divides time so; `None` where all may
-/// run always. Who had spans of a `before` of the same length keeps them; who comes gets those that it has on
-/// another GPU, where these are free: a program that waits for several GPUs has all of them at a time.
+/// The frame of a GPU with these containers, if its policy divides time so; `None` if all may run always. A container
+/// that had spans of a `before` of the same length keeps them; a new one gets those that it has on another GPU, if
+/// these are free: a program that waits for several GPUs has all of them at a time.
 #[must_use]
 pub fn frame(
     rules: GpuRules,
@@ -141,7 +141,7 @@ pub fn frame(
     let mut have: Vec<Option<Vec<usize>>> = vec![None; tenants.len()];
     let here = |at: usize| before.spans.get(at).map(|spans| (before.us, spans));
     let there = |at: usize| elsewhere.get(at)?.as_ref().map(|turn| (turn.frame_us, &turn.spans));
-    // First all who were here.
+    // First all containers that were here.
     let first = (0..tenants.len()).map(|at| (at, here(at)));
     let then = (0..tenants.len()).map(|at| (at, there(at)));
     for (at, requested) in first.chain(then) {
@@ -235,7 +235,7 @@ mod tests {
         // A GPU for two: long slots, but no longer than they need be.
         let two = framed(0, 2, Idle::Yield, &[1, 1]).unwrap();
         assert_eq!((two.us, parts(&two)), (96_000, vec![0.5; 2]));
-        // More than there is room for, which a create and a setting refuse: less for all, and nobody hangs.
+        // More than fit, which a container creation and a setting refuse: less for all, and no container hangs.
         assert_eq!(parts(&framed(3, 4, Idle::Yield, &[4, 4]).unwrap()), [0.5, 0.5]);
     }
 
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(of(&[None, None, turn(400_000, 40)]), [slot(0), slot(3), slot(1)], "beyond");
     }
 
-    /// The file of before may have been written by anybody who is root.
+    /// The previous file may have been written by any program of root.
     #[test]
     fn spans_beyond_a_frame_are_nobodys() {
         let beyond = vec![Span { from_us: 0, to_us: u64::MAX }];

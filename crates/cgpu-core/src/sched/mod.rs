@@ -2,7 +2,7 @@
 //!
 //! A GPU runs the channel groups that have work in turn, each for its slice
 //! (`NVA06C_CTRL_CMD_SET_TIMESLICE`). What a container has in one turn of all is its [`Period`]: containers
-//! share as their rounds do, and who has no work leaves its part to the others. Where parts are fixed, a
+//! share as their periods do, and an idle container leaves its part to the others. Where parts are fixed, a
 //! container may run in its [`Span`]s of a [`Frame`] alone. Pure: rules and tenants in, microseconds out.
 
 mod frame;

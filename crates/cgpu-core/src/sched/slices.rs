@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::GpuRules;
 
-/// What a weight of one is worth while all weights together are at most [`MANY`], in microseconds;
-/// half as much where they are more, so that nobody waits longer.
+/// What a weight of one is worth while all weights together are at most [`MANY`], in microseconds; half as much if they
+/// are more, so that no container waits longer.
 const UNIT_US: u64 = 4096;
 
 /// The same where weights differ. A program's last slice before a rest is used in part, so a longer slice is
@@ -34,7 +34,7 @@ const LEAST_US: u64 = 256;
 /// The longest slice that is set, in microseconds: seen on an H100, and within what the register holds.
 pub const MOST_US: u64 = 65_536;
 
-/// The least that a container without high priority keeps where others have it, in microseconds.
+/// The least that a container without high priority keeps if others have it, in microseconds.
 const LEAST_PERIOD_US: u64 = 512;
 
 /// A container on a GPU.
@@ -66,9 +66,9 @@ impl Period {
     }
 }
 
-/// What each of the containers on a GPU has, in their order; `None` where the policy leaves computing time
-/// to the driver. `framed` where all but those of high priority run one after another, in a
-/// [`Frame`](super::Frame): then a round is against whoever's turn it is.
+/// What each of the containers on a GPU has, in their order; `None` if the policy leaves computing time to the driver.
+/// `framed` if all but those of high priority run one after another, in a [`Frame`](super::Frame): then a period is
+/// against the container whose time window it is.
 #[must_use]
 pub fn periods(rules: GpuRules, framed: bool, tenants: &[Tenant]) -> Option<Vec<Period>> {
     let is_weighted = match rules.policy {
@@ -113,9 +113,9 @@ pub fn periods(rules: GpuRules, framed: bool, tenants: &[Tenant]) -> Option<Vec<
     Some(tenants.iter().map(round).collect())
 }
 
-/// Into how many cohorts a container's groups are divided, of which so many have work on one engine. The
-/// groups of one cohort alone run at a time: with more at once, slices would be shorter than the least, and
-/// together they would take longer than one group would.
+/// Into how many batches a container's groups are divided, of which so many have work on one engine. The groups of one
+/// batch alone run at a time: with more at once, slices would be shorter than the least, and together they would take
+/// longer than one group would.
 #[must_use]
 pub fn batches(round: Period, groups: usize) -> usize {
     if round.each {

@@ -1,9 +1,9 @@
-//! What is done for calls whose callers a signal interrupts. It is entered only where the kernel lets signals do that
+//! What is done for calls whose callers a signal interrupts. It is entered only if the kernel lets signals do that
 //! ([`Interrupted`]).
 //!
-//! A call that was done already, and whose reply was lost, is made once more. Where the driver says that it was done
-//! already, the caller is told that it is done. The books have the result of the first time, and believe the driver the
-//! second time: any program can make a call twice.
+//! A call that was done already, and whose reply was lost, is made once more. If the driver answers that it was done
+//! already, the caller gets the reply of a call that succeeded. The state has the result of the first time, and the
+//! driver's answer is believed the second time: any program can make a call twice.
 
 use super::{Case, EarlyReply, INTERRUPTED, unmake_object};
 use crate::caller::{Copy, Fingerprint, Interrupted, Match, Reply, UnclaimedCall};
@@ -39,8 +39,8 @@ pub(super) fn wait_for_earlier_call(
     Ok(())
 }
 
-/// Ends the call with the reply that is kept for it, if it was made already. Undoes another call of the thread whose reply
-/// the thread didn't take.
+/// Ends the call with the reply that is retained for it, if it was made already. Undoes another call of the thread
+/// whose reply the thread didn't take.
 pub(super) fn take_retained_reply(
     case: &mut Case<'_>,
     calls: &Interrupted,
@@ -83,7 +83,7 @@ fn as_answered(case: &Case<'_>) -> Fingerprint {
     Fingerprint::of(case.registers(), bytes, params)
 }
 
-/// Remembers the fingerprint of a call that the driver has done, just before its caller is told so.
+/// Remembers the fingerprint of a call that the driver has done, just before its caller gets the reply.
 pub(crate) fn remember_answer(case: &Case<'_>, calls: &Interrupted) {
     let target = case.target.as_ref().filter(|_| case.is_begun);
     if let Some(target) = target {
@@ -92,7 +92,7 @@ pub(crate) fn remember_answer(case: &Case<'_>, calls: &Interrupted) {
     }
 }
 
-/// Ends a call. Keeps what was done for a caller that didn't take the reply.
+/// Ends a call. Retains what was done for a caller that didn't take the reply.
 pub(crate) fn keep_if_unclaimed(
     case: &mut Case<'_>,
     calls: &Interrupted,
@@ -110,8 +110,8 @@ pub(crate) fn keep_if_unclaimed(
     }
 }
 
-/// What is kept of the call. `None` for one whose caller stopped waiting before the driver was asked: it is answered when
-/// it makes the call again.
+/// What is retained of the call. `None` for one whose caller stopped waiting before the driver was asked: it is
+/// answered when it makes the call again.
 fn unclaimed(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) -> Option<UnclaimedCall> {
     if let Some(retained) = case.retry.retained.take() {
         return Some(retained);
@@ -123,7 +123,7 @@ fn unclaimed(case: &mut Case<'_>, (reply, is_ok): (Reply, bool)) -> Option<Uncla
     let seen = [as_read(case), as_answered(case)];
     let output = case.effects.writes.output(case.scratch);
     let made = std::mem::take(&mut case.effects.made);
-    // A file that is kept keeps its client alive, so it is kept only where objects may have to be freed by it.
+    // A retained file keeps its client alive, so it is retained only if objects may have to be freed by it.
     let device = case.device.take().filter(|_| !made.is_empty());
     Some(UnclaimedCall { thread, seen, output, reply, is_ok, device, made })
 }
@@ -140,7 +140,7 @@ pub(crate) fn has_unclaimed(monitor: &Monitor) -> bool {
     monitor.interrupted.as_ref().is_some_and(|calls| !calls.is_empty())
 }
 
-/// Undoes calls whose threads ended before they took the reply. Does nothing where a call hangs on the lane.
+/// Undoes calls whose threads ended before they took the reply. Does nothing if a call that holds the RM lock hangs.
 pub(crate) fn undo_unclaimed(monitor: &Monitor) {
     let Some(calls) = monitor.interrupted.as_ref().filter(|calls| !calls.is_empty()) else {
         return;

@@ -9,7 +9,6 @@ pub(crate) const ARCHITECTURE: u32 = 4;
 /// The offset of the first argument, which has 64 bits.
 pub(crate) const FIRST_ARGUMENT: u32 = 16;
 
-/// The offset of the fifth argument.
 pub(crate) const FIFTH_ARGUMENT: u32 = 48;
 
 /// Where a jump leads.

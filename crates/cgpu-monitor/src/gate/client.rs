@@ -26,7 +26,6 @@ pub enum AskError {
     Silent {
         /// The monitor's control socket.
         socket: String,
-        /// The error of the socket.
         #[source]
         source: io::Error,
     },

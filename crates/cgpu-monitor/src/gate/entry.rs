@@ -38,7 +38,6 @@ pub enum EnterError {
     NoMonitor {
         /// The monitor's socket.
         socket: PathBuf,
-        /// The error of the socket.
         #[source]
         source: io::Error,
     },
@@ -51,7 +50,6 @@ pub enum EnterError {
     /// The kernel refuses the filter.
     #[error("cannot put on a seccomp filter: {source}; run the engine as root with CAP_SYS_ADMIN")]
     Filter {
-        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -64,11 +62,11 @@ pub enum EnterError {
 ///
 /// # Errors
 ///
-/// Where no monitor answers, the monitor does not take the listener, or the kernel refuses the filter. A filter that is
-/// installed stays: where nobody took its listener, this process's driver calls fail from then on.
+/// If no monitor answers, the monitor does not take the listener, or the kernel refuses the filter. A filter that is
+/// installed stays: if no monitor took its listener, this process's driver calls fail from then on.
 pub fn enter(socket: &Path) -> Result<(), EnterError> {
     let no_monitor = |source| EnterError::NoMonitor { socket: socket.to_owned(), source };
-    // Connect before the filter is installed: a trapped call fails where nobody holds the listener.
+    // Connect before the filter is installed: a trapped call fails if no process holds the listener.
     let monitor = UnixStream::connect(socket).map_err(no_monitor)?;
     let listener = match install_filter() {
         Err(Errno::EBUSY) => return Err(EnterError::OtherListener),
@@ -84,7 +82,7 @@ fn wait_until_taken(mut monitor: &UnixStream) -> io::Result<()> {
     monitor.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = [0; LISTENER_TAKEN.len()];
     monitor.read_exact(&mut answer).map_err(|error| match error.kind() {
-        // A socket reports `WouldBlock` when its read timeout is over.
+        // A socket reports `WouldBlock` when its read timeout has expired.
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
         _ => error,
     })

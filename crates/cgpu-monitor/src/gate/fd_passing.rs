@@ -1,4 +1,4 @@
-//! Sends and receives bytes over a Unix socket, with a descriptor beside them (`SCM_RIGHTS`, unix(7)).
+//! Sends and receives bytes over a Unix socket, together with a descriptor (`SCM_RIGHTS`, unix(7)).
 //!
 //! With [`Wait::Never`], a call that would have to wait fails with [`Errno::AGAIN`].
 
@@ -12,7 +12,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-/// Whether a call waits for room in the socket, or for bytes to come.
+/// Whether a call waits for buffer space in the socket, or for bytes to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// The call does not wait.
@@ -21,7 +21,7 @@ pub(crate) enum Wait {
     Always,
 }
 
-/// Sends `bytes`, with `descriptor` beside them. Fails where nothing was sent.
+/// Sends `bytes`, together with `descriptor`. Fails if nothing was sent.
 pub(crate) fn send(
     socket: impl AsFd,
     bytes: &[u8],
@@ -41,8 +41,8 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives at most as many bytes as `buffer` has, and the last descriptor beside them. 0 bytes mean that the other end
-/// is closed. Fails where nothing was received.
+/// Receives at most as many bytes as `buffer` has, and the last descriptor that came with them. 0 bytes mean that the
+/// other end is closed. Fails if nothing was received.
 pub(crate) fn receive(
     socket: impl AsFd,
     buffer: &mut [u8],

@@ -1,10 +1,10 @@
 //! The seccomp filter that brings a container's driver calls to its monitor: [`program`].
 //!
-//! The filter is classic BPF on `struct seccomp_data`, as seccomp(2) describes it. The process that becomes the
-//! runtime installs the filter, so every process that it starts has the filter, beside the filter of the container's
-//! own profile. Where filters disagree, the kernel takes the strictest answer: a denial before
-//! `SECCOMP_RET_USER_NOTIF`, and that before `SECCOMP_RET_ALLOW` (seccomp(2), "Return values"). So a call that the
-//! profile denies stays denied, and a trapped call that it permits comes to the monitor.
+//! The filter is classic BPF on `struct seccomp_data`, as seccomp(2) describes it. The process that becomes the runtime
+//! installs the filter, so every process that it starts has the filter, next to the filter of the container's own
+//! profile. If filters disagree, the kernel takes the strictest answer: a refusal before `SECCOMP_RET_USER_NOTIF`, and
+//! that before `SECCOMP_RET_ALLOW` (seccomp(2), "Return values"). So a call that the profile refuses stays refused, and
+//! a trapped call that it permits comes to the monitor.
 //!
 //! Pure. [`traps`](super::traps) says which calls the monitor gets.
 

@@ -30,7 +30,7 @@ pub(crate) unsafe fn take(number: RawFd) -> io::Result<OwnedFd> {
     if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it is open, and the caller says that nobody owns it.
+    // SAFETY: it is open, and the caller says that no other value owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -53,8 +53,8 @@ pub(crate) fn put_program(file: &impl std::os::fd::AsRawFd) -> io::Result<()> {
     }
 }
 
-/// Puts `/dev/null` in the place of the descriptor [`PROGRAM`], which an execution has closed: else another file would get
-/// its number. A program may call this before it opens anything.
+/// Puts `/dev/null` in the place of the descriptor [`PROGRAM`], which an execution has closed: else another file would
+/// get its number. A program may call this before it opens anything.
 pub(crate) fn occupy_program() -> io::Result<()> {
     let null = std::fs::File::open("/dev/null")?;
     match std::os::fd::AsRawFd::as_raw_fd(&null) {

@@ -1,8 +1,8 @@
 //! Starts a container's monitor: its directory, its sockets, its process.
 //!
-//! A monitor takes a while to start, so [`start_monitor`] runs before the monitor's settings are known, and the settings
-//! are sent afterwards. The sockets listen before anybody can know of them, so the runtime, which connects next,
-//! always finds a listening socket. This module owns the layout of a monitor's directory:
+//! A monitor takes a while to start, so [`start_monitor`] runs before the monitor's settings are known, and the
+//! settings are sent afterwards. The sockets listen before any process can know of them, so the runtime, which connects
+//! next, always finds a listening socket. This module owns the layout of a monitor's directory:
 //!
 //! ```text
 //! STATE_DIR/gate/SHORT_ID/entry      the process that becomes the runtime brings its listener here
@@ -10,7 +10,7 @@
 //! STATE_DIR/gate/SHORT_ID/process    the monitor's pid and start time
 //! STATE_DIR/gate/SHORT_ID/status     the container's status, see `status_file`
 //! STATE_DIR/gate/SHORT_ID/lost       an event says that the monitor is lost
-//! STATE_DIR/gate/SHORT_ID/seen       somebody has looked at what the lost monitor left
+//! STATE_DIR/gate/SHORT_ID/seen       a check has found out what the lost monitor left
 //! STATE_DIR/gate/SHORT_ID/channels.UUID   the container's channels on a GPU, while the monitor takes turns on it
 //! ```
 #![allow(unsafe_code, reason = "fork, and what a child does before exec")]
@@ -52,7 +52,6 @@ const SETTINGS_SENT: &[u8] = b"{}";
 /// The stack of the process that becomes a monitor, in bytes.
 const STACK: usize = 16 << 10;
 
-/// A monitor's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MonitorDir {
     dir: PathBuf,
@@ -66,7 +65,6 @@ pub enum LaunchError {
     File {
         /// What was tried.
         action: &'static str,
-        /// The file or directory.
         path: PathBuf,
         /// Why it failed.
         #[source]
@@ -77,19 +75,14 @@ pub enum LaunchError {
         "cannot start the monitor: {} is longer than a socket's path may be; set state_dir to a shorter path",
         path.display()
     )]
-    TooLong {
-        /// The path.
-        path: PathBuf,
-    },
+    TooLong { path: PathBuf },
     /// The settings can't be written.
     #[error(transparent)]
     Settings(#[from] SettingsError),
     /// The monitor's process can't be started.
     #[error("cannot start the monitor {}: {source}; see that it can be executed, and that the host has memory and processes left", program.display())]
     Process {
-        /// The program.
         program: PathBuf,
-        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -99,10 +92,7 @@ pub enum LaunchError {
          version as the rest, and that the host has memory and processes left",
         program.display()
     )]
-    Ended {
-        /// The program.
-        program: PathBuf,
-    },
+    Ended { program: PathBuf },
 }
 
 impl MonitorDir {
@@ -147,7 +137,6 @@ impl MonitorDir {
         MonitorDir { dir: dir.to_owned() }
     }
 
-    /// The path of the directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -193,20 +182,21 @@ impl MonitorDir {
         let _ = fs::write(self.process_file(), format!("{} {}\n", own.pid, own.start_ticks));
     }
 
-    /// Whether the monitor has ended, its directory is there, and nobody has looked at what it left.
+    /// Whether the monitor has exited, its directory is there, and no check has found out what it left.
     pub fn is_lost_and_not_seen(&self) -> bool {
-        // A create asks this of all its neighbours, whose monitors mostly live: that alone is found out of those.
+        // A container creation asks this of all its neighbours, whose monitors mostly live: for those, only this first
+        // check runs.
         matches!(self.process(), Ok(None))
             && self.process_file().exists()
             && !self.dir.join("seen").exists()
     }
 
-    /// Tells, where it wasn't told before, that the monitor was killed. Then has `check` find out once what the monitor
-    /// left; the event of that is told, too.
+    /// Reports, unless it was reported before, that the monitor was killed. Then has `check` find out once what the
+    /// monitor left, and reports the event of that, too.
     ///
     /// # Errors
     ///
-    /// The error of `check`: then somebody else may look.
+    /// The error of `check`: then another process may check.
     pub fn handle_closed<E>(
         &self,
         report: impl Fn(Event),
@@ -367,7 +357,7 @@ pub(crate) fn receive_settings(settings_socket: &OwnedFd) -> io::Result<Option<F
     match fd_passing::receive(settings_socket, &mut buffer, Wait::Always)? {
         (0, None) => Ok(None),
         (_, Some(settings)) => Ok(Some(settings.into())),
-        (_, None) => Err(io::Error::other("told nothing")),
+        (_, None) => Err(io::Error::other("the launcher's message has no settings file")),
     }
 }
 
@@ -412,8 +402,8 @@ fn spawn_monitor(program: &CString, given: [RawFd; 3]) -> nix::Result<Pid> {
 /// before there is a second thread.
 ///
 /// The monitor forks here and not in its launcher. A launcher that starts the monitor as a grandchild is woken on the
-/// processor on which the monitor has just been put, and waits for that busy processor. Fails where the process can't be
-/// forked.
+/// processor on which the monitor has just been put, and waits for that busy processor. Fails where the process can't
+/// be forked.
 pub(crate) fn detach() -> io::Result<()> {
     // SAFETY: there is one thread, so no lock stays locked for ever in the child.
     match unsafe { fork() }? {

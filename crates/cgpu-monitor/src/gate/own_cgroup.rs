@@ -1,11 +1,11 @@
 //! The cgroup of a monitor whose engine starts it in a pod's: `cgpu/SHORT_ID` below the host's root.
 //!
-//! CRI-O, podman and containerd start their helpers in the pod's cgroups: its memory limit, its freezer or its end would hit
-//! the monitor, too. In its own cgroup the monitor has its container's weight of the processor. It never has a
-//! maximum: a throttled monitor would hold locks of the driver, which are the whole host's
-//! (`ProcessorBudget` holds it to its container's limit instead). A monitor that isn't in a pod's cgroup stays where
-//! it is: while a process changes its cgroup, the kernel lets no process of the host start, for 5 ms and more
-//! (`cgroup_threadgroup_rwsem`).
+//! CRI-O, podman and containerd start their helpers in the pod's cgroups: its memory limit, its freezer or its end
+//! would hit the monitor, too. In its own cgroup the monitor has its container's weight of the processor. It never has
+//! a maximum: a throttled monitor would hold locks of the driver, which are shared by all processes of the host
+//! (`ProcessorBudget` enforces its container's limit on the monitor instead). A monitor that isn't in a pod's cgroup
+//! stays where it is: while a process changes its cgroup, the kernel lets no process of the host start, for 5 ms and
+//! more (`cgroup_threadgroup_rwsem`).
 //!
 //! The cgroup is made in the hierarchy of version 2, and in the processor's of version 1. Of the other hierarchies of
 //! version 1 a monitor leaves its pod's cgroup for the root.
@@ -66,7 +66,7 @@ impl Hierarchy {
         let all = self.root.join(ALL);
         let own = all.join(short_id);
         fs::create_dir_all(&own)?;
-        // Where the host lets nobody have a weight, the monitor has an equal part.
+        // If the host allows no cgroup a weight, the monitor has an equal part.
         if let Some(shares) = shares {
             if self.controllers.is_empty() {
                 let _ = fs::write(all.join("cgroup.subtree_control"), "+cpu");
@@ -99,8 +99,8 @@ pub(crate) fn leave_pod(settings: &Settings) -> Vec<String> {
     failed.map(name).collect()
 }
 
-/// Removes the cgroups of monitors that have ended, except where `is_known` says otherwise of the short id. A cgroup that
-/// has a process stays.
+/// Removes the cgroups of monitors that have ended, except where `is_known` says otherwise of the short id. A cgroup
+/// that has a process stays.
 pub fn remove_unused(is_known: impl Fn(&str) -> bool) {
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     for hierarchy in Hierarchy::list(Path::new(ROOT), &own).iter().filter(|of| of.has_own()) {

@@ -14,14 +14,11 @@ pub enum ProfileError {
         "linux.seccomp.listenerPath is {path}, and a container can have one listener: the quota's; \
          choose a seccomp profile without a listener"
     )]
-    OtherListener {
-        /// The listener's path.
-        path: String,
-    },
+    OtherListener { path: String },
     /// The profile notifies a listener of a call.
     #[error(
         "{field} is SCMP_ACT_NOTIFY, and a container can have one listener: the quota's; choose a \
-         seccomp profile that notifies nobody"
+         seccomp profile without SCMP_ACT_NOTIFY"
     )]
     Notifies {
         /// The field with the action.

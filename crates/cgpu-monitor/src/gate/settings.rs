@@ -1,4 +1,4 @@
-//! What a monitor is told when it starts: [`Settings`], as JSON in a file without a name.
+//! What a monitor gets when it starts: [`Settings`], as JSON in a file without a name.
 //!
 //! The program that edits the bundle writes the settings, and the monitor reads them. Settings hold no state of the
 //! container: the ledger has it.
@@ -21,9 +21,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// What the monitor of one container needs to know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// The container's id.
     pub id: String,
-    /// The container's short id.
     pub short_id: String,
     /// The name that the engine gave the container, where the name is known.
     #[serde(default)]
@@ -31,12 +29,11 @@ pub struct Settings {
     /// The runtime's root directory; empty where the root is not known.
     #[serde(default)]
     pub root: String,
-    /// The state directory, in which events are kept; empty for none.
+    /// The state directory, in which events are stored; empty for none.
     #[serde(default)]
     pub state_dir: PathBuf,
-    /// The container's bundle.
     pub bundle: PathBuf,
-    /// The monitor's directory, beside those of other monitors; empty for none.
+    /// The monitor's directory, next to those of other monitors; empty for none.
     #[serde(default)]
     pub place: PathBuf,
     /// The driver's version, as `/proc/driver/nvidia/version` has it.
@@ -106,7 +103,7 @@ pub struct Gpu {
     pub uuid: String,
     /// The minor number of `/dev/nvidiaN`.
     pub minor: u32,
-    /// The container's quota in bytes; the GPU's memory where the container has the whole GPU.
+    /// The container's quota in bytes; the GPU's memory if the container's use of the GPU is unlimited.
     pub limit_bytes: u64,
 }
 
@@ -156,14 +153,12 @@ pub enum SettingsError {
     /// The file can't be read or written.
     #[error("cannot hand settings to the monitor: {source}")]
     File {
-        /// The error of the file.
         #[from]
         source: io::Error,
     },
     /// The text is not settings.
     #[error("the monitor's settings are not what this version writes: {source}")]
     Content {
-        /// The error of the parser.
         #[from]
         source: serde_json::Error,
     },

@@ -40,12 +40,12 @@ pub(super) struct Entry {
 /// they could change after the monitor had read them. The filter refuses it; 32-bit programs have used `mmap2` for
 /// decades.
 ///
-/// `remap_file_pages` maps a part of a mapping's file anew, at an offset that the caller chooses, and nothing shows
-/// which file. With it, any program that has mapped a pool of nvidia-uvm could get managed memory from the pool's
-/// file. The call is deprecated: the filter refuses it as a kernel without it does. `prctl(PR_SET_MM)` changes the
-/// addresses by which the monitor tells apart the programs that one process executes; kernels without
-/// checkpoint/restore refuse it with the same error. `personality(ADDR_NO_RANDOMIZE)` would give all of them the same
-/// addresses; docker's profile refuses it with the same error.
+/// `remap_file_pages` maps a part of a mapping's file again, at an offset that the caller chooses, and nothing shows
+/// which file. With it, any program that has mapped a pool of nvidia-uvm could get managed memory from the pool's file.
+/// The call is deprecated: the filter refuses it as a kernel without it does. `prctl(PR_SET_MM)` changes the addresses
+/// by which the monitor distinguishes the programs that one process executes; kernels without checkpoint/restore refuse
+/// it with the same error. `personality(ADDR_NO_RANDOMIZE)` would give all of them the same addresses; docker's profile
+/// refuses it with the same error.
 pub(super) const X86_64: &[Entry] = &[
     Entry {
         architecture: AUDIT_ARCH_X86_64,
@@ -111,7 +111,6 @@ const ANONYMOUS: u64 = 0x20;
 pub enum Syscall {
     /// `ioctl`.
     Ioctl {
-        /// The descriptor.
         descriptor: i32,
         /// The request: the kernel takes 32 bits.
         request: u32,
@@ -120,7 +119,6 @@ pub enum Syscall {
     },
     /// `mmap` or `mmap2`.
     Map {
-        /// The descriptor.
         descriptor: i32,
         /// The length in bytes.
         length: u64,

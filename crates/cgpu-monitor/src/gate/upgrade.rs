@@ -2,7 +2,7 @@
 //!
 //! The new program is opened once: what is checked is what is executed. A monitor stops between two calls and gives a
 //! snapshot of what it knows; the new program says whether it can go on with that; then the monitor executes it. Until
-//! then the old program goes on where anything fails.
+//! then the old program goes on if anything fails.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -36,18 +36,14 @@ pub enum UpgradeError {
     /// The directory of all monitors, or a file in it, can't be read.
     #[error("cannot read {path}: {source}; run this as root")]
     List {
-        /// The file or directory.
         path: String,
-        /// The error of the file.
         #[source]
         source: io::Error,
     },
     /// The new program can't be opened.
     #[error("cannot open {path}: {source}; install cgpu-monitor beside cgpu")]
     Program {
-        /// The program.
         path: String,
-        /// The error of the file.
         #[source]
         source: io::Error,
     },
@@ -78,7 +74,6 @@ pub enum UpgradeError {
          again"
     )]
     Lost {
-        /// The error of the socket.
         #[source]
         source: io::Error,
     },
@@ -87,7 +82,6 @@ pub enum UpgradeError {
 /// What became of one monitor.
 #[derive(Debug)]
 pub struct Upgraded {
-    /// The container's short id.
     pub short_id: String,
     /// The version that served before, and the version that serves now; `None` if the monitor has ended.
     pub versions: Result<Option<(String, String)>, UpgradeError>,

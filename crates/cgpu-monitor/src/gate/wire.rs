@@ -1,5 +1,5 @@
-//! The messages between a monitor and the programs that ask it (`cgpu ps`, `cgpu set`): one JSON text and a newline each
-//! way over the control socket, a stream. Pure: only the messages are here.
+//! The messages between a monitor and the programs that ask it (`cgpu ps`, `cgpu set`): one JSON text and a newline
+//! each way over the control socket, a stream. Pure: only the messages are here.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,6 @@ pub enum Answer {
 pub struct Status {
     /// The version of the program that serves.
     pub version: String,
-    /// The monitor's pid.
     pub pid: u32,
     /// The container's GPUs, in the container's order.
     pub gpus: Vec<GpuStatus>,
@@ -130,7 +129,7 @@ impl LastSeen {
     }
 }
 
-/// The most processes that a [`Status`] tells of.
+/// The most processes that a [`Status`] reports.
 pub const MOST_PROCESSES_REPORTED: usize = 256;
 
 /// The GPU memory of a process of the container.
@@ -154,8 +153,8 @@ pub struct GpuStatus {
     pub limit_bytes: u64,
     /// The memory that counts against the quota, in bytes.
     pub used_bytes: u64,
-    /// The container's time on the GPU in one round of all containers; `None` where nobody sets slices. For a
-    /// container that has called nothing, the round is as of the last time that somebody asked.
+    /// The container's time on the GPU in one period of all containers; `None` if no slices are set. For a container
+    /// that has called nothing, the period is as of the last time that a client asked.
     #[serde(default)]
     pub round: Option<Period>,
     /// Why the last slice could not be set; `None` where it was set.

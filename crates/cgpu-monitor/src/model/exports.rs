@@ -14,7 +14,7 @@ impl Program<'_> {
         self.world.boxes[file].number().cast_unsigned()
     }
 
-    /// Exports memory into a file, which keeps the memory.
+    /// Exports memory into a file, which keeps the memory alive.
     pub(crate) fn export(&self, memory: u32, file: usize) -> Result<(), Why> {
         let mut params = [0; 24];
         params.set_u32(0, 1);

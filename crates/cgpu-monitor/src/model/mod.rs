@@ -43,7 +43,7 @@ pub(crate) enum Fate {
     /// The call is answered, but a signal interrupts the caller before it sees the answer: the kernel makes the call
     /// again.
     AnswerIsLost,
-    /// The caller stops waiting before the monitor looks at the call.
+    /// The caller stops waiting before the monitor reads the call.
     Interrupted,
     /// The caller stops waiting before it gets the reply.
     ReplyIsLost,
@@ -56,7 +56,6 @@ pub(crate) enum CallerGets {
     Continue,
     /// The call failed with this error number.
     Errno(i32),
-    /// The call was made.
     Done,
     /// The call was not answered.
     Nothing,
@@ -72,7 +71,7 @@ fn serve_by(service: &Service, listeners: &Listeners, notice: seccomp_notif) {
 /// A call as a program makes it.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
-    /// The number of the escape (`nv_escape.h`) or of UVM's call.
+    /// The number of the escape (`nv_escape.h`) or of the UVM call.
     pub(crate) number: u32,
     /// The descriptor that the call is made on.
     pub(crate) descriptor: RawFd,

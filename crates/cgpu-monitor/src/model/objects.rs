@@ -22,7 +22,6 @@ impl Program<'_> {
         Call { number, descriptor: self.descriptor(Node::Control, 0), bytes, params }
     }
 
-    /// Makes an object.
     pub(crate) fn make(&self, parent: u32, handle: u32, class: u32, params: &[u8]) -> Outcome {
         let call = self.alloc(self.client(), (parent, handle), class, params);
         self.outcome(&call, ALLOC_STATUS, 8)
@@ -63,7 +62,6 @@ impl Program<'_> {
         self.outcome(&call, ALLOC_STATUS, 8)
     }
 
-    /// Frees an object.
     pub(crate) fn free(&self, handle: u32) -> Result<(), Why> {
         self.free_of(self.client(), handle)
     }

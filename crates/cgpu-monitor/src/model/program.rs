@@ -38,7 +38,6 @@ pub(crate) type Outcome = Result<u32, Why>;
 pub(crate) enum Why {
     /// The status in the call's struct.
     Status(u32),
-    /// The error number.
     Errno(i32),
     /// The call was interrupted.
     NoAnswer,
@@ -113,7 +112,6 @@ impl<'w> Program<'w> {
         self.devices.replace(devices.collect());
     }
 
-    /// Sets the fate of the next call.
     pub(crate) fn fated(&self, fate: Fate) -> &Self {
         self.fate.set(fate);
         self
@@ -197,7 +195,7 @@ impl<'w> Program<'w> {
         self.get(PARAMS, count)
     }
 
-    /// Makes a continued call, as the program itself would.
+    /// Makes a call that was passed through, as the program itself would.
     pub(crate) fn makes(&self, call: &Call) {
         let files = self.files.borrow();
         let file = files.iter().find(|(_, file)| file.number() == call.descriptor);
@@ -263,8 +261,8 @@ impl Drop for Program<'_> {
 /// The program after its fork: it keeps only its own descriptors, and waits for its end.
 fn begin(own: &[RawFd], memory: *mut u8) -> ! {
     let mut from = 0;
-    // SAFETY: system calls that take numbers, and a write to a byte of the shared memory. `PR_SET_PDEATHSIG`: nobody
-    // else would end the process if its parent were killed.
+    // SAFETY: system calls that take numbers, and a write to a byte of the shared memory. `PR_SET_PDEATHSIG`: no other
+    // process would end this one if its parent were killed.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         for fd in own {

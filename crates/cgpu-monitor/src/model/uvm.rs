@@ -16,7 +16,7 @@ fn abi() -> Abi {
 }
 
 impl Program<'_> {
-    /// Makes a call of UVM's on the program's file `nth` (0 or 1). The struct ends with the status.
+    /// Makes a UVM call on the program's file `nth` (0 or 1). The struct ends with the status.
     fn uvm_by(&self, nth: usize, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Why> {
         let (size, status) = abi().uvm(number).expect("it is a call");
         let mut bytes = vec![0; size];

@@ -30,7 +30,7 @@ use crate::uvm::{ScanTimes, scan_files};
 /// How many files there are to export memory to.
 const BOXES: usize = 3;
 
-/// How long [`World::scan`] looks for files that no program has any more.
+/// How long [`World::scan`] searches for files that no program has any more.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A container with its monitor, on GPUs in memory.
@@ -93,7 +93,6 @@ impl World {
         Arc::clone(self.service.borrow().as_ref().expect("it is there"))
     }
 
-    /// The container's monitor.
     pub(crate) fn monitor(&self) -> Arc<Monitor> {
         Arc::clone(&self.service().monitor)
     }
@@ -140,7 +139,7 @@ impl World {
     }
 
     /// Lets a program make an ioctl on one of its files, with struct and parameters in the shared memory. Returns what
-    /// the program gets. Makes a continued call.
+    /// the program gets. Makes a call that was passed through.
     pub(crate) fn ioctl(&self, program: &Program<'_>, call: &Call, fate: Fate) -> CallerGets {
         let mut id = self.new_id();
         let notice = program.notice(id, call);
@@ -177,14 +176,14 @@ impl World {
         audit(&self.monitor(), Occasion::Death);
     }
 
-    /// Lets the monitor do what it does while time passes: undo calls whose answers nobody took, and audit.
+    /// Lets the monitor do what it does while time passes: undo calls whose answers no caller took, and audit.
     pub(crate) fn rest(&self) {
         undo_unclaimed(&self.monitor());
         self.audit();
         self.driver.close_unused();
     }
 
-    /// Lets time pass: the monitor may look for files again at once.
+    /// Lets time pass: the monitor may search for files again at once.
     fn time_passes(&self) {
         let monitor = &self.service().monitor;
         *monitor.exports.swept.lock() = None;
@@ -204,7 +203,7 @@ impl World {
         }
     }
 
-    /// How many files with memory the monitor keeps.
+    /// How many files with memory the monitor retains.
     pub(crate) fn retained_files(&self) -> usize {
         let monitor = self.monitor();
         monitor.exports.files.lock().len() + monitor.uvm_files.all().len()

@@ -1,7 +1,7 @@
-//! A container whose monitor is lost: it is ended if memory is taken by descriptors of it that are outside.
+//! A container whose monitor is lost: it is ended if memory is taken by its descriptors in outside processes.
 //!
 //! The filter makes calls of the container's own processes fail. An outside process that was sent a descriptor has no
-//! filter, and nobody watches it any more. So whoever first notices the loss looks once.
+//! filter, and no monitor watches it any more. So the first process that notices the loss checks once.
 
 use rustix::process::{Signal, pidfd_send_signal};
 
@@ -28,14 +28,15 @@ struct Container {
 }
 
 impl Container {
-    /// `None` if the process has ended, or has no mounts of its own: the container's files can't be told from others.
+    /// `None` if the process has exited, or has no mounts of its own: the container's files can't be distinguished from
+    /// others.
     fn of(first: ProcessId) -> Option<Self> {
         let mut provenance = Provenance::default();
         let mut found = mounts_of(first.pid)?;
         let own = mounts_of(std::process::id().cast_signed())?;
         found.retain(|mount| !own.contains(mount));
         provenance.set_first_process_mounts(found);
-        // The engine's helper above it is no process of the container's.
+        // The engine's helper above it is none of the container's processes.
         let parent = ProcStatus::read(first.pid).ok();
         let parent = parent.and_then(|status| status.field("PPid")?.parse().ok());
         let shared = parent.and_then(cgroups_of).unwrap_or_default();
@@ -62,7 +63,7 @@ impl Container {
 
     fn end(&self) {
         for pid in all_pids().filter(|pid| *pid > 1) {
-            // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
+            // The pidfd is opened before the process is inspected, so that the signal reaches no other process.
             let Ok(pidfd) = pidfd(pid.cast_signed()) else { continue };
             // Others may be in its cgroups.
             let namespace = mount_namespace(pid.cast_signed());
@@ -74,16 +75,16 @@ impl Container {
     }
 }
 
-/// An outside process that has a descriptor of the container's.
+/// An outside process that has one of the container's descriptors.
 struct Given {
     pid: u32,
     facts: HolderFacts,
 }
 
-/// Ends the container whose first process is `first`, if outside processes have descriptors of it, and the driver shows
-/// memory of one of them, or more of the container's than the quotas of `gpus` allow. Those that
-/// [`HolderFacts`] doesn't spare are killed, too. Returns the event that says so, if the container was ended. `nodes` are
-/// the driver's files on the host.
+/// Ends the container whose first process is `first`, if outside processes have its descriptors, and the driver shows
+/// memory of one of them, or more of the container's than the quotas of `gpus` allow. Those that [`HolderFacts`]
+/// doesn't ignore are killed, too. Returns the event that says so, if the container was ended. `nodes` are the driver's
+/// files on the host.
 ///
 /// # Errors
 ///

@@ -45,8 +45,8 @@ fn is_in_container(monitor: &Monitor, pid: u32, namespace: u64) -> bool {
     monitor.provenances.has_process(namespace, &cgroup)
 }
 
-/// The descriptors of nodes of that kind that the container's processes have, each with its thread. `None` where
-/// not all could be looked at, because the monitor has no descriptors left, say.
+/// The descriptors of nodes of that kind that the container's processes have, each with its thread. `None` if not all
+/// could be inspected, because the monitor has no descriptors left, say.
 pub(crate) fn open_files(monitor: &Monitor, kind: NodeKind) -> Option<Vec<(u32, i32)>> {
     let mut open = Vec::new();
     for pid in container_pids(monitor) {
@@ -80,7 +80,7 @@ pub(crate) fn open_files_of(
     Some(open)
 }
 
-/// Ends a process that took memory past the monitor, or keeps memory of a dead process. The event says why.
+/// Kills a process that took memory bypassing the gate, or keeps memory of a dead process alive. The event says why.
 pub(crate) fn kill_process(monitor: &Monitor, process: Process, event: Event) {
     let pid = ProcessId::from(process);
     // The pidfd names the process that has the pid when it is opened, so the pid is compared after that.
@@ -94,7 +94,7 @@ pub(crate) fn kill_process(monitor: &Monitor, process: Process, event: Event) {
         killed.insert(process)
     };
     let event = first.then(|| described(event, pid.pid));
-    // Counted before the signal: who sees that the process is gone finds it counted.
+    // Counted before the signal: a reader that sees that the process has exited finds it counted.
     if first {
         monitor.count_killed();
     }
@@ -104,12 +104,11 @@ pub(crate) fn kill_process(monitor: &Monitor, process: Process, event: Event) {
     }
 }
 
-/// Ends all processes of the container.
 pub(crate) fn kill_all_processes(monitor: &Monitor) {
     let retained = [1, std::process::id(), std::os::unix::process::parent_id()];
     let callers = monitor.state().processes.clone();
     for pid in container_pids(monitor).into_iter().filter(|pid| !retained.contains(pid)) {
-        // The pidfd is opened before the process is looked at, so that the signal reaches nobody else.
+        // The pidfd is opened before the process is inspected, so that the signal reaches no other process.
         let Ok(pidfd) = process::pidfd(pid.cast_signed()) else { continue };
         let namespace = mount_namespace(pid.cast_signed());
         let is_inside = namespace.is_some_and(|(_, inode)| is_in_container(monitor, pid, inode));

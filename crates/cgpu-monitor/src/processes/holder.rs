@@ -5,18 +5,18 @@
 //! killed. To kill the second would let a container end what programs of the host it likes. So it lives unless the
 //! driver itself shows that it takes memory; otherwise the container has to answer for what it gave away.
 
-/// Why a process outside that has a descriptor of the container's is looked at.
+/// Why a process outside that has one of the container's descriptors is inspected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Evidence {
-    /// The container's clients have memory that nobody asked the monitor for.
+    /// The container's clients have memory that no process asked the monitor for.
     ContainerMemory,
     /// The process has memory itself, or could have. It may, where it has a GPU of its own.
     OwnMemory,
-    /// Memory is in use that no living process is known to have: that of a client whose maker is dead, perhaps.
+    /// Memory is in use that no living process is known to have: that of a client whose creator is dead, perhaps.
     Unexplained,
 }
 
-/// What is known of a process outside that has a descriptor of the container's.
+/// What is known of a process outside that has one of the container's descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HolderFacts {
     /// It is a program of the host: it is in the monitor's pid namespace.
@@ -32,9 +32,7 @@ pub(crate) struct HolderFacts {
 /// What becomes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Consequence {
-    /// Nothing.
     Ignored,
-    /// It is killed.
     Killed,
     /// It lives, and the container is ended.
     ContainerEnds,
@@ -72,7 +70,7 @@ mod tests {
     #[test]
     fn host_program_is_killed_only_for_own_memory() {
         assert_eq!(BUS.consequence(OwnMemory), Ignored);
-        // The memory may be its own, by a client whose maker is dead: the container has to answer for it.
+        // The memory may be its own, by a client whose creator is dead: the container has to answer for it.
         assert_eq!(BUS.consequence(Unexplained), ContainerEnds);
         assert_eq!(BUS.consequence(ContainerMemory), ContainerEnds);
         let ended = HolderFacts { container_ended: true, ..BUS };

@@ -1,4 +1,4 @@
-//! The container's processes, and what tells them and their files from others.
+//! The container's processes, and how they and their files are distinguished from others.
 
 mod closed_container;
 mod container_processes;

@@ -2,8 +2,8 @@
 //!
 //! Pure: facts of the kernel go in, and whether a file or a process is the container's comes out. An open file keeps
 //! the mount it was opened on, wherever its descriptor goes; a container's nodes are on mounts, or even on a file
-//! system, of its own. The kernel uses a mount's number again once nobody has a file open on the mount, so a mount in
-//! a process's own table is that process's.
+//! system, of its own. The kernel uses a mount's id again once no process has a file open on the mount, so a mount in a
+//! process's own table is that process's.
 
 use std::collections::BTreeSet;
 
@@ -35,8 +35,8 @@ impl Provenance {
         self.first_mounts = mounts;
     }
 
-    /// Adds the mount namespace and the cgroup of a process of the container's, the cgroup as `/proc/PID/cgroup` has
-    /// it. `None` where processes that aren't the container's may be in it, too.
+    /// Adds the mount namespace and the cgroup of one of the container's processes, the cgroup as `/proc/PID/cgroup`
+    /// has it. `None` where processes that aren't the container's may be in it, too.
     pub(crate) fn add_process(&mut self, namespace: Option<u64>, cgroup: Option<&str>) {
         if let Some(namespace) = namespace {
             remember(&mut self.namespaces, namespace);
@@ -72,7 +72,7 @@ impl Provenance {
     }
 }
 
-/// Adds `one` where there is room: a container can make as many as it likes, so later ones are left out.
+/// Adds `one` if the set isn't full: a container can make as many as it likes, so later ones are left out.
 fn remember<T: Ord>(set: &mut BTreeSet<T>, one: T) {
     if set.len() < MOST {
         set.insert(one);

@@ -1,5 +1,5 @@
-//! What tells the container's files and processes from others: the mounts, namespaces and cgroups that were seen, the
-//! container's first process, and the pids of its dead ones.
+//! What distinguishes the container's files and processes from others: the mounts, namespaces and cgroups that were
+//! seen, the container's first process, and the pids of its dead ones.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs;
@@ -24,7 +24,7 @@ const MOUNTING: Duration = Duration::from_secs(5);
 /// How often they are read again meanwhile.
 const MOUNTING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most dead processes that are remembered, to ask for their figures.
+/// The most dead processes that are remembered, to query their driver usage.
 const MOST_REMEMBERED: usize = 4096;
 
 /// The most mounts that are judged.
@@ -35,7 +35,7 @@ const MOST_MOUNTS: usize = 1024;
 pub(crate) struct ProvenanceIndex {
     known: Lock<KnownProvenances>,
     first_process: Lock<Option<FirstProcess>>,
-    /// Pids of the container's processes that called, have ended, and are forgotten in the books.
+    /// Pids of the container's processes that called, have exited, and are forgotten in the state.
     dead_pids: Lock<VecDeque<u32>>,
 }
 
@@ -110,7 +110,7 @@ impl ProvenanceIndex {
         first.map_or(MOUNTING_INTERVAL, |first| first.reading_interval(now, scan_interval))
     }
 
-    /// Notes in which namespace and cgroup a process of the container's is, and which nodes it has open.
+    /// Notes in which namespace and cgroup one of the container's processes is, and which nodes it has open.
     pub(crate) fn note_process(&self, pid: i32, settings: &Settings) {
         let (namespace, cgroup) = home_of(pid, &settings.started_in);
         self.known.lock().provenance.add_process(namespace, cgroup.as_deref());
@@ -121,7 +121,7 @@ impl ProvenanceIndex {
         }
     }
 
-    /// Notes that a process of the container's has ended and is forgotten in the books.
+    /// Notes that one of the container's processes has exited and is forgotten in the state.
     pub(crate) fn note_dead(&self, process: Process) {
         let pid = process.pid();
         let mut pids = self.dead_pids.lock();
@@ -133,25 +133,25 @@ impl ProvenanceIndex {
         }
     }
 
-    /// Whether outside processes may have the container's descriptors though the books have none of its processes.
+    /// Whether outside processes may have the container's descriptors though the state has none of its processes.
     pub(crate) fn is_watched(&self) -> bool {
         let has_first = self.first_process.lock().is_some();
         (has_first || self.has_dead_caller()) && !self.is_unknown()
     }
 
-    /// Whether a process that called has ended and is forgotten in the books.
+    /// Whether a process that called has exited and is forgotten in the state.
     pub(crate) fn has_dead_caller(&self) -> bool {
         !self.dead_pids.lock().is_empty()
     }
 
-    /// Whether the pid of a dead process that called and is forgotten in the books fits `is_wanted`, and no process
-    /// has it now.
+    /// Whether the pid of a dead process that called and is forgotten in the state fits `is_wanted`, and no process has
+    /// it now.
     pub(crate) fn has_unused_dead_pid(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
         let pids = self.dead_pids.lock();
         pids.iter().any(|pid| is_wanted(*pid) && ProcessId::is_nobodys(pid.cast_signed()))
     }
 
-    /// Pids of the container's dead processes that called and are forgotten in the books.
+    /// Pids of the container's dead processes that called and are forgotten in the state.
     pub(crate) fn dead_pids(&self) -> BTreeSet<u32> {
         self.dead_pids.lock().iter().copied().collect()
     }
@@ -209,8 +209,8 @@ pub(crate) struct Descriptors {
     pub(crate) of_own: bool,
 }
 
-/// Which of the driver's files a process has open; `has_file` says by mount and file system whether one was opened in the
-/// container. Threads may have descriptors of their own.
+/// Which of the driver's files a process has open; `has_file` says by mount and file system whether one was opened in
+/// the container. Threads may have descriptors of their own.
 pub(crate) fn descriptors_of(
     pid: u32,
     nodes: &[Node],
@@ -238,9 +238,9 @@ pub(crate) fn mounts_of(pid: i32) -> Option<BTreeSet<u64>> {
     reported(pid, of).map(|text| mounts(&text))
 }
 
-/// The mount namespace and the cgroups of a container's process, where others aren't in them, too: the monitor, whoever
-/// is in the cgroups `shared` (an engine makes a container without cgroups of its own in those of its helpers), or the
-/// host.
+/// The mount namespace and the cgroups of a container's process, unless others are in them, too: the monitor, any
+/// process in the cgroups `shared` (an engine makes a container without cgroups of its own in those of its helpers), or
+/// the host.
 pub(crate) fn home_of(pid: i32, shared: &str) -> (Option<u64>, Option<String>) {
     let own = mount_namespace(own_pid());
     let namespace = mount_namespace(pid).filter(|found| Some(*found) != own);
@@ -259,8 +259,8 @@ pub(crate) fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
     Some((namespace.dev(), namespace.ino()))
 }
 
-/// Whether a descriptor is an open file, by `/proc/PID/fdinfo`, and not a mere place in the file system (`O_PATH`), which
-/// anybody may have of a node that he can't open.
+/// Whether a descriptor is an open file, by `/proc/PID/fdinfo`, and not a mere place in the file system (`O_PATH`),
+/// which any process may have of a node that it can't open.
 fn reaches_driver(fdinfo: &str) -> bool {
     let flags = fdinfo.lines().find_map(|line| line.strip_prefix("flags:"));
     let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());

@@ -17,7 +17,7 @@ pub(crate) enum Count {
     Killed = 4,
 }
 
-/// Events that were left out. The next event tells how many.
+/// Events that were left out. The next event says how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LeftOut {
     /// Allocations over the quota.
@@ -89,7 +89,7 @@ impl Counters {
         self.next_handle.fetch_add(count, Ordering::Relaxed)
     }
 
-    /// A number for a file of UVM's. After 2³² files the numbers begin anew.
+    /// An id for a UVM file. After 2³² files the ids begin again.
     pub(crate) fn next_file(&self) -> u32 {
         self.next_file.fetch_add(1, Ordering::Relaxed)
     }
@@ -110,7 +110,6 @@ impl Counters {
         self.durations_sum_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// How long calls took.
     pub(crate) fn durations(&self) -> Durations {
         Durations {
             counts: self.durations.each_ref().map(|count| count.load(Ordering::Relaxed)),
@@ -138,7 +137,7 @@ impl Counters {
         refusals.load(Ordering::Relaxed) > 0
     }
 
-    /// How many events were left out, for the next event to tell. The count begins anew.
+    /// How many events were left out, for the next event to report. The count begins again.
     pub(crate) fn take_left_out(&self, what: LeftOut) -> u64 {
         let [refusals, kills] = &self.left_out;
         let counter = if what == LeftOut::Refusals { refusals } else { kills };

@@ -33,7 +33,7 @@ pub(crate) struct Snapshot {
     pub(crate) settings: Settings,
     /// How often the monitor's program was replaced, this time included.
     pub(crate) updates: u64,
-    /// The records that make the books from nothing.
+    /// The records that recreate the state.
     pub(crate) records: Vec<Record>,
     pub(crate) counters: CounterValues,
     /// Replies that wait for their threads.
@@ -264,8 +264,8 @@ mod tests {
         include_str!("../gate/settings.rs"),
     ];
 
-    /// The bytes name no fields: a program of another layout would read nonsense, and notice nothing. If this fails, and
-    /// something was added, removed, moved or means something else now, raise [`FORMAT`]. In any case put the new
+    /// The bytes name no fields: a program of another layout would read nonsense, and notice nothing. If this fails,
+    /// and something was added, removed, moved or means something else now, raise [`FORMAT`]. In any case put the new
     /// number here.
     #[test]
     fn whatever_changes_the_format_changes_its_number() {

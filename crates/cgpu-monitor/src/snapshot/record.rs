@@ -1,11 +1,11 @@
-//! The changes of what a monitor knows of its container. The records that make the same books from nothing are in the
+//! The changes of what a monitor knows of its container. The records that recreate the same state are in the
 //! [`Snapshot`](super::Snapshot). A process has a number in them ([`Process`]). Pure.
 
 use serde::{Deserialize, Serialize};
 
 use cgpu_core::ledger::{Entry, Process};
 
-/// A change of the books: [`ContainerState::write`](crate::state::ContainerState::write) applies it.
+/// A change of the state: [`ContainerState::write`](crate::state::ContainerState::write) applies it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Record {
     /// A change of the ledger.
@@ -19,50 +19,43 @@ pub(crate) enum Record {
         /// The length in bytes.
         length: u64,
     },
-    /// A file that is a node of UVM's.
+    /// A file that is a UVM node.
     Node {
         /// `st_dev`.
         device: u64,
         /// `st_ino`.
         inode: u64,
     },
-    /// A range from [`AddRange`](Self::AddRange) is gone.
+    /// A range from [`AddRange`](Self::AddRange) was removed.
     RemoveRange {
-        /// The space.
         space: u64,
         /// The first address.
         base: u64,
     },
-    /// A call that may initialize a file of UVM's is continued. No other such call is underway.
+    /// A call that may initialize a UVM file is passed through. No other such call is in progress.
     Initialize {
-        /// The file's number.
         file: u32,
         /// The thread that makes the call.
         tid: u32,
         /// The process to whose memory the call binds the file.
         creator: Creator,
     },
-    /// The call of [`Initialize`](Self::Initialize) is over, or is known to have initialized the file.
+    /// The call of [`Initialize`](Self::Initialize) has finished, or is known to have initialized the file.
     Initialized {
         /// Whether the file was initialized.
         done: bool,
     },
-    /// A file of UVM's is bound to one memory, and has had a GPU.
-    Bound {
-        /// The file's number.
-        file: u32,
-    },
-    /// A channel group, or a channel outside groups, was made, or its call is continued.
+    /// A UVM file is bound to one memory, and has had a GPU.
+    Bound { file: u32 },
+    /// A channel group, or a channel outside groups, was made, or its call is passed through.
     Group {
         /// The GPU's number in the container's order.
         gpu: usize,
-        /// The client.
         client: u32,
         /// The handle of the object above it.
         parent: u32,
-        /// Its handle.
         handle: u32,
-        /// Whether the driver is known to have made it. Otherwise its call was only continued.
+        /// Whether the driver is known to have made it. Otherwise its call was only passed through.
         certain: bool,
         /// How the group is reached; `None` for a channel.
         reach: Option<Reach>,
@@ -71,22 +64,15 @@ pub(crate) enum Record {
     Channel {
         /// The GPU's number in the container's order.
         gpu: usize,
-        /// The client.
         client: u32,
         /// The handle of the object above it.
         parent: u32,
-        /// Its handle.
         handle: u32,
         /// The process that made the channel.
         process: Process,
     },
-    /// A channel group or a channel is gone.
-    Ungroup {
-        /// The client.
-        client: u32,
-        /// Its handle.
-        handle: u32,
-    },
+    /// A channel group or a channel was freed.
+    Ungroup { client: u32, handle: u32 },
 }
 
 /// The process that made a channel group, and how the group is reached.
@@ -100,11 +86,10 @@ pub(crate) struct Reach {
     pub engine: u32,
 }
 
-/// The process that initializes a file of UVM's.
+/// The process that initializes a UVM file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Creator {
-    /// The process.
     pub process: Process,
-    /// A number that tells the program that the process executes from a later program of the same process.
+    /// A number that distinguishes the program that the process executes from a later program of the same process.
     pub image: u64,
 }

@@ -1,8 +1,8 @@
 //! Channels that compute. The monitor takes them off the GPU while it isn't the container's turn.
 //!
-//! A channel is entered before the driver makes it, when its call is continued. It is forgotten when it is freed, or
-//! when its client is found to be gone. A channel that asks for no handle isn't known, because the driver chooses its
-//! handle; CUDA names all its channels.
+//! A channel is entered before the driver makes it, when its call is passed through. It is forgotten when it is freed,
+//! or when its client is found to be gone. A channel that asks for no handle isn't known, because the driver chooses
+//! its handle; CUDA names all its channels.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -162,7 +162,7 @@ mod tests {
         let number = |channels: &Channels| channels.numbered(0, &living(&[2]))[&(2, 11)];
         let before = number(&channels);
         channels.replay(channel(0, 2, 10, 11));
-        assert_ne!(number(&channels), before, "it was made anew");
+        assert_ne!(number(&channels), before, "it was recreated");
         let mut groups = Groups::default();
         let outside = |groups: &Groups| channels.outside_groups(0, &living(&[1]), groups);
         assert_eq!(outside(&groups), [(1, 11), (1, 12)]);

@@ -1,7 +1,7 @@
-//! The books: what the monitor knows of the container, such as its ledger, processes, ranges and devices.
+//! The container's state: what the monitor knows of the container, such as its ledger, processes, ranges and devices.
 //!
-//! One thread at a time has the books open, and never while it calls the driver, or reads or writes the caller's
-//! memory. What a snapshot has of the books is changed by [`ContainerState::write`] alone.
+//! One thread at a time has the state open, and never while it calls the driver, or reads or writes the caller's
+//! memory. What a snapshot has of the state is changed by [`ContainerState::write`] alone.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -25,7 +25,7 @@ const MOST_HOLDERS: usize = 32768;
 /// The most processes that are known.
 const MOST_PROCESSES: usize = 4096;
 
-/// The most nodes of UVM's that are known.
+/// The most UVM nodes that are known.
 const MOST_NODES: usize = 64;
 
 /// The most devices and subdevices whose GPU is known. Above this number all are forgotten, and the driver is asked
@@ -41,13 +41,12 @@ pub(crate) struct ContainerState {
     pub(crate) ledger: Ledger,
     /// The processes that were seen and are not known to have ended.
     pub(crate) processes: BTreeSet<Process>,
-    /// The address ranges of processes and of UVM's files.
+    /// The address ranges of processes and of UVM files.
     pub(crate) ranges: SpaceRanges,
-    /// Nodes of UVM's, by `st_dev` and `st_ino`.
+    /// UVM nodes, by `st_dev` and `st_ino`.
     nodes: BTreeSet<(u64, u64)>,
-    /// Which process initialized which file of UVM's.
+    /// Which process initialized which UVM file.
     pub(crate) creators: Creators,
-    /// Channel groups.
     pub(crate) groups: Groups,
     pub(crate) channels: Channels,
     pub(crate) devices: Devices,
@@ -56,7 +55,7 @@ pub(crate) struct ContainerState {
 }
 
 impl ContainerState {
-    /// The books of a container with these GPUs and nodes, to which the records are applied.
+    /// The state of a container with these GPUs and nodes, to which the records are applied.
     pub(crate) fn open(records: Vec<Record>, gpus: &[Gpu], nodes: &[Node]) -> Self {
         let limits: Vec<u64> = gpus.iter().map(|gpu| gpu.limit_bytes).collect();
         let mut state = ContainerState {
@@ -112,7 +111,7 @@ impl ContainerState {
         }
     }
 
-    /// The records that make these books from nothing.
+    /// The records that recreate this state.
     pub(crate) fn records(&self) -> Vec<Record> {
         let nodes = self.nodes.iter();
         let nodes = nodes.map(|(device, inode)| Record::Node { device: *device, inode: *inode });
@@ -169,7 +168,7 @@ impl ContainerState {
         self.devices.forget_freed(&self.ledger, client);
     }
 
-    /// Notes a node of UVM's. `false` where no more nodes can be known.
+    /// Notes a UVM node. `false` if no more nodes can be known.
     pub(crate) fn note_node(&mut self, (device, inode): (u64, u64)) -> bool {
         if self.nodes.contains(&(device, inode)) {
             return true;
@@ -181,7 +180,7 @@ impl ContainerState {
         true
     }
 
-    /// Whether `place` (`st_dev` and `st_ino`) is a node of UVM's.
+    /// Whether `place` (`st_dev` and `st_ino`) is a UVM node.
     pub(crate) fn is_node(&self, place: (u64, u64)) -> bool {
         self.nodes.contains(&place)
     }
@@ -198,7 +197,7 @@ impl ContainerState {
     }
 
     /// Frees everything, because no process of the container is left. Only exports stay, whose files keep their memory,
-    /// and the files of UVM's in `retained`, which can't be ended.
+    /// and the UVM files in `retained`, which can't be ended.
     pub(crate) fn close_all(&mut self, retained: &BTreeSet<u32>) {
         let clients: BTreeSet<Client> = self
             .ledger
@@ -228,7 +227,7 @@ impl ContainerState {
                 self.close_file(file);
             }
         }
-        // What the driver showed of the dead processes is gone. No later figure would say so.
+        // What the driver showed of the dead processes is released. No later driver usage would show that.
         let gpus = (0..).map_while(|gpu| Some((gpu, self.ledger.expected(gpu)?.hidden_bytes)));
         for (gpu, driver_bytes) in gpus.collect::<Vec<_>>() {
             self.enter(Entry::Reconcile { gpu, driver_bytes });
@@ -245,14 +244,13 @@ impl ContainerState {
         capacity
     }
 
-    /// Forgets a range.
     pub(crate) fn remove_range(&mut self, space: Space, base: u64) {
         if self.ranges.has(space, base) {
             self.write(Record::RemoveRange { space: space.number(), base });
         }
     }
 
-    /// Notes that a file of UVM's is closed, or has lost all its mappings and ranges.
+    /// Notes that a UVM file is closed, or has lost all its mappings and ranges.
     pub(crate) fn close_file(&mut self, file: u32) {
         self.enter(Entry::CloseFile { file });
         for (base, _) in self.ranges.of(Space::File(file)) {
@@ -284,7 +282,7 @@ impl Devices {
         self.0.remove(&(client, handle));
     }
 
-    /// Forgets all devices of a client that begins or is over.
+    /// Forgets all devices of a client that begins or was freed.
     pub(crate) fn forget_client(&mut self, client: u32) {
         self.0.retain(|(of, _), _| *of != client);
     }
@@ -296,7 +294,6 @@ impl Devices {
         self.0.retain(|(of, handle), _| *of != client || stays(*handle));
     }
 
-    /// Forgets all devices.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
@@ -307,7 +304,7 @@ pub(crate) mod tests {
     use super::*;
     use cgpu_core::ledger::{Bounds, Entry};
 
-    /// Books to which these records were applied.
+    /// State to which these records were applied.
     pub(crate) fn state_of(records: Vec<Record>) -> ContainerState {
         let gpu = Gpu { index: 0, uuid: String::new(), minor: 0, limit_bytes: 9 };
         ContainerState::open(records, std::slice::from_ref(&gpu), &[])

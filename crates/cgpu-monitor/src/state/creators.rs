@@ -1,8 +1,8 @@
-//! Which process initialized which file of UVM's. This file knows only the numbers of files and processes.
+//! Which process initialized which UVM file. This file knows only the numbers of files and processes.
 //!
 //! A file is bound to the memory of the process that initializes it. The kernel finds that process in the call itself,
-//! and tells nobody. So calls that may initialize a file are continued one at a time: a file that is initialized and
-//! was not before was initialized by the call that was underway.
+//! and reports it to no process. So calls that may initialize a file are passed through one at a time: a file that is
+//! initialized and was not before was initialized by the call that was in progress.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use cgpu_core::ledger::Process;
 /// The most files. Each needs a descriptor.
 pub(crate) const MOST_FILES: usize = 1024;
 
-/// A call that was continued and may not be over.
+/// A call that was passed through and may not have finished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Initialization {
     /// The file that the call is to initialize.
@@ -24,14 +24,14 @@ pub(crate) struct Initialization {
     pub(crate) id: u64,
 }
 
-/// The maker of a file, and whether the file is bound to one memory and has had a GPU.
+/// The creator of a file, and whether the file is bound to one memory and has had a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MadeFile {
     creator: Creator,
     is_bound: bool,
 }
 
-/// The makers that are known.
+/// The creators that are known.
 #[derive(Debug, Default)]
 pub(crate) struct Creators {
     made: BTreeMap<u32, MadeFile>,
@@ -39,19 +39,19 @@ pub(crate) struct Creators {
 }
 
 impl Creators {
-    /// The call that is underway.
+    /// The call that is in progress.
     pub(crate) fn in_progress(&self) -> Option<Initialization> {
         self.in_progress
     }
 
-    /// Sets the id of the notification of the call that is underway.
+    /// Sets the id of the notification of the call that is in progress.
     pub(crate) fn set_notification(&mut self, id: u64) {
         if let Some(in_progress) = &mut self.in_progress {
             in_progress.id = id;
         }
     }
 
-    /// The maker of a file; `None` where it isn't known.
+    /// The creator of a file; `None` if it isn't known.
     pub(crate) fn of(&self, file: u32) -> Option<Creator> {
         self.made.get(&file).map(|made| made.creator)
     }
@@ -93,7 +93,7 @@ impl Creators {
         self.made.remove(&file);
     }
 
-    /// The records that make these makers from nothing.
+    /// The records that recreate these creators.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let made = self.made.iter().flat_map(|(file, made)| {
             let (file, creator) = (*file, made.creator);

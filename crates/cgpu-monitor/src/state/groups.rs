@@ -1,10 +1,10 @@
 //! Channel groups: how many the container has on each of its GPUs, and how many it may have.
 //!
-//! For each group the driver takes memory for context buffers, 8 MiB on an H100. This memory is in no process's figure
-//! and in no quota (`kchangrpapiConstruct_IMPL` reserves it, kernel_channel_group_api.c). A channel outside a group has
-//! a group of its own (`kchannelConstruct_IMPL`, kernel_channel.c). So the number of groups is limited. A group is
-//! entered before the driver makes it, or when the driver has made it, and forgotten when it is freed. At the limit the
-//! monitor looks for groups that ended without a call of their own.
+//! For each group the driver takes memory for context buffers, 8 MiB on an H100. This memory is in no process's driver
+//! usage and in no quota (`kchangrpapiConstruct_IMPL` reserves it, kernel_channel_group_api.c). A channel outside a
+//! group has a group of its own (`kchannelConstruct_IMPL`, kernel_channel.c). So the number of groups is limited. A
+//! group is entered before the driver makes it, or when the driver has made it, and forgotten when it is freed. At the
+//! limit the monitor searches for groups that ended without a call of their own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,12 +29,12 @@ pub(crate) fn computes(engine: u32) -> bool {
 pub(crate) struct Group {
     gpu: usize,
     parent: u32,
-    /// Whether the driver is known to have made it. Otherwise its call was only continued.
+    /// Whether the driver is known to have made it. Otherwise its call was only passed through.
     pub(crate) certain: bool,
     pub(crate) reach: Option<Reach>,
     /// The slice in microseconds that the monitor has set; `None` where it set none or doesn't know.
     slice_us: Option<u64>,
-    /// The slice in microseconds that the program asked for and was told that it has.
+    /// The slice in microseconds that the program asked for and that the reply said it has.
     asked_us: Option<u64>,
 }
 
@@ -166,8 +166,9 @@ impl Groups {
         }
     }
 
-    /// The groups on a GPU whose slice has to be set anew. Groups of processes that rest don't count for the slices of
-    /// others. Their own slices count all groups: so a process that wakes has the slice that each has while all work.
+    /// The groups on a GPU whose slice has to be set again. Groups of idle processes don't count for the slices of
+    /// others. Their own slices count all groups: so a process that wakes has the slice that each has while all are
+    /// busy.
     pub(crate) fn scheduled_slices(
         &self,
         gpu: usize,

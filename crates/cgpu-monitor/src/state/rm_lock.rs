@@ -1,14 +1,15 @@
-//! The lane: calls of the container that make, name or free objects go through the driver one after another. Controls
-//! go beside them, except for those that export or import memory.
+//! The RM lock: calls of the container that make, name or free objects go through the driver one after another.
+//! Controls go at the same time, except for those that export or import memory.
 //!
-//! So a handle names the same object for the driver and in the books as long as its call is on the lane, and an audit
-//! on the lane finds figures and books of one moment. The lane costs programs little, because the resource manager does
-//! the same for the whole host: it takes its API lock for writing whenever it allocates, duplicates, shares or frees an
-//! object, and only controls share the lock (`_sysRegistryOverrideResourceServer`, system.c, which sets `RS_API_CTRL`
-//! alone, and `serverAllocResourceLookupLockFlags`, rs_server.c, the same from 515.43.04 to 595.45.04). Without the
-//! lane, only UVM's mappings for several processes of a container would be made side by side.
+//! So a handle names the same object for the driver and in the state as long as its call holds the RM lock, and an
+//! audit that holds the RM lock finds driver usage and state of one moment. The lock costs programs little, because the
+//! resource manager does the same for the whole host: it takes its API lock for writing whenever it allocates,
+//! duplicates, shares or frees an object, and only controls share the lock (`_sysRegistryOverrideResourceServer`,
+//! system.c, which sets `RS_API_CTRL` alone, and `serverAllocResourceLookupLockFlags`, rs_server.c, the same from
+//! 515.43.04 to 595.45.04). Without the monitor's lock, only UVM's mappings for several processes of a container would
+//! be made side by side.
 //!
-//! A call that hangs in the driver keeps only its own container's lane. This file knows no calls and no books.
+//! A call that hangs in the driver blocks only its own container's RM lock. This file knows no calls and no state.
 
 use std::collections::VecDeque;
 use std::thread::Thread;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Lock;
 
-/// How long the monitor's own work waits for the call on the lane.
+/// How long the monitor's own work waits for the call that holds the lock.
 const MONITOR_WAIT: Duration = Duration::from_secs(1);
 
 /// How often a waiting call checks whether its caller still waits.
@@ -30,12 +31,12 @@ pub(crate) struct RmLock {
 
 #[derive(Debug, Default)]
 struct RmLockState {
-    /// The number of the call, or of the monitor's own work, that is on the lane.
+    /// The number of the call, or of the monitor's own work, that holds the lock.
     current: Option<u64>,
-    /// The calls and the monitor's own work that wait for the lane; the first of them is next.
+    /// The calls and the monitor's own work that wait for the lock; the first of them is next.
     waiting: VecDeque<Waiting>,
     next: u64,
-    /// The number that was on the lane when the monitor's own work last waited in vain.
+    /// The number that held the lock when the monitor's own work last waited in vain.
     hanging: Option<u64>,
 }
 
@@ -45,7 +46,7 @@ struct Waiting {
     thread: Thread,
 }
 
-/// Where somebody who waits stands among those who wait.
+/// Where a waiter stands in the queue.
 #[derive(Debug, Clone, Copy)]
 enum Comes {
     /// The monitor's own work, before all calls.
@@ -54,9 +55,9 @@ enum Comes {
     Last,
 }
 
-/// A place on the lane: nobody else is on the lane while this value lives.
+/// The held lock: no other thread holds it while this value lives.
 #[derive(Debug)]
-#[must_use = "the lane is left when it is dropped"]
+#[must_use = "the RM lock is released when it is dropped"]
 pub(crate) struct UnderRmLock<'a> {
     rm_lock: &'a RmLock,
     number: u64,
@@ -69,7 +70,7 @@ impl Drop for UnderRmLock<'_> {
 }
 
 impl UnderRmLock<'_> {
-    /// Leaves the lane, does `work`, and enters the lane again. Objects and figures may have changed by then.
+    /// Releases the lock, does `work`, and takes the lock again. Objects and driver usage may have changed by then.
     pub(crate) fn leave_while<T>(&mut self, work: impl FnOnce() -> T) -> T {
         self.rm_lock.leave(self.number);
         let done = work();
@@ -79,17 +80,17 @@ impl UnderRmLock<'_> {
 }
 
 impl RmLock {
-    /// Waits until the calling thread is alone on the lane.
+    /// Waits until the calling thread holds the lock.
     pub(crate) fn enter(&self) -> UnderRmLock<'_> {
         UnderRmLock { rm_lock: self, number: self.wait() }
     }
 
-    /// Enters the lane where it is free. Returns `None` otherwise.
+    /// Takes the lock if it is free. Returns `None` otherwise.
     pub(crate) fn try_enter(&self) -> Option<UnderRmLock<'_>> {
         self.enter_in_turn(Comes::Last, Duration::ZERO, || false)
     }
 
-    /// Waits for the lane as long as `waits` is true. Returns `None` where `waits` becomes false first.
+    /// Waits for the lock as long as `waits` is true. Returns `None` if `waits` becomes false first.
     pub(crate) fn enter_while(&self, waits: impl Fn() -> bool) -> Option<UnderRmLock<'_>> {
         self.enter_in_turn(Comes::Last, CHECK_INTERVAL, waits)
     }
@@ -104,7 +105,7 @@ impl RmLock {
         Some(UnderRmLock { rm_lock: self, number })
     }
 
-    /// Enters the lane for the monitor's own work, before all waiting calls. `None` where a call stays on the lane.
+    /// Takes the lock for the monitor's own work, before all waiting calls. `None` if a call doesn't release the lock.
     pub(crate) fn enter_for_monitor(&self) -> Option<UnderRmLock<'_>> {
         let still_hanging = {
             let state = self.state.lock();
@@ -127,8 +128,8 @@ impl RmLock {
         }
     }
 
-    /// Waits for the lane, and checks `waits` after each `check`. Returns the number on the lane, or `None` once `waits`
-    /// is false.
+    /// Waits for the lock, and checks `waits` after each `check`. Returns the number that holds the lock, or `None`
+    /// once `waits` is false.
     fn wait_for(&self, comes: Comes, check: Duration, waits: impl Fn() -> bool) -> Option<u64> {
         let mut state = self.state.lock();
         let number = state.next;
@@ -165,7 +166,7 @@ impl RmLock {
         }
     }
 
-    /// Lets the next call, or the monitor's own work, on the lane.
+    /// Hands the lock to the next call, or to the monitor's own work.
     fn leave(&self, number: u64) {
         let mut state = self.state.lock();
         if state.current != Some(number) {
@@ -235,8 +236,8 @@ mod tests {
         other.join().unwrap();
     }
 
-    /// The monitor's own work takes the RM lock before all calls that wait, and a call whose caller
-    /// is gone waits no more.
+    /// The monitor's own work takes the RM lock before all calls that wait, and a call whose caller has exited waits no
+    /// more.
     #[test]
     fn monitors_work_precedes_calls_and_abandoned_calls_leave() {
         let rm_lock = rm_lock();

@@ -1,5 +1,5 @@
-//! When the container is audited: whether it is idle, how often it is audited then, when the driver is to be asked next,
-//! and for which reason. This file knows no clock: the caller gives the time.
+//! When the container is audited: whether it is idle, how often it is audited then, when the driver is to be asked
+//! next, and for which reason. This file knows no clock: the caller gives the time.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ const IDLE_AFTER: Duration = Duration::from_secs(5);
 pub(crate) struct AuditInterval {
     /// How often the driver is asked what the container's processes have, and what is in use.
     pub(crate) interval: Duration,
-    /// How often all processes of the host are checked although no figure has changed: one process may have taken what
-    /// another gave back.
+    /// How often all processes of the host are checked although no driver usage has changed: one process may have taken
+    /// what another gave back.
     pub(crate) scan_interval: Duration,
 }
 
-/// The pace while the container calls.
+/// The interval while the container calls.
 const BUSY: AuditInterval = audit_interval_ms(250, 600);
 
 /// The pace while the container is idle: a call would be noticed, so only processes that the monitor doesn't know could
@@ -54,7 +54,6 @@ impl Idleness {
         }
     }
 
-    /// Whether the container is idle.
     pub(crate) fn is_idle(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) >= IDLE_AFTER
     }
@@ -112,9 +111,8 @@ impl Schedule {
 pub(crate) enum Occasion {
     /// No process died and no call waits: it is time for the regular audit, or an audit was scheduled.
     Tick,
-    /// A process died.
     Death,
-    /// A call is about to be refused: what is gone would make room.
+    /// A call is about to be refused: releasing what no longer exists would free quota.
     Refusal,
 }
 
@@ -149,7 +147,7 @@ mod tests {
     fn scheduled_check_is_due_once_and_again_later() {
         let (mut due, now) = (Schedule::default(), Instant::now());
         assert!(due.next().is_none() && !due.take(now));
-        assert!(due.schedule(now) && !due.schedule(now), "the first one tells it");
+        assert!(due.schedule(now) && !due.schedule(now), "only the first one reports it");
         let soon = due.next().unwrap();
         assert!(soon > now && !due.take(now));
         assert!(due.take(soon) && !due.take(soon));

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::snapshot::Record;
 use cgpu_core::ledger::Process;
 
-/// These bits tell a process's managed ranges from the ranges of UVM's files. No process's number and no range's
+/// These bits distinguish a process's managed ranges from the ranges of UVM's files. No process's number and no range's
 /// address has them.
 const MANAGED: u64 = 1 << 63;
 const OF_FILE: u64 = 1 << 62;
@@ -17,8 +17,8 @@ const OF_FILE: u64 = 1 << 62;
 pub(crate) enum Space {
     /// A process that mapped managed memory.
     Managed(Process),
-    /// The number of a kept file of UVM's, through which the driver made the ranges. What this file maps there is no
-    /// managed memory.
+    /// The id of a retained UVM file, through which the driver made the ranges. What this file maps there is no managed
+    /// memory.
     File(u32),
 }
 
@@ -38,7 +38,7 @@ pub(crate) type Mapped = (u64, u64);
 /// The most ranges.
 pub(crate) const MOST_RANGES: usize = 16384;
 
-/// The most removed ranges that are remembered while mappings are looked at. The oldest ones are forgotten first.
+/// The most removed ranges that are remembered while mappings are checked. The oldest ones are forgotten first.
 const MOST_REMOVED: usize = 4096;
 
 /// The ranges of all spaces, and the ranges that were removed lately.
@@ -120,7 +120,7 @@ impl SpaceRanges {
     }
 
     /// Whether a mapping lies in ranges of the space, or did at some time after `since`: a list of mappings is older
-    /// than the books.
+    /// than the state.
     pub(crate) fn covered_since(&self, space: Space, mapped: Mapped, since: Instant) -> bool {
         reaches(mapped, |at| {
             let now = self.end_at(space, at);
@@ -147,7 +147,7 @@ impl SpaceRanges {
         all.map(|((_, base), length)| (*base, *length)).collect()
     }
 
-    /// How many ranges the files of UVM's have.
+    /// How many ranges the UVM files have.
     pub(crate) fn of_files(&self) -> usize {
         self.all.range((OF_FILE, 0)..(MANAGED, 0)).count()
     }

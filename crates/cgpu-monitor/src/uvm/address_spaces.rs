@@ -22,8 +22,8 @@ use cgpu_host::process::{ProcessId, reported};
 /// How long a mapping that was asked for may still not be made.
 pub(crate) const MAPPING_DELAY: Duration = Duration::from_secs(2);
 
-/// Pauses between looks at an address space: while a mapping was asked for lately, and while one was asked for since
-/// the last look.
+/// Pauses between checks of an address space: while a mapping was asked for lately, and while one was asked for since
+/// the last check.
 const RECENT_PAUSE: Duration = Duration::from_millis(100);
 const NEW_PAUSE: Duration = Duration::from_millis(20);
 
@@ -47,10 +47,10 @@ pub(crate) struct AddressSpace {
 
 #[derive(Debug)]
 struct CheckState {
-    /// When a mapping was asked for last, and whether the address space wasn't looked at since.
+    /// When a mapping was asked for last, and whether the address space wasn't checked since.
     asked: Instant,
     is_new: bool,
-    /// When the address space was looked at last, and its mappings then.
+    /// When the address space was checked last, and its mappings then.
     checked: Option<Instant>,
     last: Option<Vec<Mapped>>,
     /// Whether the end of its process was noted.
@@ -58,7 +58,7 @@ struct CheckState {
 }
 
 impl AddressSpace {
-    /// Opens the list of a thread's address space, which is to be looked at.
+    /// Opens the list of a thread's address space, which is to be checked.
     fn open(process: Process, tid: i32) -> io::Result<Self> {
         // The list of the process's first thread stays readable longest. Of a first thread that has ended it is empty.
         let first = File::open(format!("/proc/{}/maps", process.pid()));
@@ -79,31 +79,31 @@ impl AddressSpace {
         self.state.lock().is_new
     }
 
-    /// Notes that the address space is about to be looked at.
+    /// Notes that the address space is about to be checked.
     pub(crate) fn mark_checked(&self) {
         let mut state = self.state.lock();
         (state.is_new, state.checked) = (false, Some(Instant::now()));
     }
 
-    /// Notes the mappings that a look found.
+    /// Notes the mappings that a check found.
     pub(crate) fn set_mappings(&self, mappings: Vec<Mapped>) {
         self.state.lock().last = Some(mappings);
     }
 
-    /// The mappings at the last look; `None` where there was no look, or a mapping was asked for since.
+    /// The mappings at the last check; `None` if there was no check, or a mapping was asked for since.
     pub(crate) fn last_mappings(&self) -> Option<Vec<Mapped>> {
         let state = self.state.lock();
         state.last.clone().filter(|_| !state.is_new)
     }
 
-    /// Whether its process is over. Says `true` once, and `false` from then on.
+    /// Whether its process has exited. Says `true` once, and `false` from then on.
     pub(crate) fn take_process_ended(&self) -> bool {
         let is_over = !ProcessId::from(self.process).alive();
         let mut state = self.state.lock();
         is_over && !std::mem::replace(&mut state.is_end_noted, is_over)
     }
 
-    /// Whether the address space is to be looked at now: a mapping that was asked for may not have been made yet.
+    /// Whether the address space is to be checked now: a mapping that was asked for may not have been made yet.
     fn is_fresh(&self) -> bool {
         let state = self.state.lock();
         let pause = if state.is_new { NEW_PAUSE } else { RECENT_PAUSE };
@@ -131,9 +131,9 @@ pub(crate) fn current_maps(process: Process) -> Option<String> {
     })
 }
 
-/// A hash that tells a process's program from the next one that the process executes: of where the kernel laid the
-/// program out. The kernel puts stack, heap and its own page each at a random address (`randomize_va_space`), and the
-/// process can't claim other addresses (`PR_SET_MM` is refused). `None` where the addresses can't be read.
+/// A hash that distinguishes a process's program from the next one that the process executes: of where the kernel laid
+/// the program out. The kernel puts stack, heap and its own page each at a random address (`randomize_va_space`), and
+/// the process can't claim other addresses (`PR_SET_MM` is refused). `None` if the addresses can't be read.
 pub(crate) fn image_hash(process: Process) -> Option<u64> {
     reported(process.pid().cast_signed(), |tid| {
         let stat = procfs::process::Process::new(tid).and_then(|of| of.stat()).ok()?;
@@ -163,10 +163,10 @@ pub(crate) fn is_randomized(process: Process) -> bool {
 /// The address spaces in which mappings were asked for.
 #[derive(Debug, Default)]
 pub(crate) struct AddressSpaces {
-    /// Wakes the thread that looks at mappings.
+    /// Wakes the thread that checks mappings.
     notifier: Notifier,
     all: Lock<Vec<Arc<AddressSpace>>>,
-    /// Whether all address spaces are to be looked at, and when they were looked at last.
+    /// Whether all address spaces are to be checked, and when they were checked last.
     is_due: AtomicBool,
     checked: Lock<Option<Instant>>,
     /// When managed ranges were asked for, by process and first address.
@@ -178,12 +178,12 @@ impl AddressSpaces {
         self.all.lock().clone()
     }
 
-    /// Whether there is any address space to look at.
+    /// Whether there is any address space to check.
     pub(crate) fn has_any(&self) -> bool {
         !self.all.lock().is_empty()
     }
 
-    /// The address spaces to be looked at now: a mapping was asked for lately.
+    /// The address spaces to be checked now: a mapping was asked for lately.
     pub(crate) fn fresh(&self) -> Vec<Arc<AddressSpace>> {
         let mut all = self.all();
         all.retain(|space| space.is_fresh());
@@ -195,8 +195,8 @@ impl AddressSpaces {
         self.notifier.wait(None);
     }
 
-    /// Whether all address spaces are to be looked at now: [`Self::check_all`] asked for it, or `pause` is over.
-    /// Where `true`, they count as looked at.
+    /// Whether all address spaces are to be checked now: [`Self::check_all`] asked for it, or `pause` has elapsed. If
+    /// `true`, they count as checked.
     pub(crate) fn take_due(&self, pause: Duration) -> bool {
         let is_due = self.is_due.swap(false, Ordering::Relaxed);
         let mut checked = self.checked.lock();
@@ -207,12 +207,12 @@ impl AddressSpaces {
         due
     }
 
-    /// Wakes the thread that looks at mappings: a look may be due.
+    /// Wakes the thread that checks mappings: a check may be scheduled.
     pub(crate) fn wake(&self) {
         self.notifier.wake();
     }
 
-    /// Has the thread look at all address spaces.
+    /// Has the thread check all address spaces.
     pub(crate) fn check_all(&self) {
         self.is_due.store(true, Ordering::Relaxed);
         self.wake();

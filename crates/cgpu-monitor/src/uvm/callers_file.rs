@@ -14,8 +14,8 @@ use crate::uvm::files::UvmFile;
 use crate::uvm::retained_files::keep_uvm_file;
 use nvrm::low_word;
 
-/// The `nvidiactl` file that a descriptor of the caller's is; `None` for another file. The caller of this function is
-/// not on the lane yet: the duplicate of another file may take long to close.
+/// The `nvidiactl` file that one of the caller's descriptors is; `None` for another file. The caller of this function
+/// does not hold the RM lock yet: the duplicate of another file may take long to close.
 pub(crate) fn control_file(case: &Case<'_>, descriptor: i32) -> Result<Option<Device>, EarlyReply> {
     let file = case.target()?.duplicate(descriptor)?;
     let device = Device::of(&case.monitor.settings.nodes, file);
@@ -39,7 +39,8 @@ pub(crate) fn call_uvm(case: &mut Case<'_>) -> Result<(), EarlyReply> {
     Ok(())
 }
 
-/// Keeps the call's file from now on, and runs `change` on the lane. Begins anew where the file was let go meanwhile.
+/// Retains the call's file from now on, and runs `change` under the RM lock. Begins again if the file was released
+/// meanwhile.
 pub(crate) fn change_under_rm_lock<T>(
     case: &mut Case<'_>,
     change: impl FnOnce(&mut Case<'_>, &UnderRmLock<'_>, &UvmFile) -> Result<T, EarlyReply>,
@@ -59,7 +60,7 @@ pub(crate) fn refuse_denied(case: &mut Case<'_>, file: &UvmFile) -> Result<(), E
     if file.is_denied_gpus() { Err(case.deny(&RefusalReason::UvmRefused)) } else { Ok(()) }
 }
 
-/// Keeps the call's file from now on, and returns it. Refuses the call where too many files are kept.
+/// Retains the call's file from now on, and returns it. Refuses the call if too many files are retained.
 pub(crate) fn keep_file(case: &mut Case<'_>) -> Result<Arc<UvmFile>, EarlyReply> {
     let seen = (case.target()?.tid.cast_unsigned(), case.descriptor());
     let retained = keep_uvm_file(case.monitor, case.device()?, seen);

@@ -1,11 +1,11 @@
 //! Serves calls to `nvidia-uvm`.
 //!
-//! UVM keeps mapped memory alive by a duplicate of the kernel's own, which no process's figure shows. So the mapped
-//! memory has to be the memory that the monitor looked at, and the monitor makes the mapping itself. The kernel
+//! UVM keeps mapped memory alive by a duplicate of the kernel's own, which no process's driver usage shows. So the
+//! mapped memory has to be the memory that the monitor checked, and the monitor makes the mapping itself. The kernel
 //! duplicates only for the process that owns the client. So the memory is first duplicated into the monitor's client,
-//! with which the caller's object is shared meanwhile, and is then mapped from the monitor's client. The books have
-//! mappings as UVM has them: by file, GPU and addresses, in pieces where mappings were cut. The books also have the
-//! ranges that calls made: a mapping of such a range is no managed memory.
+//! with which the caller's object is shared meanwhile, and is then mapped from the monitor's client. The state has
+//! mappings as UVM has them: by file, GPU and addresses, in mapped ranges where mappings were cut. The state also has
+//! the ranges that calls made: a mapping of such a range is no managed memory.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,7 @@ pub(crate) fn serve_uvm(
         return Err(Errno::EINVAL.into());
     }
     match decoded.call {
-        // The file is kept before anything can be on a GPU by it.
+        // The file is retained before anything can be on a GPU by it.
         Call::RegisterGpu { descriptor } => {
             let control = match descriptor {
                 0.. => control_file(case, descriptor).ok().flatten(),
@@ -117,8 +117,8 @@ pub(crate) fn serve_uvm(
     }
 }
 
-/// Registers a GPU, where the file has allowed flags: initializing the file again fails with other flags than it has.
-/// The maker of a file for one process must live: the books bind the file to it first, and the file ends with it.
+/// Registers a GPU, if the file has allowed flags: initializing the file again fails with other flags than it has. The
+/// creator of a file for one process must live: the state binds the file to it first, and the file ends with it.
 fn register_gpu(
     case: &mut Case<'_>,
     file: &UvmFile,
@@ -174,7 +174,7 @@ fn unregister_gpu(case: &mut Case<'_>, uuid: [u8; 16]) -> Result<Reply, EarlyRep
     })
 }
 
-/// The statuses of a call that was done already: its range is gone or exists, its GPU is registered or not
+/// The statuses of a call that was done already: its range was freed or exists, its GPU is registered or not
 /// (`uvm_va_space.c`). Other calls have none: UVM maps the same memory once more.
 fn done_statuses(call: &Call) -> &'static [u32] {
     match call {

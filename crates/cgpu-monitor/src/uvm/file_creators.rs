@@ -1,8 +1,8 @@
-//! Initialized files of nvidia-uvm: each ends with its maker, the process that initialized it.
+//! Initialized files of nvidia-uvm: each ends with its creator, the process that initialized it.
 //!
 //! Managed memory is freed with the address space in which it is mapped. That address space lives as long as a file
 //! that `UVM_MM_INITIALIZE` made, and that file may have been given to other processes. Then no process lists the
-//! mappings. So a file is ended with its maker, whichever process has it open
+//! mappings. So a file is ended with its creator, whichever process has it open
 //! ([`retained_files`](crate::uvm::retained_files)).
 
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use cgpu_host::process::ProcessId;
 use nvrm::low_word;
 use nvrm::number::UVM_INITIALIZE;
 
-/// The initialization that is underway. Opens the books only where there may be one: every call asks this.
+/// The initialization that is in progress. Opens the state only if there may be one: every call asks this.
 pub(crate) fn in_progress(monitor: &Monitor) -> Option<Initialization> {
     let may_be = monitor.uvm_files.may_be_in_progress.load(Ordering::SeqCst);
     may_be.then(|| monitor.state().creators.in_progress()).flatten()
 }
 
-/// Enters that a call which may initialize a file is about to continue.
+/// Enters that a call which may initialize a file is about to be passed through.
 pub(crate) fn begin_initialization(monitor: &Monitor, in_progress: Initialization) {
     let mut state = monitor.state();
     monitor.uvm_files.may_be_in_progress.store(true, Ordering::SeqCst);
@@ -36,20 +36,20 @@ pub(crate) fn begin_initialization(monitor: &Monitor, in_progress: Initializatio
     state.creators.set_notification(id);
 }
 
-/// Ends the initialization `in_progress` where it has made its file or its call is over: the caller knows that
-/// (`is_over`), or it is looked for. `true` where the initialization is not underway any more.
+/// Ends the initialization `in_progress` if it has initialized its file or its call has finished: the caller knows that
+/// (`is_over`), or it is checked. `true` if the initialization is not in progress any more.
 pub(crate) fn try_end_initialization(
     monitor: &Monitor,
     in_progress: Initialization,
     is_over: bool,
 ) -> bool {
-    // This is looked at first: where the call is over now, it has initialized the file already or never will.
+    // This is checked first: if the call has finished now, it has initialized the file already or never will.
     let is_over = is_over || self::is_over(&in_progress);
     let files = monitor.uvm_files.all();
     let file = files.iter().find(|file| file.number == in_progress.file);
     let is_done = match file.map(|file| was_initialized(&monitor.release, &file.device)) {
         Some(Some(done)) => done,
-        // The file is not kept any more: no process has it open, and it gets no GPU.
+        // The file is not retained any more: no process has it open, and it gets no GPU.
         None => false,
         Some(None) => return false,
     };
@@ -59,7 +59,7 @@ pub(crate) fn try_end_initialization(
     is_done || is_over
 }
 
-/// Enters that the initialization `in_progress` is over, and whether it made the file (`done`).
+/// Enters that the initialization `in_progress` has finished, and whether it initialized the file (`done`).
 pub(crate) fn end_initialization(monitor: &Monitor, in_progress: Initialization, done: bool) {
     let mut state = monitor.state();
     // Another thread may have entered this already.
@@ -69,7 +69,7 @@ pub(crate) fn end_initialization(monitor: &Monitor, in_progress: Initialization,
     }
 }
 
-/// Binds a file to its maker, with which it ends, before the file gets a GPU. `false` where it may get none.
+/// Binds a file to its creator, with which it ends, before the file gets a GPU. `false` if it may get none.
 pub(crate) fn bind_to_creator(monitor: &Monitor, file: &UvmFile) -> bool {
     let in_progress = in_progress(monitor);
     if let Some(in_progress) = in_progress.filter(|in_progress| in_progress.file == file.number) {
@@ -82,7 +82,7 @@ pub(crate) fn bind_to_creator(monitor: &Monitor, file: &UvmFile) -> bool {
     !is_orphaned(monitor, file)
 }
 
-/// Whether the file's maker isn't known, is over, or has executed another program.
+/// Whether the file's creator isn't known, has exited, or has executed another program.
 pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
     let creator = monitor.state().creators.of(file.number);
     creator.is_none_or(|Creator { process, image: then }| {
@@ -91,7 +91,7 @@ pub(crate) fn is_orphaned(monitor: &Monitor, file: &UvmFile) -> bool {
     })
 }
 
-/// Whether a process is the maker of files that are orphaned and not ended yet.
+/// Whether a process is the creator of files that are orphaned and not ended yet.
 pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
     let files = monitor.uvm_files.all();
     let is_made_by_process = |file: &&Arc<UvmFile>| {
@@ -101,7 +101,7 @@ pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
     files.iter().filter(is_made_by_process).any(|file| is_orphaned(monitor, file))
 }
 
-/// Whether the call of an initialization is neither in the driver any more nor on its way to the driver.
+/// Whether the call of an initialization is neither in the driver any more nor pending before it.
 ///
 /// `/proc` shows in which system call a thread waits, with its arguments (`fs/proc/base.c`, `proc_pid_syscall`). A
 /// thread that runs may be anywhere.

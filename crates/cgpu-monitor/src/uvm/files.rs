@@ -1,5 +1,5 @@
-//! The kept files of nvidia-uvm: how they are told apart and found. [`crate::uvm::retained_files`] says why they
-//! are kept, and how long.
+//! The retained files of nvidia-uvm: how they are distinguished and found. [`crate::uvm::retained_files`] says why they
+//! are retained, and how long.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::sync::Lock;
 /// theirs.
 pub(crate) const MOST_QUESTIONS: usize = 1 << 19;
 
-/// The kept files, and when the container's processes are searched for them.
+/// The retained files, and when the container's processes are searched for them.
 #[derive(Debug, Default)]
 pub(crate) struct UvmFiles {
     /// In the kernel's order of files.
     pub(crate) files: Lock<Vec<Arc<UvmFile>>>,
     pub(crate) scan_times: Lock<ScanTimes>,
-    /// Held by the call whose turn it is to initialize a file, until the books have that initialization.
+    /// Held by the call that is next to initialize a file, until the state has that initialization.
     pub(crate) init_turn: Lock<()>,
-    /// Whether the books may have an initialization that is underway.
+    /// Whether the state may have an initialization that is in progress.
     pub(crate) may_be_in_progress: AtomicBool,
 }
 
@@ -38,16 +38,16 @@ pub(crate) struct ScanTimes {
     pub(crate) died: bool,
 }
 
-/// A kept file of nvidia-uvm.
+/// A retained file of nvidia-uvm.
 #[derive(Debug)]
 pub(crate) struct UvmFile {
     pub(crate) number: u32,
     pub(crate) device: Device,
     /// The thread and descriptor that were last seen to have the file.
     pub(crate) seen: Lock<(u32, i32)>,
-    /// Whether the file was let go: a call that still has this value must have the file kept anew.
+    /// Whether the file was released: a call that still has this value must have the file retained again.
     pub(crate) let_go: AtomicBool,
-    /// Whether the file gets no GPU any more: it had managed memory past the monitor, or its maker is over.
+    /// Whether the file gets no GPU any more: it had managed memory bypassing the gate, or its creator has exited.
     denied_gpus: AtomicBool,
     /// Whether the file's GPUs are unregistered for good.
     ended: AtomicBool,
@@ -80,19 +80,19 @@ impl UvmFile {
         self.let_go.load(AtomicOrdering::Relaxed)
     }
 
-    /// Whether the thread and descriptor of `place` name the file; `None` where that can't be told.
+    /// Whether the thread and descriptor of `place` name the file; `None` if that can't be determined.
     pub(crate) fn is_at(&self, place: (u32, i32)) -> Option<bool> {
         has_file(place, &self.device)
     }
 }
 
 impl UvmFiles {
-    /// No files. `is_in_progress`: whether the books have an initialization that is underway.
+    /// No files. `is_in_progress`: whether the state has an initialization that is in progress.
     pub(crate) fn new(is_in_progress: bool) -> Self {
         UvmFiles { may_be_in_progress: AtomicBool::new(is_in_progress), ..UvmFiles::default() }
     }
 
-    /// The kept file that `device` is; `None` where it isn't kept, or that can't be told.
+    /// The retained file that `device` is; `None` if it isn't retained, or that can't be determined.
     pub(crate) fn find(&self, device: &Device) -> Option<Arc<UvmFile>> {
         let files = self.files.lock();
         let at = position(&files, device)?.ok()?;
@@ -104,7 +104,8 @@ impl UvmFiles {
     }
 }
 
-/// The index at which `device` is among `files` (`Ok`), or would be inserted (`Err`). `None` where that can't be told.
+/// The index at which `device` is among `files` (`Ok`), or would be inserted (`Err`). `None` if that can't be
+/// determined.
 pub(crate) fn position(files: &[Arc<UvmFile>], device: &Device) -> Option<Result<usize, usize>> {
     let own = std::process::id();
     let mut known = true;

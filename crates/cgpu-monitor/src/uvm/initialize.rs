@@ -1,4 +1,4 @@
-//! Calls that initialize a file of nvidia-uvm: one at a time, so that each file's maker is known.
+//! Calls that initialize a file of nvidia-uvm: one at a time, so that each file's creator is known.
 
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use crate::uvm::queries::was_initialized;
 use nvrm::number::NV_ERR_BUSY_RETRY;
 use nvrm::{Answer, uvm};
 
-/// How long a call waits while the same other initialization is underway.
+/// How long a call waits while the same other initialization is in progress.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often a call that waits looks whether the other initialization is over.
+/// How often a call that waits polls whether the other initialization has finished.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Lets a call that initializes a file continue. Sets the flag that turns HMM off in the caller's struct first; the
+/// Passes through a call that initializes a file. Sets the flag that turns HMM off in the caller's struct first; the
 /// flags are checked again when a GPU is registered, since the caller can change them before the kernel reads them.
 pub(crate) fn initialize(
     case: &mut Case<'_>,
@@ -51,7 +51,7 @@ pub(crate) fn initialize(
     if is_initialized(case)? {
         return initialize_again(case);
     }
-    // Where the caller is gone, the image may be another process's program.
+    // If the caller has exited, the image may be another process's program.
     case.still_waits()?;
     let creator = Creator { process, image };
     let (tid, id) = (case.target()?.tid, case.notice.id);
@@ -69,7 +69,7 @@ fn initialize_again(case: &mut Case<'_>) -> Result<Reply, EarlyReply> {
     Ok(case.executed(None))
 }
 
-/// Whether the call's file is initialized. Refuses the call where that can't be told.
+/// Whether the call's file is initialized. Refuses the call if that can't be determined.
 pub(crate) fn is_initialized(case: &mut Case<'_>) -> Result<bool, EarlyReply> {
     let known = was_initialized(&case.monitor.release, case.device()?);
     known.ok_or_else(|| case.answer(Answer::Status(NV_ERR_BUSY_RETRY)))
@@ -81,8 +81,8 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
     let monitor = case.monitor;
     let mut since = (None, Instant::now());
     loop {
-        // The turn is taken before the books are looked at: a call enters its initialization before it gives the turn
-        // back. In the other order, that entry could be missed.
+        // The turn is taken before the state is read: a call enters its initialization before it gives the turn back.
+        // In the other order, that entry could be missed.
         let turn = monitor.uvm_files.init_turn.try_lock();
         let in_progress = in_progress(case.monitor);
         if let (Some(turn), None) = (turn, in_progress) {
@@ -104,18 +104,18 @@ fn wait_for_init_turn<'a>(case: &mut Case<'a>) -> Result<MutexGuard<'a, ()>, Ear
     }
 }
 
-/// Ends the initialization for which the calling thread's earlier call was continued: that call is over.
+/// Ends the initialization for which the calling thread's earlier call was passed through: that call has finished.
 pub(crate) fn end_earlier_initialization(case: &Case<'_>) {
     let in_progress = in_progress(case.monitor);
     let is_of_thread = |of: &Initialization| of.tid.cast_signed() == case.tid();
-    // While this call is valid, its thread waits in it, so the earlier call is over. Otherwise nothing is known.
+    // While this call is valid, its thread waits in it, so the earlier call has finished. Otherwise nothing is known.
     if let Some(in_progress) = in_progress.filter(is_of_thread).filter(|_| case.is_valid()) {
         try_end_initialization(case.monitor, in_progress, true);
     }
 }
 
-/// Enters that this call's initialization is over and made nothing: the caller did not take the reply, so the call did
-/// not continue.
+/// Enters that this call's initialization has finished without effect: the caller did not take the reply, so the call
+/// was not passed through.
 pub(crate) fn cancel_initialization(case: &Case<'_>) {
     let in_progress = in_progress(case.monitor);
     let is_this = |of: &Initialization| of.id == case.notice.id;

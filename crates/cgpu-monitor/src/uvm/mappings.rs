@@ -1,13 +1,13 @@
-//! Checks what the container's processes have mapped of `nvidia-uvm`, and releases the charges of managed memory that no
-//! process has mapped any more.
+//! Checks what the container's processes have mapped of `nvidia-uvm`, and releases the charges of managed memory that
+//! no process has mapped any more.
 //!
-//! When a mapping call continues, another thread can replace the descriptor, and the mapping is of another file than
-//! the monitor looked at. So the mappings are read from the kernel ([`AddressSpace`]). Where the kernel does not list
+//! When a mapping call is passed through, another thread can replace the descriptor, and the mapping is of another file
+//! than the monitor checked. So the mappings are read from the kernel ([`AddressSpace`]). If the kernel does not list
 //! an address space any more, all processes are searched for mappings.
 //!
 //! The kernel doesn't say which file a mapping is of. But memory is on a GPU only by files that have GPUs, and these
-//! files are kept. Each kept file is asked whether it has managed memory at the addresses that are mapped and not
-//! charged. A file that has such memory loses its GPUs, and with them the memory, whichever process has it mapped.
+//! files are retained. Each retained file is asked whether it has managed memory at the addresses that are mapped and
+//! not charged. A file that has such memory loses its GPUs, and with them the memory, whichever process has it mapped.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -31,15 +31,14 @@ use cgpu_host::events::Event;
 use cgpu_host::process::{ProcessId, reported};
 use nvrm::uvm::Range;
 
-/// How often the address spaces are looked at whose processes asked for nothing since. A thread that was kept from
+/// How often the address spaces are checked whose processes asked for nothing since. A thread that was prevented from
 /// running may map late, and the charges change.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The most mappings of an address space that could be UVM's. No program has as many.
 const MOST_MAPPINGS: usize = 4096;
 
-/// Looks at mappings whenever it is woken. This thread alone waits where the driver or the container holds up
-/// the look.
+/// Checks mappings whenever it is woken. This thread alone waits if the driver or the container delays the check.
 pub(crate) fn audit_mappings_forever(monitor: &Monitor) {
     // They were watched before an update.
     let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
@@ -81,7 +80,7 @@ fn check_fresh(monitor: &Monitor, files: &[Arc<UvmFile>]) {
     monitor.spaces.fresh().iter().for_each(|space| check_at(monitor, space, files));
 }
 
-/// Looks at the mappings of an address space, and forgets an address space that no process has any more.
+/// Checks the mappings of an address space, and forgets an address space that no process has any more.
 fn check_at(monitor: &Monitor, space: &Arc<AddressSpace>, files: &[Arc<UvmFile>]) {
     space.mark_checked();
     let since = Instant::now();
@@ -135,8 +134,8 @@ fn unexplained(monitor: &Monitor, uncharged: &[Mapped], since: Instant) -> Vec<M
     uncharged.iter().copied().filter(|mapped| !is_explained(mapped)).collect()
 }
 
-/// Kills the process of an address space with unexplained mappings, unless these are gone now: the process may have
-/// unmapped them during the look, and its range may have been freed.
+/// Kills the process of an address space with unexplained mappings, unless these no longer exist: the process may have
+/// unmapped them during the check, and its range may have been freed.
 fn end_unless_gone(monitor: &Monitor, space: &AddressSpace) {
     let since = Instant::now();
     let texts = [space.read_maps().ok(), current_maps(space.process)];
@@ -184,8 +183,8 @@ fn judge_address(monitor: &Monitor, at: u64, files: &[Arc<UvmFile>]) {
     }
 }
 
-/// Takes the GPUs from a file that has managed memory past the monitor; it gets no GPU again. Kills each process
-/// that has the file and an uncharged mapping at the address `at`.
+/// Takes the GPUs from a file that has managed memory bypassing the gate; it gets no GPU again. Kills each process that
+/// has the file and an uncharged mapping at the address `at`.
 fn withdraw_gpus(monitor: &Monitor, file: &UvmFile, at: u64) {
     file.deny_gpus();
     if let Some(_rm_lock) = monitor.rm_lock.enter_for_monitor()
@@ -233,7 +232,7 @@ fn release_if_unmapped(monitor: &Monitor, process: Process, ranges: &[(u64, u64)
         if is_on_its_way || is_mapped_by_any(monitor, process, (base, length)) {
             continue;
         }
-        // The kernel lists no mappings of a program that is over, and the program's files may not have ended yet.
+        // The kernel lists no mappings of a program that has exited, and the program's files may not have ended yet.
         if has_orphaned_files(monitor, process) {
             return;
         }
@@ -272,8 +271,8 @@ pub(crate) fn release_overlapping(
     others.is_empty() || overlapping().is_empty()
 }
 
-/// Whether a process's managed range is mapped: by the process, or by another process that shares its address
-/// space or inherited the mapping. The address spaces of other processes count as they were at the last look.
+/// Whether a process's managed range is mapped: by the process, or by another process that shares its address space or
+/// inherited the mapping. The address spaces of other processes count as they were at the last check.
 fn is_mapped_by_any(monitor: &Monitor, process: Process, (base, length): (u64, u64)) -> bool {
     let range = (base, base.saturating_add(length));
     let others = monitor.spaces.all().into_iter().filter(|of| of.process != process);
@@ -363,7 +362,7 @@ fn mapped_in(monitor: &Monitor, process: Process, list: &str) -> Vec<Mapped> {
     found.map(|(_, of)| of.mapped).collect()
 }
 
-/// Whether a mapping's file is a node of UVM's: by the device and inode in the list, or by those of the file
+/// Whether a mapping's file is a UVM node: by the device and inode in the list, or by those of the file
 /// itself, whose file system may show other numbers.
 fn is_uvm(monitor: &Monitor, process: Process, of: Listed<'_>) -> bool {
     if of.place.is_some_and(|place| monitor.state().is_node(place)) {

@@ -2,7 +2,7 @@
 //!
 //! The driver gives managed memory without an ioctl: the kernel maps a file of nvidia-uvm, and the driver moves pages
 //! that are touched in the mapping to a GPU. Every mapping of nvidia-uvm is managed memory, except for ranges that the
-//! file had the driver make. After the call continues, another thread can still replace the file:
+//! file had the driver make. After the call is passed through, another thread can still replace the file:
 //! [`mappings`](crate::uvm::mappings) checks what was mapped.
 
 use nix::errno::Errno;
@@ -38,7 +38,7 @@ pub(crate) fn serve_map(
     let (process, tid) = (target.process, target.tid);
     // The address space is watched before anything is charged, so that the charge isn't released in between.
     let watched = case.monitor.spaces.watch(process, tid);
-    // Where the caller is gone, the address space may be another process's.
+    // If the caller has exited, the address space may be another process's.
     case.still_waits()?;
     if watched.is_err() {
         return Err(case.deny(&RefusalReason::Unwatched));

@@ -1,4 +1,5 @@
-//! `nvidia-uvm`: its calls, its files and their makers, what the files map, and in which address spaces.
+//! `nvidia-uvm`: its calls, its files and their creators, what the files map, and in which address
+//! spaces.
 
 mod address_spaces;
 mod callers_file;

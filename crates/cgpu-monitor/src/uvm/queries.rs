@@ -1,5 +1,5 @@
-//! The monitor's own calls to `nvidia-uvm` on a file: whether the file is initialized, with which flags, and which ranges
-//! it has; and to take a GPU from it.
+//! The monitor's own calls to `nvidia-uvm` on a file: whether the file is initialized, with which flags, and which
+//! ranges it has; and to take a GPU from it.
 
 use crate::node::{Buffer, Device};
 use nvrm::number::{
@@ -20,7 +20,7 @@ pub(crate) fn unregister_gpu(release: &Release, device: &Device, uuid: &[u8; 16]
     })
 }
 
-/// Whether a file is initialized; `None` where that can't be told. The monitor must not ask by initializing the
+/// Whether a file is initialized; `None` if that can't be determined. The monitor must not ask by initializing the
 /// file: that would bind the file to the monitor's address space.
 pub(crate) fn was_initialized(release: &Release, device: &Device) -> Option<bool> {
     unregister_gpu(release, device, &[0; 16]).map(|status| status != NV_ERR_ILLEGAL_ACTION)
@@ -104,7 +104,7 @@ impl<'a> Ranges<'a> {
         }
     }
 
-    /// Ends managed memory of processes that have ended, which a file for several processes keeps
+    /// Ends managed memory of processes that have ended, which a file for several processes keeps alive
     /// (`uvm_api_clean_up_zombie_resources`).
     pub(crate) fn end_zombies(self) {
         let _ = self.call(UVM_CLEAN_UP_ZOMBIE_RESOURCES, Range { base: 0, length: 0 });

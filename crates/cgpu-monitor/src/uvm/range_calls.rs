@@ -17,7 +17,7 @@ use nvrm::number::{NV_ERR_INVALID_ADDRESS, NV_ERR_INVALID_ARGUMENT, NV_ERR_INVAL
 use nvrm::uvm::{self, Range, Source};
 use nvrm::{Answer, Meaning};
 
-/// The pages of a range; `None` where they aren't whole, so that the driver refuses the range
+/// The pages of a range; `None` if its bounds aren't multiples of a page, so that the driver refuses the range
 /// (`uvm_api_range_invalid_4k`).
 fn pages(range: Range) -> Option<Span> {
     let is_whole = (range.base | range.length).is_multiple_of(PAGE_BYTES);
@@ -57,13 +57,13 @@ pub(crate) fn remove_gone_ranges(case: &Case<'_>, file: u32) {
     }
 }
 
-/// The pages of a range. Refuses the call where they aren't whole.
+/// The pages of a range. Refuses the call if the range's bounds aren't multiples of a page.
 pub(crate) fn span(case: &mut Case<'_>, range: Range) -> Result<Span, EarlyReply> {
     let span = pages(range);
     span.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_ADDRESS)))
 }
 
-/// Makes a call that ends mappings, and has `enter` enter what ended, where the driver did it. `enter` is told the file.
+/// Makes a call that ends mappings, and has `enter` enter what ended, if the driver did it. `enter` gets the file.
 pub(crate) fn end_mappings(
     case: &mut Case<'_>,
     enter: impl FnOnce(&Case<'_>, u32),
@@ -133,7 +133,7 @@ pub(crate) fn mapping_gpus(case: &mut Case<'_>) -> Result<Vec<u16>, EarlyReply> 
     gpus.ok_or_else(|| case.answer(Answer::Status(NV_ERR_INVALID_DEVICE)))
 }
 
-/// Has UVM map memory. Enters the new mapping beside the old ones before the driver is asked: where the driver fails
+/// Has UVM map memory. Enters the new mapping next to the old ones before the driver is asked: if the driver fails
 /// midway, either may be mapped.
 pub(crate) fn map_memory(
     case: &mut Case<'_>,
@@ -163,9 +163,9 @@ pub(crate) fn map_memory(
     Ok(case.executed(None))
 }
 
-/// Maps memory from the monitor's client, and returns the driver's status: memory of a GPU from the stake that stands
-/// before its mappings, other memory from a duplicate that is freed afterwards. Refuses memory of a GPU that isn't
-/// charged in full, which the mapping would keep alive, and memory for which no stake can stand.
+/// Maps memory from the monitor's client, and returns the driver's status: memory of a GPU from the pin for its
+/// mappings, other memory from a duplicate that is freed afterwards. Refuses memory of a GPU that isn't charged in
+/// full, which the mapping would keep alive, and memory that can't be pinned.
 fn map_from_own_client(
     case: &mut Case<'_>,
     _: &UnderRmLock<'_>,

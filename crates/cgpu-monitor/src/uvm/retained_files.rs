@@ -1,12 +1,12 @@
-//! Keeps the files of nvidia-uvm that have GPUs, ranges or mapped memory.
+//! Retains the files of nvidia-uvm that have GPUs, ranges or mapped memory.
 //!
 //! UVM keeps memory mapped until it is unmapped or the file is closed, whichever process has the file by then: the file
-//! may be inherited, sent, or hidden in a socket's queue. Nothing tells when a file is closed, and only an open
-//! descriptor tells one file from another. So the monitor keeps each file open, as it keeps exports: from the file's
-//! initialization on, or from the first call that gives it a GPU, a range or a mapping. When no process of the
-//! container is found with the file, the monitor unregisters its GPUs, which ends all mappings even where a descriptor
-//! is hidden, and lets the file go. When the file's maker is over, its GPUs are unregistered, too. The ledger has what
-//! is mapped where; the books have the ranges of each file.
+//! may be inherited, sent, or hidden in a socket's queue. Nothing reports that a file is closed, and only an open
+//! descriptor distinguishes one file from another. So the monitor retains each file open, as it retains exports: from
+//! the file's initialization on, or from the first call that gives it a GPU, a range or a mapping. When no process of
+//! the container is found with the file, the monitor unregisters its GPUs, which ends all mappings even if a descriptor
+//! is hidden, and releases the file. When the file's creator has exited, its GPUs are unregistered, too. The ledger has
+//! what is mapped where; the state has the ranges of each file.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -37,8 +37,8 @@ const TIMEOUT: Duration = Duration::from_millis(200);
 /// search.
 const CHECKS: usize = 2;
 
-/// Keeps the file that `device` is, and returns it. The thread and descriptor of `seen` have the file. `None` where
-/// too many files or ranges are kept, or the file can't be kept or told from others.
+/// Retains the file that `device` is, and returns it. The thread and descriptor of `seen` have the file. `None` if too
+/// many files or ranges are retained, or the file can't be retained or distinguished from others.
 pub(crate) fn keep_uvm_file(
     monitor: &Monitor,
     device: &Device,
@@ -79,7 +79,7 @@ pub(crate) fn has_capacity_for_range(monitor: &Monitor) -> bool {
     files * (monitor.state().ranges.of_files() + 1) <= MOST_QUESTIONS
 }
 
-/// Keeps a file from before an update.
+/// Retains a file from before an update.
 pub(crate) fn resume_file(monitor: &Monitor, number: u32, file: OwnedFd) {
     let Some(device) = Device::of(&monitor.settings.nodes, file) else { return };
     let mut files = monitor.uvm_files.files.lock();
@@ -150,8 +150,8 @@ fn forget_file(monitor: &Monitor, file: &UvmFile) {
     monitor.uvm_files.files.lock().retain(|retained| retained.number != file.number);
 }
 
-/// Has UVM end all mappings of a file, whichever process has it open, and forgets the file. `None` where a call
-/// hangs on the lane.
+/// Has UVM end all mappings of a file, whichever process has it open, and forgets the file. `None` if a call that holds
+/// the RM lock hangs.
 fn end_file(monitor: &Monitor, file: &UvmFile) -> Option<()> {
     let _rm_lock = monitor.rm_lock.enter_for_monitor()?;
     if file.is_let_go() {
@@ -183,10 +183,10 @@ pub(crate) fn unregister_gpus(monitor: &Monitor, device: &Device) -> bool {
         == 0
 }
 
-/// Ends the files whose maker is over, whichever process has them open.
+/// Ends the files whose creator has exited, whichever process has them open.
 ///
-/// A process that has such a file could still bring managed memory to a GPU, and has no other use for the file: it
-/// is bound to its maker's address space. Files for several processes are bound to none, and keep none.
+/// A process that has such a file could still bring managed memory to a GPU, and has no other use for the file: it is
+/// bound to its creator's address space. Files for several processes are bound to none, and keep none alive.
 pub(crate) fn end_orphaned_files(monitor: &Monitor) {
     for file in monitor.uvm_files.all() {
         let is_bound = monitor.state().creators.is_bound(file.number);
@@ -198,7 +198,7 @@ pub(crate) fn end_orphaned_files(monitor: &Monitor) {
     }
 }
 
-/// Ends these files, one after another, until a call hangs on the lane.
+/// Ends these files, one after another, until a call that holds the RM lock hangs.
 pub(crate) fn end_files(monitor: &Monitor, files: &[Arc<UvmFile>]) {
     let _ = files.iter().try_for_each(|file| end_file(monitor, file));
 }

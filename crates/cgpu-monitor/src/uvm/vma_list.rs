@@ -69,6 +69,6 @@ mod tests {
         }
         let strange = "1000-2000 rw-s 1000 no 5\n3000-4000 rw-s 3000 00:05 many";
         let places: Vec<_> = possibly_managed(strange).map(|listed| listed.place).collect();
-        assert_eq!(places, [None, None], "who it is, the file itself tells");
+        assert_eq!(places, [None, None], "the open file itself says which it is");
     }
 }

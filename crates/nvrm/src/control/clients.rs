@@ -1,10 +1,10 @@
 //! Controls that name clients in their parameters: none but the caller's own.
 //!
-//! The driver finds a client by its handle and doesn't look whose it is
+//! The driver finds a client by its handle and doesn't check whose it is
 //! (`serverGetClientUnderLock`), and handles of clients are counted up. The list is made from the
-//! headers' structs: the test of the headers looks for fields of type `NvHandle` that name a client,
-//! and fails for a control that is executed and isn't in here. Offsets are alike from 515.43.04 to
-//! 595.45.04.
+//! headers' structs: the test of the headers looks for fields of type `NvHandle` that name a
+//! client, and fails for a control that is executed and isn't in here. Offsets are alike from
+//! 515.43.04 to 595.45.04.
 
 /// Where the parameters of a control name clients.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ pub struct List {
     pub count: &'static str,
     /// Where that is.
     pub offset: usize,
-    /// How many there is room for.
+    /// The most entries that the array can hold.
     pub most: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Controls whose parameters are flat: made by `fixtures/controls.py`, not by hand.
+//! Controls whose parameters are flat: made by `fixtures/controls.py`, not manually.
 //!
 //! Of 193 releases, 515.43.04 to 595.45.04.
 

@@ -1,13 +1,13 @@
-//! Controls that tell of processes: what of it a container gets to see, and under which pids.
+//! Controls that report processes: what of it a container gets to see, and under which pids.
 //!
-//! Whoever makes them for a container is answered as the host sees it: all processes, by
-//! the host's pids. So pids that are asked for are translated before, and what comes back
-//! after; what isn't the container's goes. Which is whose isn't known here.
+//! A program that makes them for a container is answered as the host sees it: all processes, by the
+//! host's pids. So pids that are asked for are translated before, and what comes back after; what
+//! isn't the container's is removed. Which is whose isn't known here.
 
 #[allow(clippy::wildcard_imports, reason = "a vocabulary, spelt as upstream does")]
 use crate::number::*;
 
-/// The pid of nobody: beyond `PID_MAX_LIMIT`.
+/// The pid of no process: beyond `PID_MAX_LIMIT`.
 pub const FOREIGN_PID: u32 = 0x7fff_ffff;
 
 /// `NV2080_GPUMON_PID_INVALID`.

@@ -1,10 +1,9 @@
 //! Controls of numbers and of arrays that are made for a container, and why: all others of these are refused.
 //!
-//! Of those whose parameters could be handled (`flat.rs`, [`NESTED`](super::NESTED)) it's what workloads
-//! were seen to need ([`WORKLOADS`]), what reads and changes nothing ([`READS`]), and what changes
-//! nothing but the caller's own ([`OWN`]). What isn't in here may change the GPU or the machine for all,
-//! and nobody was seen to ask for it: it's refused, and the log says so once. A number that another
-//! release has for another control is in here if both may be.
+//! Of those whose parameters could be handled (`flat.rs`, [`NESTED`](super::NESTED)) it's what workloads were seen to
+//! need ([`WORKLOADS`]), what reads and changes nothing ([`READS`]), and what changes nothing but the caller's own
+//! ([`OWN`]). What isn't in here may change the GPU or the machine for all, and no program was seen to ask for it: it's
+//! refused, and the log says so once. A number that another release has for another control is in here if both may be.
 //!
 //! To add one: see [the crate](crate). One that reaches its caller alone goes into `OWN` with the reason.
 
@@ -193,8 +192,8 @@ pub(super) static WORKLOADS: &[u32] = &[
     0xcb33_010c, // GPU_GET_KEY_ROTATION_STATE
 ];
 
-/// What tells of the GPU, of the machine, or of objects of the caller's, by its name in each release
-/// that has it and by its parameters in the headers.
+/// What reports on the GPU, on the machine, or on the caller's objects, by its name in each release that has it and by
+/// its parameters in the headers.
 #[rustfmt::skip]
 pub(super) static READS: &[u32] = &[
     // Of class 0x0000.

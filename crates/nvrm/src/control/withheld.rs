@@ -7,7 +7,7 @@
 const ALL: &str = "changes the GPU for all who use it";
 const CLIENTS: &str = "reaches channels of whichever client it names";
 const TURNS: &str = "takes others' turns on the GPU";
-const OTHERS: &str = "tells what others do on the GPU";
+const OTHERS: &str = "shows what others do on the GPU";
 const LINK: &str = "measures the link of all who use the GPU";
 const BUS: &str = "a transaction on a bus of the board's";
 /// Which the driver's default (`NVreg_RestrictProfilingToAdminUsers`) leaves to administrators.

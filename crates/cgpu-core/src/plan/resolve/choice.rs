@@ -23,14 +23,14 @@ use crate::request::{
 /// What GPUs are chosen for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Purpose<'a> {
-    /// A quota; in mixed mode the container has other GPUs as a whole beside.
+    /// A quota; in mixed mode the container has other GPUs without a quota next to it.
     Shared {
         /// What asks for it.
         memory: &'a Setting,
-        /// Whether the container may have GPUs without a quota beside.
+        /// Whether the container may have GPUs without a quota next to it.
         may_mix: bool,
     },
-    /// All GPUs are the container's as a whole.
+    /// The container's use of all its GPUs is unlimited.
     Whole,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn choose<'a>(
     let host = Host { inventory, purpose };
     let selections = &request.selections;
     let choice = choose_said(request, host)?;
-    // Under a quota the GPUs beside, of mixed mode, are not of that number.
+    // Under a quota the additional GPUs of mixed mode are not of that number.
     let gpus = if choice.shared_by_env.is_empty() { &choice.gpus } else { &choice.shared_by_env };
     let differs = |(_, count): &(&Setting, u32)| u32::try_from(gpus.len()) != Ok(*count);
     if let Some((count, _)) = selections.counting().find(differs) {
@@ -218,7 +218,7 @@ impl<'a> Host<'a, '_> {
         let (aliyun, nvidia) = (selections.aliyun.as_ref(), selections.nvidia.as_ref());
         let listed = |selection: &&Selection| selection.extent() == Extent::List;
         let counts = |selection: &&Selection| !matches!(selection.extent(), Extent::Count(_));
-        // Beside these other lists have to mean the same.
+        // Next to these other lists have to mean the same.
         let neutral = selections.neutral.as_ref().filter(counts);
         let resource = neutral.or(selections.resource.as_ref());
         let by_aliyun = aliyun.filter(|aliyun| resource.is_none() || listed(aliyun));
@@ -270,7 +270,7 @@ impl<'a> Host<'a, '_> {
     /// The GPUs that a selection means, each at its first place.
     fn find(&self, selection: &Selection) -> Result<Vec<Chosen<'a>>, ResolveError> {
         match selection.extent() {
-            // How many of them is looked at afterwards.
+            // How many of them is checked afterwards.
             Extent::All | Extent::Count(_) => return self.all(),
             Extent::Nothing => return Ok(Vec::new()),
             Extent::List => {}
@@ -493,7 +493,7 @@ fn nothing_and_something(nothing: &Selection, naming: &Selection) -> ResolveErro
     ResolveError::from(RequestError::NothingAndSomething { nothing, naming })
 }
 
-/// Whether a text is a GPU's whole UUID as NVML writes it, and not its beginning.
+/// Whether a text is a GPU's complete UUID as NVML writes it, and not its beginning.
 fn is_full_uuid(text: &str) -> bool {
     let lengths = text.split('-').map(str::len);
     text.get(..4).is_some_and(|kind| kind.eq_ignore_ascii_case("GPU-"))

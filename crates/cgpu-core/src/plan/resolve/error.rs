@@ -28,7 +28,7 @@ pub enum ResolveError {
          name it in {aliyun} too, or take it out"
     )]
     WholeGpuRefused {
-        /// What asks for it as a whole.
+        /// What asks for unlimited use of it.
         nvidia: Setting,
         /// The GPU.
         gpu: String,
@@ -116,7 +116,7 @@ pub enum ResolveError {
         /// What asks for the quota.
         memory: Setting,
     },
-    /// The GPU is asked for as a whole, and can be used through its MIG devices only.
+    /// Unlimited use of the GPU is asked for, and it can be used through its MIG devices only.
     #[error(
         "{said}: {gpu} is in MIG mode and can be used through its MIG devices only; name \
          some of them: {}",
@@ -274,7 +274,7 @@ pub enum ResolveError {
         /// The host's GPUs, each with what is wrong with it, if anything is.
         known: Vec<String>,
     },
-    /// A whole that is less than the GPU, under `strict`.
+    /// A total that is less than the GPU, under `strict`.
     #[error(
         "{memory} is said to be a part of {parts}, which is less than {whole}, the memory of {gpu} in \
          that unit, and an image may have said so: this host refuses that (profile = \"strict\"); set \
@@ -283,7 +283,7 @@ pub enum ResolveError {
     SmallTotal {
         /// What was said.
         memory: Setting,
-        /// The whole that was said.
+        /// The total that was said.
         parts: u64,
         /// The GPU's memory in the unit, rounded down.
         whole: u64,

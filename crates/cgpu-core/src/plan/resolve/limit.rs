@@ -1,4 +1,4 @@
-//! From an amount of memory to the bytes of a quota, rounded down to whole MiB.
+//! From an amount of memory to the bytes of a quota, rounded down to a multiple of 1 MiB.
 
 use super::ResolveError;
 use super::choice::Chosen;
@@ -67,7 +67,7 @@ pub(super) fn is_cut(quota: &Quota, nth: usize, gpu: &Gpu) -> bool {
 /// The quota on `gpu`, the `nth` of the shared GPUs in the order of the quota's source.
 pub(super) fn limit_bytes(quota: &Quota, nth: usize, gpu: &Gpu) -> Result<u64, ResolveError> {
     let amount = amount(quota, nth);
-    // The neutral names promise what can be had; the documents' ratios are of the whole.
+    // The neutral names offer what can be had; the documents' ratios are of all the GPU's memory.
     let whole_bytes = match quota.spelling {
         Spelling::Neutral => gpu.divisible_bytes(),
         Spelling::Aliyun | Spelling::Nvidia | Spelling::HostDefault => gpu.memory_bytes,

@@ -36,7 +36,7 @@ fn each_gpu_has_its_own_quota() {
     one.free(a).unwrap();
     world.has_of_each([0, QUOTAS[1]]);
     let more = other.take_below(other.device_of(1), other.handle(), MIB);
-    assert_eq!(more, Err(NO_MEMORY), "what is freed of one GPU is no room on another");
+    assert_eq!(more, Err(NO_MEMORY), "memory freed on one GPU is no memory on another");
     world.ends(&[one, other]);
 }
 

@@ -19,7 +19,7 @@ fn exported_memory_counts_once_across_imports() {
     world.has(MOST);
     assert_eq!(one.take(one.handle(), MOST), Err(NO_MEMORY));
     two.free(name).unwrap();
-    // The file keeps the memory.
+    // The file keeps the memory alive.
     world.has(MOST);
     assert!(two.import(two.handle(), 0).is_ok());
     world.ends(&[one, two]);

@@ -1,7 +1,7 @@
 //! Orders of calls, deaths of programs, and updates.
 //!
 //! After each step the container has no more of each GPU than its quota, and all that it has is charged. In the end,
-//! when all its programs are gone, it has nothing, and nothing is charged.
+//! when all its programs have exited, it has nothing, and nothing is charged.
 
 mod attacks;
 mod devices;
@@ -17,7 +17,7 @@ use crate::case::{has_unclaimed, undo_unclaimed};
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
-/// `NV_ERR_NO_MEMORY` (nverror.h): what a program over its quota is told.
+/// `NV_ERR_NO_MEMORY` (nverror.h): the status that a program over its quota gets.
 const NO_MEMORY: Why = Why::Status(0x51);
 
 impl World {
@@ -37,12 +37,12 @@ impl World {
         assert_eq!((self.used(), self.charged()), (bytes, bytes), "in use, and charged");
     }
 
-    /// Checks that nothing is left when all programs are gone.
+    /// Checks that nothing is left when all programs have exited.
     #[track_caller]
     fn ends(&self, programs: &[Program<'_>]) {
         programs.iter().filter(|program| program.is_alive()).for_each(Program::die);
         self.rest();
-        // Files go only when the monitor has looked for them.
+        // Files are released only when the monitor has searched for them.
         if self.retained_files() > 0 {
             self.scan();
         }
@@ -79,7 +79,7 @@ fn a_quota_holds_for_all_programs_together() {
     world.ends(&[one, two]);
 }
 
-/// A duplicate keeps the memory when the original is freed.
+/// A duplicate keeps the memory alive when the original is freed.
 #[test]
 fn memory_counts_until_its_last_name_is_freed() {
     let world = World::new();
@@ -134,9 +134,9 @@ fn another_programs_memory_has_no_name_here() {
     world.ends(&[one, two]);
 }
 
-/// A channel outside a group takes memory that no figure shows, so it is counted before the driver is asked. The
-/// monitor takes such channels off the GPU in turns. So one is entered only where the driver confirms that its client
-/// is the caller's, not where it has a name of another program's, nor below such a name.
+/// A channel outside a group takes memory that no driver usage shows, so it is counted before the driver is asked. The
+/// monitor takes such channels off the GPU in time windows. So one is entered only if the driver confirms that its
+/// client is the caller's, not if it has a handle of another program's, nor below such a handle.
 #[test]
 fn channels_are_counted_but_only_the_callers_entered() {
     const ANOTHERS: u32 = 0xc1d0_ffff;
@@ -214,7 +214,7 @@ fn untaken_reply_waits_until_its_thread_exits() {
     world.ends(&[program]);
 }
 
-/// How much an allocation passes: who adds to this adds to every allocation.
+/// How much an allocation passes: a change that adds to this adds to every allocation.
 #[test]
 fn an_allocation_passes_few_locks_and_lookups() {
     let world = World::new();

@@ -6,7 +6,7 @@ use crate::model::{Program, QUOTA, World};
 const BASE: u64 = 0x10_0000_0000;
 const MOST: u64 = 60 * MIB;
 
-/// A program whose file has the first GPU, and a range with room for the whole quota.
+/// A program whose file has the first GPU, and a range large enough for the entire quota.
 fn mapper(world: &World) -> Program<'_> {
     let program = world.program();
     program.start_uvm().expect("it is initialized");
@@ -51,7 +51,8 @@ fn what_is_mapped_counts_until_its_mapping_ends() {
     }
 }
 
-/// `map-hide over`: a page is mapped over the beginning, and the rest of the old mapping keeps the whole memory.
+/// `map-hide over`: a page is mapped over the beginning, and the rest of the old mapping keeps all
+/// the memory alive.
 #[test]
 fn a_mapping_over_anothers_beginning_hides_nothing() {
     let world = World::new();
@@ -69,7 +70,7 @@ fn a_mapping_over_anothers_beginning_hides_nothing() {
     world.ends(&[program]);
 }
 
-/// A mapping that replaces the whole of another one frees the old memory.
+/// A mapping that replaces all of another one frees the old memory.
 #[test]
 fn replacing_mapping_ends_the_old_one() {
     let world = World::new();
