@@ -1,8 +1,8 @@
-//! `cgpu-http`: answers HTTP within bounds, whoever asks: [`answer`]; with the feature `tls` by TLS, too.
+//! `cgpu-http`: answers HTTP within bounds, to any client: [`answer`]; with the feature `tls` by TLS, too.
 //!
-//! So many connections are open at once, each header and each answer takes so long at most. Where all places are taken, who
-//! connects next takes the place of the one that has been silent longest: nobody starves others by being silent. Must not
-//! know what is asked.
+//! So many connections are open at once, each header and each answer takes so long at most. If all places are taken,
+//! the next connection takes the place of the one that has been silent longest: no client starves others by being
+//! silent. Must not know what is asked.
 
 #[cfg(feature = "tls")]
 pub mod tls;
@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// What one who asks may take.
+/// Bounds on what one client may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
     /// How many connections are open at once.
@@ -38,7 +38,7 @@ pub struct Bounds {
     pub answer: Duration,
     /// The most bytes of a header, 8192 at least.
     pub header_bytes: usize,
-    /// Whether a connection is kept for the next question.
+    /// Whether a connection is retained for the next question.
     pub keeps_alive: bool,
 }
 
@@ -71,7 +71,7 @@ impl Places {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until one of `most` places is free, or takes it from who has been silent longest.
+    /// Waits until one of `most` places is free, or takes it from the connection that has been silent longest.
     async fn evict_slowest(&self, most: usize) {
         loop {
             let ended = self.ended.notified();
@@ -110,17 +110,17 @@ impl Drop for Asks<'_> {
     }
 }
 
-/// Answers all who connect by `router`, until it is dropped.
+/// Answers all clients that connect by `router`, until it is dropped.
 ///
 /// # Errors
 ///
-/// Never: whoever can't be answered is left alone.
+/// Never: a client that can't be answered is left alone.
 pub async fn answer<L: Listener>(listener: L, router: Router, bounds: Bounds) -> io::Result<()> {
     serve(listener, router, bounds, |stream| ready(Ok((stream, Client::Plain)))).await
 }
 
-/// Answers all who connect, once `handshake` has found out who that is. It is part of the connection's own task, where it
-/// keeps no other connection waiting, and the connection counts as silent until it asks something.
+/// Answers all clients that connect, once `handshake` has found out which client it is. It is part of the connection's
+/// own task, where it delays no other connection, and the connection counts as silent until it asks something.
 async fn serve<L, S, H>(
     mut listener: L,
     router: Router,
@@ -213,7 +213,7 @@ pub(crate) mod tests {
         address
     }
 
-    /// A listener that counts whom it accepts.
+    /// A listener that counts the connections that it accepts.
     struct Counting(TcpListener, Arc<Semaphore>);
 
     impl Listener for Counting {
@@ -284,7 +284,7 @@ pub(crate) mod tests {
                 first.push(stream);
             }
             counted.acquire_many(3).await.unwrap().forget();
-            // It comes when all places are taken by others who ask.
+            // It comes when all places are taken by other clients that ask.
             let mut next = TcpStream::connect(address).await.unwrap();
             asked(&mut next, "/").await;
             gate.add_permits(9);
@@ -322,7 +322,7 @@ pub(crate) mod tests {
             counted.acquire_many(3).await.unwrap().forget();
             let mut next = TcpStream::connect(address).await.unwrap();
             asked(&mut next, "/").await;
-            // Once it is accepted it waits for a place: all are taken by those who ask.
+            // Once it is accepted it waits for a place: all are taken by clients that ask.
             accepted.acquire_many(4).await.unwrap().forget();
             gate.add_permits(3);
             assert!(answered(next).await.ends_with("here"));

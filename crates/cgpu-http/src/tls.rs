@@ -1,8 +1,8 @@
 //! Answers by TLS: [`answer_tls`].
 //!
-//! A handshake is within the bounds of everything else. A client needs no certificate here: what one without may ask is the
-//! router's to say, by the request's [`Client`]. One whose certificate the settings refuse gets no connection. Must not know
-//! where certificates are from.
+//! A handshake is within the bounds of everything else. A client needs no certificate here: what one without may ask is
+//! the router's to say, by the request's [`Client`]. One whose certificate the settings refuse gets no connection. Must
+//! not know where certificates are from.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub use tokio_rustls::rustls;
 
 use crate::{Bounds, Client, serve};
 
-/// Answers all who connect by TLS, until it is dropped. Each handshake has the `settings` of its moment.
+/// Answers all clients that connect by TLS, until it is dropped. Each handshake has the `settings` of its moment.
 ///
 /// # Errors
 ///

@@ -98,7 +98,7 @@ fn main() {
     let binds = (0..ROUNDS).map(|round| {
         let seeker = Seeker::of(&pod(format!("new{round}"), 4, None), &AskRules::default());
         let begun = Instant::now();
-        let reservation = fleet.reservation(&seeker, &names[round]).expect("there is room");
+        let reservation = fleet.reservation(&seeker, &names[round]).expect("it fits");
         assert_eq!(words(&reservation.choice.memory, reservation.gpu_units, false).len(), 5);
         begun.elapsed()
     });

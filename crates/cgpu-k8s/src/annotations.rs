@@ -39,9 +39,9 @@ pub type ByGpu = BTreeMap<u32, u32>;
 /// The same of each container.
 pub type ByContainer = BTreeMap<String, ByGpu>;
 
-/// What is written of a pod that asks for that: by container, or by indices that have as much each. `None`
-/// where nothing is, or nothing that can be meant: who writes a pod can write its annotations, and they give no container
-/// more or less than it asks for, nor on another number of GPUs.
+/// What is written of a pod that asks for that: by container, or by indices that have as much each. `None` if nothing
+/// is, or nothing that can be meant: the creator of a pod can write its annotations, and they give no container more or
+/// less than it asks for, nor on another number of GPUs.
 #[must_use]
 pub fn shares(annotations: &Words, ask: &PodAsk) -> Option<ByContainer> {
     let count = *ask.gpus.as_ref().ok()?;
@@ -100,7 +100,7 @@ pub fn words(shares: &ByContainer, gpu_units: u32, is_assigned: bool) -> Words {
     words.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// What tells whether two pods have the same of what [`words`] writes.
+/// A value that is equal for two pods that have the same of what [`words`] writes.
 #[must_use]
 pub fn digest(annotations: &Words) -> u64 {
     let mut hasher = DefaultHasher::new();

@@ -15,7 +15,7 @@ pub struct AskArgs {
     /// What pods ask for.
     #[arg(long, value_name = "NAME", default_value = MEMORY)]
     pub resource: String,
-    /// What pods ask for that want a GPU as a whole; nothing (`''`) if NVIDIA's plugin gives these out.
+    /// What pods ask for that want an exclusive GPU; nothing (`''`) if NVIDIA's plugin gives these out.
     #[arg(long, value_name = "NAME", default_value = WHOLE)]
     pub whole_resource: String,
     /// A RuntimeClass whose containers are made by cgpu; several by several options.
@@ -39,7 +39,7 @@ impl AskArgs {
     }
 }
 
-/// Tells the kubelet of this node's GPUs, and gives their memory out in units.
+/// Reports this node's GPUs to the kubelet, and gives their memory out in units.
 #[derive(Debug, Parser)]
 #[command(name = "cgpu-device-plugin", version)]
 pub struct Args {
@@ -49,10 +49,10 @@ pub struct Args {
     /// How much memory a unit of the resource is: GiB or MiB.
     #[arg(long, value_name = "UNIT", default_value = "GiB")]
     pub memory_unit: Unit,
-    /// The GPU that is preferred of those with room: the fullest (binpack) or the emptiest (spread).
+    /// The GPU that is preferred of those with enough free memory: the fullest (binpack) or the emptiest (spread).
     #[arg(long, value_name = "WAY", default_value = "binpack")]
     pub placement: Placement,
-    /// Give containers their GPU with `CGPU_DISABLE=true`: nothing holds them to their quota.
+    /// Give containers their GPU with `CGPU_DISABLE=true`: their quotas are not enforced.
     #[arg(long)]
     pub disable_isolation: bool,
     /// What pods ask for.
@@ -64,12 +64,12 @@ pub struct Args {
     /// How the API server is reached [default: by the kubelet's own credentials].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Write on pods which GPUs they have, by the pod's service account or $KUBECONFIG: where another scheduler extender
+    /// Write on pods which GPUs they have, by the pod's service account or $KUBECONFIG: if another scheduler extender
     /// than cgpu's reads it.
     #[arg(long)]
     pub write_pod_annotations: bool,
-    /// The engine's CRI socket, where it is asked whether it makes containers by cgpu; nothing is given out before. Without
-    /// this option nobody is asked.
+    /// The engine's CRI socket, where it is asked whether it makes containers by cgpu; nothing is given out before.
+    /// Without this option the engine is not asked.
     #[arg(long, value_name = "FILE")]
     pub engine_socket: Option<PathBuf>,
     /// Where the log goes: stderr, or a file [default: as the configuration says].
@@ -78,19 +78,19 @@ pub struct Args {
     /// The directory of the kubelet's sockets.
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     pub plugin_dir: PathBuf,
-    /// The kubelet's socket that tells which container has which devices.
+    /// The kubelet's socket that reports which container has which devices.
     #[arg(
         long,
         value_name = "FILE",
         default_value = "/var/lib/kubelet/pod-resources/kubelet.sock"
     )]
     pub pod_resources: PathBuf,
-    /// Where the driver tells of broken GPUs (Xid).
+    /// Where the driver reports broken GPUs (Xid).
     #[arg(long, value_name = "FILE", default_value = "/dev/kmsg")]
     pub kernel_log: PathBuf,
 }
 
-/// Shows who has what of which shared GPU in a cluster, by what nodes and pods have written on them.
+/// Shows which pods have what of which shared GPU in a cluster, by what nodes and pods have written on them.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-inspect-gpushare", bin_name = "kubectl inspect gpushare", version)]
 pub struct InspectArgs {
@@ -109,7 +109,7 @@ pub struct InspectArgs {
     /// How the API server is reached [default: as kubectl does].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Ask the scheduler's extender at that address who has what, and not the pods.
+    /// Ask the scheduler's extender at that address which pods have what, and not the pods.
     #[arg(long, value_name = "URL")]
     pub extender: Option<String>,
     /// Ask an extender by TLS that has a certificate of that CA (PEM).

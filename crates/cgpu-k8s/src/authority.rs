@@ -65,7 +65,7 @@ impl Rewriter {
     ///
     /// # Errors
     ///
-    /// Where it is no HTTP/2.
+    /// If it is no HTTP/2.
     pub fn rewrite(&mut self, mut input: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         let preface = self.preface.min(input.len());
         out.extend_from_slice(&input[..preface]);

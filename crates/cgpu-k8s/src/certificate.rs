@@ -46,7 +46,6 @@ impl CertificateFiles {
         certificates(&self.certificate, &pem.certificate)
     }
 
-    /// The certificate's private key.
     pub(crate) fn private_key(&self, pem: &Pem) -> Result<PrivateKeyDer<'static>> {
         PrivateKeyDer::from_pem_slice(&pem.key)
             .with_context(|| format!("{} has no private key in PEM", self.key.display()))

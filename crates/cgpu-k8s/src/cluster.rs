@@ -34,12 +34,12 @@ impl std::fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// The cluster that `kubeconfig` names, else the one of the kubelet's own credentials; `None` where there is none of
+    /// The cluster that `kubeconfig` names, else the one of the kubelet's own credentials; `None` if there is none of
     /// these. Nothing is asked yet.
     ///
     /// # Errors
     ///
-    /// Where it is named, and can't be read.
+    /// If it is named, and can't be read.
     pub async fn find(kubeconfig: Option<&Path>, node: String) -> Result<Option<Self>> {
         let Some(kubeconfig) = kubeconfig.map(Path::to_owned).or_else(kubelets_own) else {
             return Ok(None);
@@ -52,7 +52,6 @@ impl Cluster {
         self.connection.lock().await.client().await
     }
 
-    /// The node's name.
     #[must_use]
     pub fn node_name(&self) -> &str {
         &self.node
@@ -62,7 +61,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Where the API server can't be asked, or refuses.
+    /// If the API server can't be asked, or refuses.
     pub async fn report(&self, event: &Event) -> Result<()> {
         report_to_pod(&self.client().await, event).await
     }
@@ -72,7 +71,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Where it can't be asked, or refuses.
+    /// If it can't be asked, or refuses.
     pub async fn pods(&self) -> Result<Vec<Pod>> {
         self.pods_by(ListParams::default().match_any()).await
     }
@@ -81,7 +80,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Where it can't be asked, or refuses.
+    /// If it can't be asked, or refuses.
     pub async fn latest_pods(&self) -> Result<Vec<Pod>> {
         self.pods_by(ListParams::default()).await
     }
@@ -97,7 +96,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Where it can't be asked, or refuses.
+    /// If it can't be asked, or refuses.
     pub async fn node(&self) -> Result<Node> {
         let asked = Api::<Node>::all(self.client().await);
         let node = async { Ok(asked.get(&self.node).await?) };
@@ -110,7 +109,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Where it can't be asked, or refuses.
+    /// If it can't be asked, or refuses.
     pub async fn describe_node(
         &self,
         labels: &BTreeMap<String, String>,
@@ -128,7 +127,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// Where it can't be asked, or refuses.
+    /// If it can't be asked, or refuses.
     pub async fn set_capacity(&self, resource: &str, count: usize) -> Result<()> {
         let amount = json!({resource: count.to_string()});
         let patch = Patch::Merge(json!({"status": {"capacity": amount, "allocatable": amount}}));
@@ -156,7 +155,8 @@ pub(crate) async fn annotate(
     Ok(())
 }
 
-/// What is asked, if the answer comes within [`TIMEOUT`]. That there is none, or another, is told in a sentence.
+/// What is asked, if the answer comes within [`TIMEOUT`]. If there is no answer, or another one, the error says so in a
+/// sentence.
 pub(crate) async fn in_time<T>(asked: impl Future<Output = Result<T>>) -> Result<T> {
     timeout(TIMEOUT, asked).await.context("no answer in time")?.map_err(in_words)
 }

@@ -1,7 +1,7 @@
 //! Whether a node's engine makes containers by cgpu, by its own word; its restart where it doesn't yet, one node of the
 //! cluster after another.
 //!
-//! What an engine's files say is in force only once it has read them: [`cgpu_kubelet::Engine`] is asked.
+//! What an engine's files say is applied only once it has read them: [`cgpu_kubelet::Engine`] is asked.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,7 +24,8 @@ pub(crate) const RUNTIME: &str = "cgpu";
 /// The lease of the node whose engine is being restarted.
 const LEASE: &str = "cgpu-engine-restart";
 
-/// How long it holds where nobody renews it: a node that is gone keeps no other waiting. So long at most the next node waits, too.
+/// How long the lease holds if no node renews it: a node that is gone delays no other for longer. The next node waits
+/// at most so long, too.
 const LEASE_SECONDS: u64 = 30;
 
 /// How long an engine may take to serve after its restart.
@@ -36,7 +37,7 @@ const ANSWER: Duration = Duration::from_secs(60);
 /// How often it is asked then.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long after it was had a lease is looked at once more.
+/// How long after it was acquired a lease is checked once more.
 const SETTLED: Duration = Duration::from_secs(2);
 
 /// How long it takes until a restart that failed is tried again.
@@ -62,13 +63,14 @@ pub struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// Why the engine doesn't make containers by cgpu, if it doesn't. `root` is where the node's root directory is seen.
+    /// Why the engine doesn't make containers by cgpu, if it doesn't. `root` is where the node's root directory is
+    /// seen.
     async fn lack(&self, root: &Path) -> Result<Option<String>> {
         let runtimes = Engine::new(seen_at(root, &self.engine_socket)).runtimes().await?;
         Ok(runtimes.lack(RUNTIME, !self.not_default_runtime))
     }
 
-    /// The same, asked again for a while where there is no answer.
+    /// The same, asked again for a while if there is no answer.
     async fn patient_lack(&self, root: &Path) -> Result<Option<String>> {
         let begun = Instant::now();
         loop {
@@ -103,13 +105,13 @@ pub(crate) async fn require(root: &Path, args: &EngineArgs, plugin: Option<&Path
     answered.with_context(|| format!("the device plugin does not answer at {}", socket.display()))
 }
 
-/// Configures the engine by a `cgpu setup` that `enter` runs on the node with more options, and restarts it where it has to be:
-/// one node of the cluster at a time, by a lease in `namespace`. Returns once it makes containers by cgpu; until then, where it
-/// fails, it is tried again, and no other node has its turn.
+/// Configures the engine by a `cgpu setup` that `enter` runs on the node with more options, and restarts it if it has
+/// to be: one node of the cluster at a time, by a lease in `namespace`. Returns once it makes containers by cgpu; until
+/// then a failure is retried, and no other node has its turn.
 ///
 /// # Errors
 ///
-/// Where the lease can't be asked for.
+/// If the lease can't be asked for.
 pub(crate) async fn restart_in_turn(
     root: &Path,
     args: &EngineArgs,
@@ -137,12 +139,12 @@ pub(crate) async fn restart_in_turn(
     }
     let mut ends = signal(SignalKind::terminate())?;
     let restarts = async {
-        // What is written already and not in force is the engine's to read, whoever wrote it: once.
+        // What is written already and not applied is for the engine to read, whichever program wrote it: once.
         let mut words: &[&str] =
             if lack.is_some() { &["--restart"] } else { &["--restart", "--if-changed"] };
         loop {
             has.wait_for(|has| *has).await.context("the lease can't be had")?;
-            // Who takes a lease over from a node that is gone may not be alone in that.
+            // A node that takes a lease over from a node that is gone may not be alone in that.
             sleep(SETTLED).await;
             if turn.holder(&client).await?.as_ref() != Some(&node) {
                 continue;
@@ -158,7 +160,7 @@ pub(crate) async fn restart_in_turn(
     };
     let done = tokio::select! {
         done = restarts => done,
-        _ = ends.recv() => Err(anyhow!("told to end while {engine} was to be restarted")),
+        _ = ends.recv() => Err(anyhow!("received SIGTERM while {engine} was to be restarted")),
     };
     drop(has);
     let _ = timeout(TIMEOUT, ended).await; // it ends by itself otherwise
@@ -167,8 +169,8 @@ pub(crate) async fn restart_in_turn(
     Ok(())
 }
 
-/// Configures and restarts the engine with those options, and waits until it makes containers by cgpu. Once a restart has
-/// succeeded, `words` are for a change alone.
+/// Configures and restarts the engine with those options, and waits until it makes containers by cgpu. Once a restart
+/// has succeeded, `words` are for a change alone.
 async fn restart(
     root: &Path,
     args: &EngineArgs,

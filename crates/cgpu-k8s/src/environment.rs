@@ -6,19 +6,19 @@ use cgpu_core::request::name::{DISABLE, GPUS, NEUTRAL};
 
 use crate::units::{SharedGpu, Unit};
 
-/// What is known of a container beside its units.
+/// What is known of a container in addition to its units.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ContainerFacts {
     /// What all containers of its pod ask for.
     pub pod_units: Option<u32>,
     /// Its weight in sharing compute.
     pub weight: Option<u32>,
-    /// Whether nothing is to hold it to what it has.
+    /// Whether its quota is not to be enforced.
     pub is_free: bool,
 }
 
-/// The weight of a container that asks for `percent` of compute on `gpus` GPUs together, where weights are 1 to
-/// `most`; `None` where it asks for none.
+/// The weight of a container that asks for `percent` of compute on `gpus` GPUs together, for weights of 1 to
+/// `most`; `None` if it asks for none.
 #[must_use]
 pub fn weight(percent: u32, gpus: usize, most: u32) -> Option<u32> {
     let each = percent / u32::try_from(gpus).unwrap_or(u32::MAX).max(1);
@@ -32,7 +32,7 @@ pub fn weight(percent: u32, gpus: usize, most: u32) -> Option<u32> {
 ///
 /// # Errors
 ///
-/// Where the runtime would not give as much of each GPU: units that differ.
+/// If the runtime would not give as much of each GPU: units that differ.
 pub fn environment(
     parts: &[(&SharedGpu, u32)],
     unit: Unit,
@@ -75,7 +75,7 @@ pub fn environment(
     Ok(variables.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
-/// The variables of a container that has these GPUs whole, and no quota of its image's or of the host's.
+/// The variables of a container that has these GPUs exclusively, and no quota of its image's or of the host's.
 #[must_use]
 pub fn whole_environment(uuids: &[String]) -> BTreeMap<String, String> {
     let variables = [

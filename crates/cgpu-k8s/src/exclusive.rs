@@ -1,4 +1,4 @@
-//! GPUs as a whole: [`WholePlugin`].
+//! Exclusive GPUs: [`WholePlugin`].
 
 use cgpu_kubelet::api::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, Device, DevicePluginOptions,
@@ -16,12 +16,13 @@ use crate::grant::{self, GrantDetails};
 use crate::plugin::{Devices, Plugin, answer};
 use crate::pods::DeviceRequest;
 
-/// The same plugin for GPUs as a whole.
+/// The same plugin for exclusive GPUs.
 #[derive(Debug, Clone)]
 pub struct WholePlugin(pub Plugin);
 
 impl WholePlugin {
-    /// The GPUs that can be a container's as a whole. None can as long as nobody told who has what.
+    /// The GPUs that a container can have exclusively. None can until the kubelet has reported which containers have
+    /// what.
     fn devices(&self) -> ListAndWatchResponse {
         let is_known = self.0.held().is_some();
         let devices = self.0.gpus().into_iter().map(|gpu| {
@@ -32,7 +33,7 @@ impl WholePlugin {
         ListAndWatchResponse { devices: devices.collect() }
     }
 
-    /// What a container gets that the kubelet gives these GPUs as a whole.
+    /// What a container gets if the kubelet gives it these GPUs exclusively.
     async fn allocate_one(&self, uuids: &[String]) -> Result<ContainerAllocateResponse, String> {
         let gpus = self.0.gpus();
         let index = |uuid: &String| {

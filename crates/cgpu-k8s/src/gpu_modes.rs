@@ -1,7 +1,7 @@
-//! Which GPUs are shared, and which are a container's as a whole: a GPU is never both. Pure.
+//! Which GPUs are shared, and which are exclusive to a container: a GPU is never both. Pure.
 //!
-//! The kubelet knows who has what, and tells it a moment after it has been given out: what was given since is
-//! remembered until then. Times are since the plugin began.
+//! The kubelet knows which container has what, and reports it a moment after it has been given out: what was
+//! given since is remembered until then. Times are since the plugin began.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -10,9 +10,9 @@ use cgpu_kubelet::api::ListPodResourcesResponse;
 
 use crate::units::{SharedGpu, gpu_of};
 
-/// How long something that was given out is remembered that the kubelet doesn't tell of: a pod that it refused
+/// How long something that was given out is remembered that the kubelet doesn't report: a pod that it refused
 /// for another reason has nothing.
-const UNTOLD: Duration = Duration::from_secs(30);
+const UNREPORTED: Duration = Duration::from_secs(30);
 
 /// How long the kubelet's word is too old for what was given out: it was asked before, or hadn't heard our answer.
 const MOMENT: Duration = Duration::from_secs(5);
@@ -27,7 +27,6 @@ pub enum Use {
 }
 
 impl Use {
-    /// The other one.
     #[must_use]
     pub fn other(self) -> Use {
         match self {
@@ -37,7 +36,7 @@ impl Use {
     }
 }
 
-/// What the GPUs of a node are used for, by what the kubelet tells of both resources.
+/// What the GPUs of a node are used for, by what the kubelet reports of both resources.
 #[must_use]
 pub fn reported(
     held: &ListPodResourcesResponse,
@@ -50,7 +49,7 @@ pub fn reported(
     for some in containers.flat_map(|container| &container.devices) {
         for id in &some.device_ids {
             if some.resource_name == shared {
-                // A container that has all of a GPU has it, whatever else is told.
+                // A container that has all of a GPU has it, whatever else is reported.
                 gpu_of(gpus, id).map(|gpu| reported.entry(gpu.index).or_insert(Use::Shared));
             } else if some.resource_name == whole {
                 let gpu = gpus.iter().find(|gpu| gpu.uuid == *id);
@@ -73,22 +72,22 @@ pub struct Uses {
 struct Given {
     what: Use,
     since: Duration,
-    /// Whether the kubelet has told of it.
+    /// Whether the kubelet has reported it.
     is_reported: bool,
 }
 
 impl Uses {
-    /// Takes over what the kubelet tells, who was asked then.
+    /// Takes over what the kubelet reports, which was asked then.
     pub fn set(&mut self, reported: BTreeMap<u32, Use>, asked: Duration) {
         self.given.retain(|index, given| {
             given.is_reported |= reported.get(index) == Some(&given.what);
-            let timeout = if given.is_reported { MOMENT } else { UNTOLD };
+            let timeout = if given.is_reported { MOMENT } else { UNREPORTED };
             asked.saturating_sub(given.since) < timeout
         });
         self.reported = reported;
     }
 
-    /// What a GPU is used for; `None` where nobody has anything of it.
+    /// What a GPU is used for; `None` if no container has anything of it.
     #[must_use]
     pub fn of(&self, index: u32) -> Option<Use> {
         self.reported
@@ -131,7 +130,7 @@ mod tests {
         assert_eq!(uses.give(&[2, 1], Use::Whole, now), Err(1));
         assert_eq!(uses.of(2), None, "all or nothing");
         assert_eq!(uses.give(&[2], Use::Whole, now), Ok(()));
-        assert_eq!(uses.give(&[0], Use::Shared, now), Ok(()), "by as many as there is room for");
+        assert_eq!(uses.give(&[0], Use::Shared, now), Ok(()), "by as many as fit");
         assert_eq!(uses.give(&[2], Use::Shared, now), Err(2));
         assert!(
             uses.can_be(3, Use::Whole)
@@ -149,7 +148,7 @@ mod tests {
         let mut uses = Uses::default();
         uses.give(&[0, 1], Use::Whole, now).unwrap();
         uses.set(BTreeMap::new(), later(29));
-        assert_eq!(uses.of(0), Some(Use::Whole), "it tells of it in a moment");
+        assert_eq!(uses.of(0), Some(Use::Whole), "it reports it in a moment");
         uses.set([(0, Use::Whole)].into(), later(31));
         assert_eq!(
             (uses.of(0), uses.of(1)),
@@ -159,11 +158,11 @@ mod tests {
         uses.set(BTreeMap::new(), later(32));
         assert_eq!(uses.of(0), None, "its pod is gone");
         assert_eq!(uses.give(&[0], Use::Shared, later(32)), Ok(()));
-        // It tells of one that has gone since, and doesn't know of the next yet.
+        // It reports one that has gone since, and doesn't know of the next yet.
         uses.set([(0, Use::Shared)].into(), later(33));
         uses.set(BTreeMap::new(), later(34));
         assert_eq!(uses.of(0), Some(Use::Shared));
         uses.set(BTreeMap::new(), later(37));
-        assert_eq!(uses.of(0), None, "what it has told of and tells no more is gone");
+        assert_eq!(uses.of(0), None, "what it has reported and reports no more is gone");
     }
 }

@@ -1,5 +1,5 @@
-//! What a container is given, as a record for the runtime: who writes a pod or an image can write the variables of the
-//! answer to the kubelet, and not the record. And how long a record lives.
+//! What a container is given, as a record for the runtime: the creator of a pod or an image can write the variables of
+//! the answer to the kubelet, and not the record. And how long a record lives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,10 +23,10 @@ use crate::plugin::Plugin;
 use crate::pods::{PodContainer, holdings, named, of_pod};
 use crate::units::{SharedGpu, Unit};
 
-/// How often it is seen which pods are gone.
+/// How often it is checked which pods are gone.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// In how many looks, one after another, a pod has to be gone before the API server is asked what is so now.
+/// In how many polls, one after another, a pod has to be gone before the API server is asked what is so now.
 const CHECKS: u32 = 2;
 
 /// The memory of each GPU that `parts` are, in bytes: what the variables of [`environment`] come to.
@@ -44,30 +44,29 @@ pub fn memory(parts: &[(&SharedGpu, u32)], unit: Unit) -> Vec<GrantedGpu> {
     parts.iter().map(granted).collect()
 }
 
-/// GPUs as a whole.
+/// Exclusive GPUs.
 #[must_use]
 pub fn whole(uuids: &[String]) -> Vec<GrantedGpu> {
     uuids.iter().map(|uuid| GrantedGpu { uuid: uuid.clone(), bytes: None }).collect()
 }
 
-/// What is given beside the GPUs.
+/// What is given in addition to the GPUs.
 #[derive(Debug, Clone, Default)]
 pub struct GrantDetails {
-    /// The resource.
     pub resource: String,
     /// The devices by which the kubelet counts it.
     pub devices: Vec<String>,
     /// The weight in sharing compute.
     pub weight: Option<u32>,
-    /// Whether nothing is to hold the container to its memory.
+    /// Whether the container's memory quota is not to be enforced.
     pub unenforced: bool,
-    /// Who can be meant.
+    /// The containers that can be meant.
     pub candidates: Vec<Holder>,
-    /// Whose it is, if that is known.
+    /// The container that it is for, if that is known.
     pub holder: Option<Holder>,
 }
 
-/// A new grant of `gpus`, by a token that nobody can guess; `variables` get that token.
+/// A new grant of `gpus`, by a token that can't be guessed; `variables` get that token.
 ///
 /// # Errors
 ///
@@ -98,8 +97,8 @@ pub fn new(
     })
 }
 
-/// The containers of `pods` that the kubelet tells to have something, with the uid of their pod. One of another pod of that name,
-/// which is gone, isn't among them.
+/// The containers of `pods` that the kubelet reports to have something, with the uid of their pod. One of another pod
+/// of that name, which is gone, isn't among them.
 fn holder(pods: &[Pod], of: &PodContainer) -> Option<(Holder, Pod)> {
     let pod = named(pods, &of.namespace, &of.pod)?;
     let holder = Holder {
@@ -118,7 +117,9 @@ fn holder(pods: &[Pod], of: &PodContainer) -> Option<(Holder, Pod)> {
 ///
 /// If API server or kubelet can't be asked, or a record not written.
 async fn adopt(cluster: &Cluster, plugin: &Plugin, grants: &Grants) -> Result<()> {
-    let Some(held) = plugin.held() else { anyhow::bail!("the kubelet hasn't told who has what") };
+    let Some(held) = plugin.held() else {
+        anyhow::bail!("the kubelet has not reported which containers have what")
+    };
     let (node, pods) = tokio::try_join!(cluster.node(), cluster.latest_pods())?;
     let (is_free, _) = said(&node.metadata.labels.unwrap_or_default());
     let rules = plugin.rules();
@@ -128,7 +129,7 @@ async fn adopt(cluster: &Cluster, plugin: &Plugin, grants: &Grants) -> Result<()
         if grants.find(None, Some(&holder))?.is_some() {
             continue;
         }
-        // Units of a GPU that is gone are nobody's.
+        // Units of a GPU that is gone belong to no container.
         let Ok(parts) = parts(&gpus, &ids) else { continue };
         let device_request = of_pod(&pod, &rules.asks.memory, &rules.asks, rules.unit)
             .into_iter()
@@ -170,8 +171,8 @@ async fn adopt(cluster: &Cluster, plugin: &Plugin, grants: &Grants) -> Result<()
     Ok(())
 }
 
-/// The uids of a grant's pods, none of which is among `here`. Nothing of a grant that may be anybody's.
-fn is_over(grant: &Grant, here: &BTreeSet<String>) -> bool {
+/// Whether a grant has pods, by uid, and none of them is among `here`. A grant that may be any pod's has not ended.
+fn has_ended(grant: &Grant, here: &BTreeSet<String>) -> bool {
     let mut pods = grant
         .holder
         .iter()
@@ -180,10 +181,11 @@ fn is_over(grant: &Grant, here: &BTreeSet<String>) -> bool {
     pods.peek().is_some() && pods.all(|container| !here.contains(&container.uid))
 }
 
-/// Records what running containers have, and ends the records of pods that are gone from this node, until it is dropped.
+/// Records what running containers have, and ends the records of pods that are gone from this node, until it is
+/// dropped.
 pub(crate) async fn keep_grants(cluster: Cluster, plugin: Plugin, grants: Grants) {
     let (mut complaint, mut is_adopted) = (Complaint::default(), false);
-    // By token, in how many looks the pods were gone.
+    // By token, in how many polls the pods were gone.
     let mut gone: BTreeMap<String, u32> = BTreeMap::new();
     loop {
         if !is_adopted {
@@ -216,7 +218,7 @@ async fn end_gone(
         pods.into_iter().filter_map(|pod| pod.metadata.uid).collect()
     };
     let here = uids(cluster.pods().await?);
-    let over = grants.all()?.into_iter().filter(|grant| is_over(grant, &here));
+    let over = grants.all()?.into_iter().filter(|grant| has_ended(grant, &here));
     let now =
         over.map(|grant| (gone.get(&grant.token).copied().unwrap_or_default() + 1, grant.token));
     *gone = now.map(|(checks, token)| (token, checks)).collect();
@@ -225,7 +227,7 @@ async fn end_gone(
     }
     // What it has at hand may be old: before a record ends it is asked what is so now.
     let here = uids(cluster.latest_pods().await?);
-    let ended = grants.end(|grant| gone.contains_key(&grant.token) && is_over(grant, &here))?;
+    let ended = grants.end(|grant| gone.contains_key(&grant.token) && has_ended(grant, &here))?;
     Ok(ended.len())
 }
 
@@ -267,11 +269,11 @@ mod tests {
             };
             new(Vec::new(), beside, &mut BTreeMap::new()).unwrap()
         };
-        assert!(!is_over(&grant(&["a", "b"], None), &here));
-        assert!(is_over(&grant(&["a"], None), &here));
-        assert!(is_over(&grant(&["a", "b"], Some("a")), &here), "the other one has its own");
-        assert!(!is_over(&grant(&["a"], Some("b")), &here));
-        assert!(!is_over(&grant(&[], None), &here), "whose it is nobody knows");
+        assert!(!has_ended(&grant(&["a", "b"], None), &here));
+        assert!(has_ended(&grant(&["a"], None), &here));
+        assert!(has_ended(&grant(&["a", "b"], Some("a")), &here), "the other one has its own");
+        assert!(!has_ended(&grant(&["a"], Some("b")), &here));
+        assert!(!has_ended(&grant(&[], None), &here), "its pod is not known");
         let one = grant(&["a"], None);
         assert!(cgpu_core::request::grant::is_token(&one.token));
         assert_ne!(one.token, grant(&["a"], None).token);

@@ -18,7 +18,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// By the log that is there; where it can't be read, that is told and all GPUs are whole.
+    /// By the log that is there; if it can't be read, that is reported and all GPUs count as healthy.
     pub(crate) fn open(path: &Path) -> Self {
         let mut health = Health::default();
         match KernelLog::open(path) {
@@ -53,7 +53,7 @@ impl Health {
         }
     }
 
-    /// Takes all GPUs for whole again that the log told of until now.
+    /// Takes all GPUs for healthy again that the log reported broken until now.
     pub(crate) fn forgive(&mut self) {
         self.listen();
         self.broken = Broken::default();

@@ -1,5 +1,5 @@
-//! `kubectl inspect gpushare`: who has what of which GPU in a cluster, from nodes and pods as the API server
-//! has them. Pure.
+//! `kubectl inspect gpushare`: which pods have what of which GPU in a cluster, from nodes and pods as the
+//! API server has them. Pure.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,6 @@ pub struct ClusterUse {
 /// A node's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NodeUse {
-    /// Its name.
     pub name: String,
     /// Its address in the cluster.
     pub address: String,
@@ -55,9 +54,7 @@ pub struct GpuUse {
 /// What a pod has.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct PodUse {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// Units, by the GPU's index.
     pub gpus: BTreeMap<u32, u32>,
@@ -110,7 +107,7 @@ pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&s
     ClusterUse { nodes, allocated, total }
 }
 
-/// The same, as the extender tells it; the nodes tell their addresses and what a unit is.
+/// The same, as the extender reports it; the nodes report their addresses and what a unit is.
 #[must_use]
 pub fn inspected_use(
     nodes: &[Node],

@@ -1,4 +1,4 @@
-//! `kubectl inspect gpushare` beside the API server: [`inspect_cluster`].
+//! `kubectl inspect gpushare` together with the API server: [`inspect_cluster`].
 
 use std::io::Write;
 
@@ -14,11 +14,11 @@ use crate::extender::protocol::Inspection;
 use crate::inspect::{cluster_use, details, inspected_use, table};
 use crate::server::{api_server, extender};
 
-/// Prints who has what in a cluster.
+/// Prints which pods have what in a cluster.
 ///
 /// # Errors
 ///
-/// Where the API server can't be asked or refuses, or has no node of that name with units.
+/// If the API server can't be asked or refuses, or has no node of that name with units.
 pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let used = runtime.block_on(async {
@@ -28,7 +28,7 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
         };
         let client = Client::try_from(config).context("the API server can't be asked")?;
         let all = ListParams::default();
-        // Who is on no node has nothing.
+        // A pod that is on no node has nothing.
         let placed = ListParams::default().fields("spec.nodeName!=");
         let nodes = Api::<Node>::all(client.clone());
         let nodes = nodes.list(&all).await.context("the API server does not tell its nodes")?;
@@ -60,7 +60,7 @@ pub fn inspect_cluster(args: &InspectArgs) -> Result<()> {
     std::io::stdout().write_all(text.as_bytes()).context("cannot write")
 }
 
-/// What the extender at that address tells.
+/// What the extender at that address reports.
 async fn ask_extender(address: &str, files: Option<CertificateFiles>) -> Result<Inspection> {
     let uri: Uri = address.parse().with_context(|| format!("{address} is no address"))?;
     let is_tls = uri.scheme_str() == Some("https");

@@ -1,4 +1,5 @@
-//! Whose turn it is, of several who must not do something at once: who has a lease of the cluster's: [`Turn`].
+//! Whose turn it is, of several programs that must not do something at once: which has one of the cluster's leases:
+//! [`Turn`].
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::coordination::v1::Lease;
@@ -11,23 +12,23 @@ use crate::cluster::in_time;
 /// How long before its end a lease is renewed.
 const GRACE_SECONDS: DurationSeconds = 20;
 
-/// A lease that one of several has at a time.
+/// A lease that one of several programs has at a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Turn<'a> {
     /// Its name.
     pub(crate) lease: &'a str,
-    /// Its namespace.
     pub(crate) namespace: &'a str,
-    /// How long it holds where nobody renews it.
+    /// How long it holds if it isn't renewed.
     pub(crate) seconds: DurationSeconds,
 }
 
 impl Turn<'_> {
-    /// Waits for the lease; what is returned says whether `identity` has it. It is given up once nobody looks any more.
+    /// Waits for the lease; what is returned says whether `identity` has it. The lease is given up once no receiver
+    /// polls it any more.
     ///
     /// # Errors
     ///
-    /// Where there is no such lease, and none can be made.
+    /// If there is no such lease, and none can be made.
     pub(crate) async fn stand(
         self,
         client: Client,
@@ -44,18 +45,18 @@ impl Turn<'_> {
             .with_context(|| format!("lease {namespace}/{lease} can't be made"))?;
         let (has, task) = manager.watch().await;
         Ok((has, async move {
-            let _ = task.await; // it has told what failed
+            let _ = task.await; // it has reported what failed
         }))
     }
-    /// Who has the lease by the API server's word, whether it has ended or not.
+    /// The lease's holder by the API server's word, whether it has ended or not.
     ///
     /// # Errors
     ///
-    /// Where it can't be asked, or there is no such lease.
+    /// If it can't be asked, or there is no such lease.
     pub(crate) async fn holder(self, client: &Client) -> Result<Option<String>> {
         let leases = Api::<Lease>::namespaced(client.clone(), self.namespace);
         let lease = in_time(async { Ok(leases.get(self.lease).await?) }).await;
-        let lease = lease.with_context(|| format!("who has lease {} can't be told", self.lease))?;
+        let lease = lease.with_context(|| format!("cannot read who has lease {}", self.lease))?;
         Ok(lease.spec.and_then(|spec| spec.holder_identity))
     }
 }

@@ -1,7 +1,7 @@
 //! `cgpu-k8s`: GPUs that Kubernetes shares by memory, `aliyun.com/gpu-mem`.
 //!
-//! Owns what the kubelet is told of a node's GPUs and which of their memory a container gets. Holds
-//! nobody to anything: the variables that a container is made with are the runtime's to read. A crate
+//! Owns what is reported to the kubelet of a node's GPUs and which of their memory a container gets.
+//! Enforces nothing: the variables that a container is made with are the runtime's to read. A crate
 //! of its own, so that no runtime links gRPC.
 
 pub mod pod_request;

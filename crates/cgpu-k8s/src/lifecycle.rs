@@ -1,5 +1,5 @@
-//! The plugin's life beside the kubelet's: makes itself known, and sees whether the kubelet is still the
-//! same, and the GPUs.
+//! The plugin's life next to the kubelet's: makes itself known, and sees whether the kubelet is still
+//! the same, and the GPUs.
 
 use std::fs;
 use std::io;
@@ -42,27 +42,27 @@ use crate::pods::holdings;
 use crate::server::client;
 use crate::units::{SharedGpu, Unit, shared};
 
-/// The names of our sockets: of shared GPUs, and of GPUs as a whole.
+/// The names of our sockets: of shared GPUs, and of exclusive GPUs.
 const SHARED_SOCKET: &str = "cgpu-gpu-mem.sock";
 const WHOLE_SOCKET: &str = "cgpu-gpu-whole.sock";
 
 /// The kubelet's.
 const KUBELET: &str = "kubelet.sock";
 
-/// How often it is seen what GPUs there are, and at the latest whether the kubelet began anew.
+/// How often it is checked what GPUs there are, and at the latest whether the kubelet began again.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often the engine is asked that has said yes.
 const SELDOM: Duration = Duration::from_secs(10);
 
-/// How soon a kubelet is told again that didn't listen yet; twice as long each time.
+/// How soon the plugin reports again to a kubelet that didn't listen yet; twice as long each time.
 const SOON: Duration = Duration::from_millis(50);
 
-/// Serves until told to end.
+/// Serves until a signal ends it.
 ///
 /// # Errors
 ///
-/// Where it can't begin.
+/// If it can't begin.
 pub fn run(args: &Args) -> Result<()> {
     require_root()?;
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
@@ -137,8 +137,8 @@ async fn live(args: &Args, settings: Settings, host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Makes sure that no pod has units of another size: the kubelet keeps the devices that it gave, and would take them for as
-/// many of the new units.
+/// Makes sure that no pod has units of another size: the kubelet retains the devices that it gave, and would take them
+/// for as many of the new units.
 fn require_unit(grants: &[Grant], unit: Unit) -> Result<()> {
     let of = |grant: &Grant| grant.variables.get("ALIYUN_COM_GPU_MEM_UNIT").cloned();
     let mut others = grants.iter().filter_map(|grant| Some((of(grant)?, grant)));
@@ -153,7 +153,7 @@ fn require_unit(grants: &[Grant], unit: Unit) -> Result<()> {
     Ok(())
 }
 
-/// Asks the kubelet each second who has what, until it is dropped.
+/// Asks the kubelet each second which containers have what, until it is dropped.
 async fn keep_looking(plugin: Plugin) {
     let mut complaint = Complaint::default();
     loop {
@@ -232,8 +232,8 @@ impl Endpoint {
     }
 }
 
-/// Serves one kubelet, until another takes its place: makes itself known to it, again where a hangup
-/// asks for that, and tells it of the GPUs.
+/// Serves one kubelet, until another takes its place: makes itself known to it, again if a hangup
+/// asks for that, and reports the GPUs to it.
 async fn serve(
     args: &Args,
     settings: &Settings,
@@ -296,7 +296,7 @@ async fn serve(
     Ok(())
 }
 
-/// The node's name in the cluster: the kubelet takes the host's, in small letters, where it is told no
+/// The node's name in the cluster: the kubelet takes the host's, in small letters, if it is given no
 /// other.
 fn node_name(args: &Args) -> Result<String> {
     if let Some(name) = &args.node_name {
@@ -310,7 +310,7 @@ fn node_name(args: &Args) -> Result<String> {
     Ok(name.trim().to_lowercase())
 }
 
-/// The GPUs as they are known, or as the driver tells them where they aren't; then they are.
+/// The GPUs as they are known, or if they aren't, as the driver reports them; then they are.
 async fn learn(settings: &Settings, unit: Unit) -> Result<Vec<SharedGpu>> {
     let settings = settings.clone();
     let found = spawn_blocking(move || match cached(&settings)? {

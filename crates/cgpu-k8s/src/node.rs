@@ -10,7 +10,7 @@ use crate::placement::Placement;
 use crate::pod_request::whole;
 use crate::units::{SharedGpu, Unit};
 
-/// The label of a node whose containers are to be held to nothing (AliyunContainerService's).
+/// The label of a node on which no container's quota is to be enforced (AliyunContainerService's).
 pub const DISABLE_ISOLATION: &str = "cgpu.disable.isolation";
 
 /// The label that says which GPU is preferred: `binpack` or `spread` (ACK's).
@@ -27,14 +27,14 @@ pub const GPU_COUNT_CAPACITY: &str = "aliyun.com/gpu-count";
 pub const DEVICES: &str = "cgpu.devices";
 
 /// The annotation of a node that says what its pods have, by their UID:
-/// `{"UID":{"units":15,"containers":{"main":{"0":4}}}}`. The scheduler extender writes it on the pods: a node may write on
-/// itself alone.
+/// `{"UID":{"units":15,"containers":{"main":{"0":4}}}}`. The scheduler extender writes it on the pods: a node may write
+/// on itself alone.
 pub const PODS: &str = "cgpu.pods";
 
 /// The most bytes of [`PODS`]: the API server takes 256 KiB of annotations in all, and the kubelet runs 110 pods.
 const MOST_PODS_BYTES: usize = 128 << 10;
 
-/// More units than this on one GPU are MiB where nothing says what they are: as gpushare guesses.
+/// More units than this on one GPU are MiB if nothing says what they are: as gpushare guesses.
 const MOST_GIB: u32 = 100;
 
 /// Pods, `NAMESPACE/NAME` by UID.
@@ -43,7 +43,7 @@ pub type Lost = BTreeMap<String, String>;
 /// What a pod has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Given {
-    /// Units of the first of its GPUs, as a whole.
+    /// All units of the first of its GPUs.
     pub units: u32,
     /// Units that it has, by container and the GPU's index.
     pub containers: ByContainer,
@@ -72,21 +72,21 @@ struct Devices {
     lost: Lost,
 }
 
-/// What a node tells of its shared GPUs.
+/// What a node reports of its shared GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeGpus {
     /// How much memory a unit is.
     pub unit: Unit,
     /// Units of each GPU, by its index.
     pub gpus: BTreeMap<u32, u32>,
-    /// Those of which nothing can be given out: a lost one, or one that is a container's as a whole.
+    /// Those of which nothing can be given out: a lost one, or one that is exclusive to a container.
     pub closed: BTreeSet<u32>,
     /// Its pods that have something of a GPU which is no longer there.
     pub lost: Lost,
 }
 
 /// What is written on a node about its GPUs, about the pods whose GPU is gone, and about those that have
-/// something, where that is known and isn't too much.
+/// something, if that is known and isn't too much.
 #[must_use]
 pub fn annotations(
     gpus: &[SharedGpu],
@@ -105,7 +105,7 @@ pub fn annotations(
     written
 }
 
-/// Whether an annotation of that text can be written beside others.
+/// Whether an annotation of that text can be written together with others.
 fn fits(pods: &str) -> bool {
     pods.len() <= MOST_PODS_BYTES
 }
@@ -118,7 +118,7 @@ pub fn given_of(node: &Node) -> GivenByUid {
     text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
-/// What a node says of its GPUs that has units of `resource`. Where it doesn't say how many of which GPU, all
+/// What a node says of its GPUs that has units of `resource`. If it doesn't say how many of which GPU, all
 /// GPUs have as many.
 #[must_use]
 pub fn gpus_of(node: &Node, resource: &str) -> Option<NodeGpus> {
@@ -140,28 +140,28 @@ fn devices(annotations: &BTreeMap<String, String>) -> Option<NodeGpus> {
     Some(NodeGpus { unit: unit.parse().ok()?, gpus, closed, lost })
 }
 
-/// What the labels say of containers: whether nothing is to hold them, and which GPU is preferred, where
-/// they say that.
+/// What the labels say of containers: whether their quotas are not to be enforced, and which GPU is
+/// preferred, if they say that.
 #[must_use]
 pub fn said(labels: &BTreeMap<String, String>) -> (bool, Option<Placement>) {
     let is_free = labels.get(DISABLE_ISOLATION).is_some_and(|value| value == "true");
     (is_free, placement_of(labels))
 }
 
-/// Which GPU is preferred, where the labels say that.
+/// Which GPU is preferred, if the labels say that.
 #[must_use]
 pub fn placement_of(labels: &BTreeMap<String, String>) -> Option<Placement> {
     labels.get(PLACEMENT).and_then(|value| value.parse().ok())
 }
 
-/// How many pods a GPU may have, where the labels say that.
+/// How many pods a GPU may have, if the labels say that.
 #[must_use]
 pub fn most_pods_of(labels: &BTreeMap<String, String>) -> Option<u32> {
     labels.get(MOST_PODS).and_then(|value| value.parse().ok())
 }
 
 /// The labels that a node of these GPUs has, as ACK's nodes have them: how many there are, their model and
-/// the memory of each (only where all are the same), and the driver's version.
+/// the memory of each (only if all are the same), and the driver's version.
 #[must_use]
 pub fn labels(gpus: &[SharedGpu], driver: Option<&str>) -> BTreeMap<String, String> {
     let mut labels =
@@ -210,8 +210,8 @@ mod tests {
         assert!(!reported.contains_key("aliyun.accelerator/nvidia_mem"));
         assert_eq!(labels(&gpus[..2], None)["aliyun.accelerator/nvidia_mem"], "16384MiB");
         assert_eq!(labels(&[], None)["aliyun.accelerator/nvidia_count"], "0");
-        let nobody = Lost::new();
-        let written = annotations(&gpus, Unit::GiB, &nobody, None);
+        let none_lost = Lost::new();
+        let written = annotations(&gpus, Unit::GiB, &none_lost, None);
         assert_eq!(written.get(PODS), None);
         assert_eq!(written[DEVICES], r#"{"unit":"GiB","gpus":{"0":16,"1":16,"2":24}}"#);
         gpus[1].healthy = false;

@@ -1,8 +1,8 @@
 //! Writes on the node what is so: how many GPUs it has and which, and which of its pods has what of which GPU. By the
-//! kubelet's word, whatever was chosen or told before.
+//! kubelet's word, whatever was chosen or reported before.
 //!
-//! On pods the extender writes it, which a cluster has one of: each node would need the right to write on all pods. Where
-//! a cluster has none of ours, the node does, with credentials of its own.
+//! On pods the extender writes it, which a cluster has one of: each node would need the right to write on all pods.
+//! Where a cluster has none of ours, the node does, with credentials of its own.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,10 +23,10 @@ use crate::pod_request::{CORE_PERCENTAGE, whole};
 use crate::pods::{given, holdings, named};
 use crate::units::SharedGpu;
 
-/// How often it is compared with what the kubelet told.
+/// How often it is compared with what the kubelet reported.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After how many looks all is compared, though nothing changed: what somebody else wrote over.
+/// After how many polls all is compared, though nothing changed: what another program wrote over.
 const POLLS_PER_AUDIT: u32 = 10;
 
 /// What pods have, by namespace and name.
@@ -37,11 +37,11 @@ type GivenByName = BTreeMap<(String, String), Given>;
 struct Written {
     gpus: Vec<SharedGpu>,
     lost: Lost,
-    /// `None` until the kubelet has told who has what.
+    /// `None` until the kubelet has reported which containers have what.
     given: Option<GivenByName>,
 }
 
-/// Writes until it is dropped. What can't be written is told, and tried again. Also on pods, with `annotator`.
+/// Writes until it is dropped. What can't be written is reported, and retried. Also on pods, with `annotator`.
 pub(crate) async fn keep_record(
     cluster: Cluster,
     plugin: Plugin,
@@ -90,7 +90,7 @@ async fn write(
     }
 }
 
-/// By the UID of the pod. One that the API server doesn't tell of yet is written with the next look through all.
+/// By the UID of the pod. One that the API server doesn't report yet is written with the next audit of all.
 fn by_uid(given: &GivenByName, pods: &[Pod]) -> GivenByUid {
     let of = |((namespace, name), given): (&(String, String), &Given)| {
         Some((named(pods, namespace, name)?.metadata.uid.clone()?, given.clone()))
@@ -135,7 +135,7 @@ async fn write_node(
     Ok(())
 }
 
-/// Writes on the pods what they have, where that isn't there.
+/// Writes on the pods what they have, if that isn't there.
 async fn write_pods(client: &Client, given: &GivenByName, pods: &[Pod]) -> Result<()> {
     let mut failed = None;
     for ((namespace, name), given) in given {

@@ -6,13 +6,13 @@ use std::str::FromStr;
 use crate::annotations::ByGpu;
 use crate::units::{SharedGpu, gpu_of};
 
-/// Which GPU is preferred of those that have room.
+/// Which GPU is preferred of those that have enough free units.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// The one with the least room: others stay free for larger containers.
+    /// The one with the fewest free units: others stay free for larger containers.
     #[default]
     Binpack,
-    /// The one with the most room: containers disturb each other least.
+    /// The one with the most free units: containers disturb each other least.
     Spread,
 }
 
@@ -35,18 +35,18 @@ pub struct Demand {
     pub units: usize,
     /// On how many GPUs, as many of each.
     pub gpus: usize,
-    /// Which GPUs are preferred where none are decided on.
+    /// Which GPUs are preferred if none are decided on.
     pub placement: Placement,
-    /// Units of each GPU that a scheduler has decided on; empty where none has.
+    /// Units of each GPU that a scheduler has decided on; empty if none has.
     pub decided: ByGpu,
-    /// Units of each GPU that are decided on for others, who haven't got them yet.
+    /// Units of each GPU that are decided on for others, which haven't got them yet.
     pub reserved: ByGpu,
 }
 
-/// As many of the `available` ids as are demanded, of healthy GPUs, and with all of `must` among them; `None`
-/// where so many GPUs don't have so many, or the units can't be as many of each. What is decided on comes first;
-/// where it isn't free any more, what is reserved for others stays theirs. Equal GPUs are taken in the driver's
-/// order, units in theirs.
+/// As many of the `available` ids as are demanded, of healthy GPUs, and with all of `must` among them; `None` if
+/// so many GPUs don't have so many, or the units can't be as many of each. What is decided on comes first; if it
+/// isn't free any more, what is reserved for others stays theirs. Equal GPUs are taken in the driver's order,
+/// units in theirs.
 #[must_use]
 pub fn preferred(
     gpus: &[SharedGpu],
@@ -127,7 +127,7 @@ type UnitId<'a> = (usize, &'a str);
 /// Ids by the index of their GPU.
 type ByIndex<'a> = BTreeMap<u32, BTreeSet<UnitId<'a>>>;
 
-/// The same of ids that all have to be of healthy GPUs; `None` where one isn't.
+/// The same of ids that all have to be of healthy GPUs; `None` if one isn't.
 fn by_gpu_all<'a>(gpus: &[SharedGpu], ids: &'a [String]) -> Option<ByIndex<'a>> {
     let found = by_gpu(gpus, ids);
     let of_known: usize = found.values().map(BTreeSet::len).sum();
@@ -263,7 +263,8 @@ mod tests {
         // Binpack would take another.
         assert_eq!(choose([10, 0, 0], 4, &[(2, 4)], &[]), Some(vec![2]));
         assert_eq!(choose([10, 0, 0], 4, &[(1, 2), (2, 2)], &[]), Some(vec![1, 2]));
-        // It is another's, who got it by mistake; the fullest that has room beside what is reserved.
+        // It is another container's, which got it by mistake; the fullest with enough free units next to what is
+        // reserved.
         assert_eq!(choose([14, 20, 0], 4, &[(0, 4)], &[]), Some(vec![1]));
         assert_eq!(choose([14, 20, 0], 4, &[(0, 4)], &[(1, 1)]), Some(vec![2]));
         assert_eq!(choose([14, 20, 0], 4, &[(0, 4)], &[(1, 1), (2, 13)]), None);

@@ -47,7 +47,7 @@ pub struct PluginRules {
     pub unit: Unit,
     /// Which GPU is preferred.
     pub placement: Placement,
-    /// Whether containers are to be held to nothing (`cgpu.disable.isolation` of the original).
+    /// Whether no container's quota is to be enforced (`cgpu.disable.isolation` of the original).
     pub disable_isolation: bool,
     /// The largest weight of a container (`admission.max_inst`).
     pub most_weight: u32,
@@ -59,11 +59,11 @@ pub struct Plugin {
     rules: PluginRules,
     /// Where what is given is recorded.
     grants: Grants,
-    /// Where it is asked whose the units are; `None` where there is no API server to ask.
+    /// Where it is asked whose the units are; `None` if there is no API server to ask.
     cluster: Option<Cluster>,
     kubelet: Kubelet,
     gpus: Arc<RwLock<Vec<SharedGpu>>>,
-    /// What the kubelet told last of who has what, and what the GPUs are used for by that.
+    /// What the kubelet reported last of which containers have what, and what the GPUs are used for by that.
     held: Arc<RwLock<Option<ListPodResourcesResponse>>>,
     uses: Arc<RwLock<Uses>>,
     /// The pods whose GPU is gone.
@@ -71,9 +71,9 @@ pub struct Plugin {
     /// Whether the engine makes containers by cgpu.
     served: Arc<AtomicBool>,
     began: Instant,
-    /// Who has it gives something out; nobody else does meanwhile.
+    /// The task that has it gives something out; no other does meanwhile.
     giving: Arc<Mutex<()>>,
-    /// Changes once the kubelet is to be told anew.
+    /// Changes once the kubelet is to get a new report.
     changes: watch::Sender<u64>,
 }
 
@@ -102,7 +102,7 @@ impl Plugin {
         }
     }
 
-    /// What is given out from now on. The kubelet is told where that is something else.
+    /// What is given out from now on. The kubelet gets a report if that is something else.
     pub fn set(&self, gpus: Vec<SharedGpu>) {
         let mut known = self.gpus.write().unwrap_or_else(PoisonError::into_inner);
         if *known == gpus {
@@ -132,7 +132,6 @@ impl Plugin {
         *self.lost.write().unwrap_or_else(PoisonError::into_inner) = pods;
     }
 
-    /// These pods.
     pub(crate) fn lost(&self) -> Lost {
         self.lost.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -148,22 +147,21 @@ impl Plugin {
         self.served.load(Ordering::Acquire)
     }
 
-    /// The rules.
     pub(crate) fn rules(&self) -> &PluginRules {
         &self.rules
     }
 
-    /// What the kubelet told last of who has what; `None` before it has.
+    /// What the kubelet reported last of which containers have what; `None` before it has.
     #[must_use]
     pub fn held(&self) -> Option<ListPodResourcesResponse> {
         self.held.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Asks the kubelet who has what.
+    /// Asks the kubelet which containers have what.
     ///
     /// # Errors
     ///
-    /// Where it can't be asked.
+    /// If it can't be asked.
     pub async fn check(&self) -> anyhow::Result<()> {
         let asked = self.began.elapsed();
         let held = self.kubelet.held().await?;
@@ -207,8 +205,8 @@ impl Plugin {
         })
     }
 
-    /// Has nobody else give anything out, and knows who has what. Where the kubelet doesn't tell that, it is
-    /// as it was last.
+    /// Lets no other task give anything out, and knows which containers have what. If the kubelet doesn't
+    /// report that, it is as it was last.
     pub(crate) async fn begin_giving(&self) -> MutexGuard<'_, ()> {
         let giving = self.giving.lock().await;
         if let Err(error) = self.check().await {
@@ -229,7 +227,7 @@ impl Plugin {
         self.grants.give(&grant).map_err(|error| failed(&error))
     }
 
-    /// Who can be meant by a request for so many of `resource`, whatever GPUs they are of.
+    /// The containers that can be meant by a request for so many of `resource`, whatever GPUs they are of.
     pub(crate) async fn who_asks(&self, resource: &str, count: usize) -> Vec<DeviceRequest> {
         let Some(cluster) = &self.cluster else { return Vec::new() };
         let reported = async {
@@ -251,13 +249,13 @@ impl Plugin {
         match reported.await {
             Ok(device_requests) => device_requests,
             Err(error) => {
-                warn!("whose request this is can't be told: {error:#}");
+                warn!("the pod of this request is not known: {error:#}");
                 Vec::new()
             }
         }
     }
 
-    /// Who was given something of `resource`, whatever the kubelet tells.
+    /// Which containers were given something of `resource`, whatever the kubelet reports.
     fn answered(&self, resource: &str) -> Answered {
         match self.grants.all() {
             Ok(grants) => Answered::of(&grants, resource),
@@ -288,7 +286,7 @@ impl Plugin {
         ListAndWatchResponse { devices: devices.collect() }
     }
 
-    /// What the kubelet is to ask: whether a container has its own can be told by the cluster alone.
+    /// What the kubelet is to ask: whether a container has its own is known by the cluster alone.
     #[must_use]
     pub fn options(&self) -> DevicePluginOptions {
         DevicePluginOptions {
@@ -297,7 +295,7 @@ impl Plugin {
         }
     }
 
-    /// What is known of who asks for so many units.
+    /// What is known of the containers that ask for so many units.
     async fn asked(&self, units: usize) -> Asked {
         let mut asked = Asked {
             device_requests: Vec::new(),
@@ -313,8 +311,8 @@ impl Plugin {
             let (node, pods) = try_join!(cluster.node(), cluster.pods())?;
             let (is_free, placement) = said(&node.metadata.labels.unwrap_or_default());
             let answered = self.answered(memory);
-            let nobody = Holdings::new();
-            let held = held.as_ref().unwrap_or(&nobody);
+            let none_held = Holdings::new();
+            let held = held.as_ref().unwrap_or(&none_held);
             let meant = |pods: &[Pod]| -> (Vec<DeviceRequest>, ByGpu) {
                 let all = device_requests(pods, memory, &self.rules.asks, self.rules.unit);
                 let meant: Vec<DeviceRequest> =
@@ -338,7 +336,7 @@ impl Plugin {
                     held.as_ref().err().and_then(|error| unknown(&device_requests, error));
                 asked.device_requests = device_requests;
             }
-            Err(error) => warn!("whose request this is can't be told; it gets one GPU: {error:#}"),
+            Err(error) => warn!("the pod of this request is not known; it gets one GPU: {error:#}"),
         }
         asked
     }
@@ -402,7 +400,7 @@ impl Plugin {
 
     /// Whether a container that is about to start has units as its pod asks for them. The kubelet doesn't
     /// say whose units it asks for, and of two pods that ask for as many at once, on another number of
-    /// GPUs, one may get what was chosen for the other. Where that can't be told, it starts.
+    /// GPUs, one may get what was chosen for the other. If that isn't known, it starts.
     async fn is_its_own(&self, ids: &[String]) -> Result<(), String> {
         let Some(cluster) = &self.cluster else { return Ok(()) };
         let gpus = self.gpus();
@@ -421,27 +419,27 @@ impl Plugin {
     }
 }
 
-/// What is known of a request of the kubelet's.
+/// What is known of one of the kubelet's requests.
 #[derive(Debug)]
 struct Asked {
-    /// Who can be meant, the likeliest first.
+    /// The requests that can be meant, the likeliest first.
     device_requests: Vec<DeviceRequest>,
     /// Units of each GPU that are decided on for others than the first.
     reserved: ByGpu,
-    /// Whether nothing is to hold the container.
+    /// Whether the container's quota is not to be enforced.
     is_free: bool,
     /// Which GPU is preferred.
     placement: Placement,
-    /// Why it can't be told what the container is to get.
+    /// Why it isn't known what the container is to get.
     unknown: Option<String>,
 }
 
-/// Why it can't be told which of these is meant, where the kubelet doesn't tell who has what, for that `error`: they don't
-/// all ask for one GPU.
+/// Why it isn't known which of these is meant, if the kubelet doesn't report which containers have what, for that
+/// `error`: they don't all ask for one GPU.
 fn unknown(device_requests: &[DeviceRequest], error: &anyhow::Error) -> Option<String> {
     let other = device_requests.iter().find(|device_request| !device_request.is_on(1))?;
     Some(format!(
-        "{error:#}, so it can't be told whether this is for {}/{}, which asks for its memory on other than one GPU; name \
+        "{error:#}, so it is not known whether this is for {}/{}, which asks for its memory on other than one GPU; name \
          the kubelet's socket (--pod-resources; node.kubeletRoot of the chart)",
         other.of.namespace, other.of.pod
     ))
@@ -531,7 +529,7 @@ impl DevicePlugin for Plugin {
             };
             let (available, must) =
                 (&question.available_device_ids, &question.must_include_device_ids);
-            // Where no GPU has room the kubelet chooses, and is refused by `allocate`.
+            // If no GPU has enough free units the kubelet chooses, and is refused by `allocate`.
             let device_ids =
                 count.ok().and_then(|count| preferred(&gpus, available, must, &demand(count)));
             let device_ids = device_ids.unwrap_or_default();

@@ -1,7 +1,7 @@
-//! What pods are told by events of theirs: that nobody gives what they ask for, that a setting counts for nothing, that
-//! their GPU is gone.
+//! What is reported to pods by events of theirs: that no plugin gives what they ask for, that a setting counts for
+//! nothing, that their GPU is gone.
 //!
-//! An event bears a name made of its pod and its words, so that the same is told once, by whomever.
+//! An event bears a name made of its pod and its words, so that the same is reported once, by whichever program.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,13 +32,13 @@ const WARNED: &str = "CgpuWarning";
 /// That a GPU is gone, in a word.
 const LOST: &str = "CgpuGpuGone";
 
-/// How often it is looked what there is to tell.
+/// How often it is checked what there is to report.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After how many looks the pods are looked through.
+/// After how many polls the pods are checked.
 const CHECKS: u32 = 5;
 
-/// How often, one after another, a pod's GPU has to be gone then: a driver that is loaded anew has none for a moment.
+/// How often, one after another, a pod's GPU has to be gone then: a driver that is loaded again has none for a moment.
 const TIMES_GONE: u32 = 3;
 
 /// How old an event of the runtime's may be that a plugin finds at its start.
@@ -47,7 +47,7 @@ const OLDEST: Duration = Duration::from_secs(600);
 /// Most characters of a message (`NoteLengthLimit` of Kubernetes' validation, in bytes).
 const MOST_MESSAGE: usize = 1000;
 
-/// Who tells.
+/// The component that reports.
 #[derive(Debug, Clone)]
 pub(crate) struct By {
     component: &'static str,
@@ -115,7 +115,7 @@ pub(crate) async fn report_to_pod(client: &Client, event: &Event) -> Result<()> 
     in_time(made).await.context("an event can't be written")
 }
 
-/// Tells the pods of this node what concerns them, until it is dropped.
+/// Reports to the pods of this node what concerns them, until it is dropped.
 pub(crate) async fn keep_reporting(cluster: Cluster, plugin: Plugin, store: Store) {
     let by = By::plugin(cluster.node_name());
     let mut complaint = Complaint::default();
@@ -130,7 +130,7 @@ pub(crate) async fn keep_reporting(cluster: Cluster, plugin: Plugin, store: Stor
         match heard(&mut follower, &store) {
             Ok(events) => waiting.extend(events),
             Err(error) => {
-                complaint.report(format!("pods aren't told what is in {store:?}: {error}"))
+                complaint.report(format!("cannot report to pods what is in {store:?}: {error}"))
             }
         }
         if waiting.is_empty() && !check.is_multiple_of(CHECKS) {
@@ -139,7 +139,7 @@ pub(crate) async fn keep_reporting(cluster: Cluster, plugin: Plugin, store: Stor
         let pods = match cluster.pods().await {
             Ok(pods) => pods,
             Err(error) => {
-                complaint.report(format!("pods aren't told what concerns them: {error:#}"));
+                complaint.report(format!("cannot report to pods what concerns them: {error:#}"));
                 continue;
             }
         };
@@ -190,18 +190,19 @@ fn of_runtime(happened: &[Happened], pods: &[Pod], by: &By) -> Vec<Event> {
     happened.iter().filter_map(of).collect()
 }
 
-/// What pods are told that ask for nothing which the kubelet would ask us for.
+/// What is reported to pods that ask for nothing which the kubelet would ask us for.
 fn of_asks(pods: &[Pod], asks: &AskRules, by: &By) -> Vec<Event> {
     let of = |pod: &Pod| {
         let ended = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        let is_over = matches!(ended, Some("Succeeded" | "Failed"));
-        let why = (!is_over && !asks.is_given(pod)).then(|| asks.refused(pod)).flatten()?;
+        let has_ended = matches!(ended, Some("Succeeded" | "Failed"));
+        let why = (!has_ended && !asks.is_given(pod)).then(|| asks.refused(pod)).flatten()?;
         Some(warning(pod, REFUSED, &why, by))
     };
     pods.iter().filter_map(of).collect()
 }
 
-/// What pods are told whose GPU is gone, which the plugin learns of too. `gone` has, by UID, how often that was so.
+/// What is reported to pods whose GPU is gone, which the plugin learns of too. `gone` has, by UID, how often that was
+/// so.
 fn of_lost(plugin: &Plugin, pods: &[Pod], gone: &mut BTreeMap<String, u32>, by: &By) -> Vec<Event> {
     let Some(held) = plugin.held() else { return Vec::new() };
     let lost = lost(&held, &plugin.gpus(), &plugin.rules().asks, pods);
@@ -278,7 +279,7 @@ mod tests {
     fn pods_the_kubelet_never_asks_for_are_warned() {
         let pods = [
             pod("percent", &json!({"aliyun.com/gpu-core.percentage": "30"})),
-            // The kubelet asks for that, and is told then.
+            // The kubelet asks for that, and gets the reason then.
             pod("counted", &json!({"aliyun.com/gpu-mem": "3", "aliyun.com/gpu-count": "1"})),
             pod("plain", &json!({"aliyun.com/gpu-mem": "3"})),
             pod("none", &json!({})),

@@ -8,10 +8,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 /// The label or annotation of a pod that says on how many GPUs its memory is.
 pub const GPU_COUNT: &str = "aliyun.com/gpu-count";
 
-/// The resource that is units of memory, by the name that it has unless the plugin is told another.
+/// The resource that is units of memory, by the name that it has unless the plugin is given another.
 pub const MEMORY: &str = "aliyun.com/gpu-mem";
 
-/// The resource that is GPUs as a whole, by the name that it has unless the plugin is told another.
+/// The resource that is exclusive GPUs, by the name that it has unless the plugin is given another.
 pub const WHOLE: &str = "aliyun.com/gpu-whole";
 
 /// The resource that is percent of a GPU's compute (ACK's); 100 is a GPU's all.
@@ -33,7 +33,7 @@ pub struct ContainerAsk {
     pub name: String,
     /// Units of memory in all.
     pub units: u32,
-    /// Percent of compute in all; 0 where it doesn't ask for any.
+    /// Percent of compute in all; 0 if it doesn't ask for any.
     pub percent: u32,
     /// Whether it ends before the others begin: an init container that isn't a sidecar.
     pub is_init: bool,
@@ -76,9 +76,9 @@ impl PodAsk {
         beside.map(|ask| ask.units).fold(0, u32::saturating_add)
     }
 
-    /// How many more than [`PodAsk::units`] it holds for an init container that asks for more than all others, together with
-    /// the sidecars that stand before it: the kubelet keeps them as long as the pod is there. As Kubernetes counts what a
-    /// pod requests (KEP-753).
+    /// How many more than [`PodAsk::units`] it holds for an init container that asks for more than all others, together
+    /// with the sidecars that stand before it: the kubelet retains them as long as the pod is there. As Kubernetes
+    /// counts what a pod requests (KEP-753).
     #[must_use]
     pub fn surplus(&self) -> u32 {
         let (mut sidecars, mut most) = (0_u32, 0);
@@ -98,7 +98,7 @@ impl PodAsk {
 pub struct AskRules {
     /// The resource that is units of memory.
     pub memory: String,
-    /// The resource that is GPUs as a whole; empty if it is another plugin's.
+    /// The resource that is exclusive GPUs; empty if it is another plugin's.
     pub whole: String,
     /// The RuntimeClasses whose containers are made by cgpu.
     pub runtime_classes: Vec<String>,
@@ -107,7 +107,7 @@ pub struct AskRules {
 }
 
 impl Default for AskRules {
-    /// The names that resources have unless told otherwise, where cgpu is the default runtime.
+    /// The names that resources have unless configured otherwise, if cgpu is the default runtime.
     fn default() -> Self {
         AskRules {
             memory: MEMORY.to_owned(),
@@ -127,7 +127,7 @@ impl AskRules {
         PodAsk { gpus, ..ask }
     }
 
-    /// Why `pod` can have no GPU, whatever is free: nobody could give it what it asks for, or nothing would hold it to
+    /// Why `pod` can have no GPU, whatever is free: no plugin could give it what it asks for, or nothing would enforce
     /// that.
     #[must_use]
     pub fn refused(&self, pod: &Pod) -> Option<String> {
@@ -256,7 +256,7 @@ fn limit(container: &Container, resource: &str) -> u32 {
     limits.and_then(|limits| limits.get(resource)).and_then(whole).unwrap_or_default()
 }
 
-/// A quantity as a whole number; the API server writes 2000 as `2k`. `None` where it is none, or too large.
+/// A quantity as a whole number; the API server writes 2000 as `2k`. `None` if it isn't one, or is too large.
 #[must_use]
 pub fn whole(quantity: &Quantity) -> Option<u32> {
     let text = quantity.0.trim();
@@ -456,7 +456,7 @@ mod tests {
         );
         assert!(!rules(true).is_asked_for(&asked));
         assert_eq!(rules(true).refused(&pod(&plain, &json!({}))), None);
-        // Beside a limit it says nothing.
+        // Next to a limit it says nothing.
         let both = pod(&limits(&json!({"aliyun.com/gpu-mem": "3"})), &words);
         assert_eq!(rules(true).refused(&both), None);
         assert!(rules(true).is_asked_for(&both));
@@ -490,7 +490,7 @@ mod tests {
             let why = of(None, asked, false).unwrap();
             assert!(why.contains("runtimeClassName: cgpu") && why.contains("node.setup.default"));
         }
-        // Whoever asks for nothing of ours is none of our business.
+        // A pod that asks for nothing of ours is none of our business.
         assert_eq!(of(Some("nvidia"), &json!({"nvidia.com/gpu": "1"}), true), None);
     }
 }

@@ -20,9 +20,7 @@ use crate::units::{SharedGpu, Unit};
 /// A container of this node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodContainer {
-    /// Its pod's namespace.
     pub namespace: String,
-    /// Its pod.
     pub pod: String,
     /// Its name in the pod.
     pub container: String,
@@ -34,7 +32,7 @@ pub type Holdings = BTreeMap<PodContainer, BTreeSet<String>>;
 /// What a container asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceRequest {
-    /// Who asks.
+    /// The container that asks.
     pub of: PodContainer,
     /// The UID of its pod.
     pub uid: String,
@@ -44,13 +42,13 @@ pub struct DeviceRequest {
     pub gpus: Result<u32, String>,
     /// Why its pod can have nothing, whatever it asks for.
     pub refused: Option<String>,
-    /// Percent of compute in all; 0 where it doesn't ask for any.
+    /// Percent of compute in all; 0 if it doesn't ask for any.
     pub percent: u32,
     /// How many units all containers of the pod ask for together.
     pub pod_units: u32,
-    /// Whether it is one that runs before the others, and of which the kubelet doesn't tell what it has.
+    /// Whether it is one that runs before the others, and of which the kubelet doesn't report what it has.
     pub is_init: bool,
-    /// The units of each GPU that a scheduler has decided on; empty where none has.
+    /// The units of each GPU that a scheduler has decided on; empty if none has.
     pub decided: ByGpu,
 }
 
@@ -69,9 +67,9 @@ impl DeviceRequest {
     }
 }
 
-/// What the containers of these pods ask for of `resource`, those of the pod first that was made first: who writes a
-/// pod can write when a scheduler decided, and not when it was made. The kubelet asks before a pod runs: one that
-/// runs, has ended, or is to end asks for nothing.
+/// What the containers of these pods ask for of `resource`, those of the pod first that was made first: the creator
+/// of a pod can write when a scheduler decided, and not when it was made. The kubelet asks before a pod runs: one
+/// that runs, has ended, or is to end asks for nothing.
 #[must_use]
 pub fn device_requests(
     pods: &[Pod],
@@ -164,9 +162,9 @@ pub fn holdings(reported: &ListPodResourcesResponse, resource: &str) -> Holdings
     held
 }
 
-/// Who can be meant by a request for so many units: the containers that ask for them and have none, those
-/// of the oldest pod first. Who was `answered` already comes after all others: of an init container the kubelet doesn't
-/// tell what it has.
+/// What can be meant by a request for so many units: the containers that ask for them and have none, those of the
+/// oldest pod first. A container that was `answered` already comes after all others: of an init container the kubelet
+/// doesn't report what it has.
 #[must_use]
 pub fn candidates<'a>(
     device_requests: &'a [DeviceRequest],
@@ -193,12 +191,12 @@ pub fn candidates<'a>(
     meant
 }
 
-/// The containers that were given something of a resource, as far as records tell: by the UID of the pod and by name.
+/// The containers that were given something of a resource, as far as records say: by the UID of the pod and by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answered(BTreeSet<(String, String)>);
 
 impl Answered {
-    /// By these records: their holders, and of those that nobody holds yet who was the likeliest.
+    /// By these records: their holders, and of those without a holder yet the likeliest container.
     #[must_use]
     pub fn of(grants: &[Grant], resource: &str) -> Self {
         let of_it = grants.iter().filter(|grant| grant.resource == resource);
@@ -225,8 +223,8 @@ pub fn reserved(device_requests: &[DeviceRequest], held: &Holdings, but: &Device
     reserved
 }
 
-/// Why whoever has just these units must not start with them, if it must not: they are of `gpus` GPUs, and
-/// its pod asks for another number.
+/// Why a container that has just these units must not start with them, if it must not: they are of `gpus`
+/// GPUs, and its pod asks for another number.
 #[must_use]
 pub fn mistaken(
     device_requests: &[DeviceRequest],
@@ -344,7 +342,7 @@ mod tests {
             [("old", "c0", 8, Ok(4)), ("old", "c1", 4, Ok(4)), ("new", "c0", 6, Ok(1))]
         );
         assert_eq!(device_requests[0].pod_units, 12);
-        // As an annotation, where no label says it.
+        // As an annotation, if no label says it.
         old.metadata.annotations = old.metadata.labels.take();
         assert_eq!(asked(&[old.clone()])[0].gpus, Ok(4));
         old.metadata.deletion_timestamp = old.metadata.creation_timestamp.clone();
@@ -408,7 +406,7 @@ mod tests {
             reported.contains("default/a asks for its memory on 1 GPUs and got it on 2"),
             "{reported}"
         );
-        // Of whom nothing is known, nothing is said.
+        // Of a container of which nothing is known, nothing is said.
         assert_eq!(mistaken(&device_requests, &swapped, &ids(["ccc-0", "ccc-1"]), 1), None);
         assert_eq!(mistaken(&[], &swapped, &of_one, 1), None);
     }
@@ -494,10 +492,10 @@ mod tests {
             assert_eq!(one(by(text), json!({})), none, "{text}");
         }
         assert_eq!(one(by(r#"{"c0":{"0":4,"1":2}}"#), two), none);
-        // One container's says nothing where another's is wrong.
+        // One container's says nothing if another's is wrong.
         let half = decided(by(r#"{"c0":{"1":6},"c1":{"1":9}}"#), json!({}), &["6", "3"]);
         assert_eq!(half, [none.clone(), none]);
-        // Nor who was first.
+        // Nor which was first.
         let mut late = pod("late", 9, &json!({}), &["6"]);
         let words = json!({"ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1"});
         late.metadata.annotations = serde_json::from_value(words).unwrap();

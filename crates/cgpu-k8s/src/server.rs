@@ -23,7 +23,7 @@ const KUBELETS: &[&str] = &[
     "/var/snap/microk8s/current/credentials/kubelet.config",
 ];
 
-/// The credentials of this node's kubelet, where it has them at one of [`KUBELETS`].
+/// The credentials of this node's kubelet, if it has them at one of [`KUBELETS`].
 pub(crate) fn kubelets_own() -> Option<PathBuf> {
     KUBELETS.iter().map(PathBuf::from).find(|path| path.is_file())
 }
@@ -35,11 +35,11 @@ use crate::identity::{Identity, identity_behind};
 pub(crate) const EXTENDER: &str = "cgpu-scheduler-extender";
 
 /// The API server that `kubeconfig` names, else the one whose service account this is, else the one of
-/// `$KUBECONFIG`; `None` where there is none of these.
+/// `$KUBECONFIG`; `None` if there is none of these.
 ///
 /// # Errors
 ///
-/// Where it is named, and can't be read.
+/// If it is named, and can't be read.
 pub(crate) async fn api_server(kubeconfig: Option<&Path>) -> Result<Option<Config>> {
     let config = match kubeconfig {
         Some(file) => {
@@ -65,11 +65,11 @@ pub(crate) async fn api_server(kubeconfig: Option<&Path>) -> Result<Option<Confi
 /// How long it takes until renewed credentials are tried again that could not be used.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Files that a connection is made with, each with what tells whether it is still the same.
+/// Files that a connection is made with, each with what says whether it is still the same.
 type Files = Vec<(PathBuf, Option<Identity>)>;
 
-/// The API server as a long-lived program asks it: anew where the credentials have been renewed. A kubelet's certificate
-/// is, months before it ends.
+/// The API server as a long-lived program asks it: by a new client if the credentials have been renewed. A kubelet's
+/// certificate is, months before it ends.
 pub(crate) struct Connection {
     kubeconfig: PathBuf,
     files: Files,
@@ -84,7 +84,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Where it can't be read.
+    /// If it can't be read.
     pub(crate) async fn open(kubeconfig: PathBuf, timeout: Duration) -> Result<Self> {
         let files = files(&kubeconfig);
         let client = client(Some(&kubeconfig), timeout).await?;
@@ -93,7 +93,7 @@ impl Connection {
         Ok(Connection { kubeconfig, files, client, timeout, failed: None })
     }
 
-    /// Who asks. Where renewed credentials can't be used, it is asked with the old ones, and they are tried again.
+    /// The client that asks. If renewed credentials can't be used, it asks with the old ones, and they are retried.
     pub(crate) async fn client(&mut self) -> Client {
         let is_due = self.failed.is_none_or(|failed| failed.elapsed() > AGAIN);
         if is_due && self.files.iter().any(|(path, known)| identity_behind(path) != *known) {
@@ -127,11 +127,11 @@ fn files(kubeconfig: &Path) -> Files {
     paths.into_iter().map(|path| (path.clone(), identity_behind(&path))).collect()
 }
 
-/// Who asks the API server that [`api_server`] finds, each question to which takes `timeout` at most.
+/// A client of the API server that [`api_server`] finds, each question to which takes `timeout` at most.
 ///
 /// # Errors
 ///
-/// Where it is named, and can't be read.
+/// If it is named, and can't be read.
 pub(crate) async fn client(kubeconfig: Option<&Path>, timeout: Duration) -> Result<Option<Client>> {
     let Some(mut config) = api_server(kubeconfig).await? else { return Ok(None) };
     config.connect_timeout = Some(timeout);
@@ -143,7 +143,7 @@ pub(crate) async fn client(kubeconfig: Option<&Path>, timeout: Duration) -> Resu
 ///
 /// # Errors
 ///
-/// Where the CA's certificates can't be parsed.
+/// If the CA's certificates can't be parsed.
 pub(crate) fn extender(address: Uri, pem: Option<&Pem>) -> Result<Config> {
     let is_plain = address.scheme_str() == Some("http");
     let mut config = Config::new(address);

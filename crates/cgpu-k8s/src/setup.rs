@@ -24,7 +24,7 @@ use serde_json::json;
 
 use crate::engine_check::{EngineArgs, require, restart_in_turn, seen_at};
 
-/// The first process of the node, where the pod has `hostPID: true`.
+/// The first process of the node, if the pod has `hostPID: true`.
 const NODE: &str = "/proc/1";
 
 /// Where a pod has its service account.
@@ -56,8 +56,8 @@ pub enum SetupCommand {
         /// The engine.
         #[command(flatten)]
         engine: EngineArgs,
-        /// Have the program restart the engine where it has to be (`--restart`), one node after another: by a lease in that
-        /// namespace.
+        /// Have the program restart the engine if it has to be (`--restart`), one node after another: by a lease in
+        /// that namespace.
         #[arg(long, value_name = "NAMESPACE")]
         restart_in: Option<String>,
         /// The program and its arguments.
@@ -75,8 +75,8 @@ pub enum SetupCommand {
     },
     /// Run a program of the node's.
     Enter {
-        /// Run it in the node's network, too: the kubelet's credentials may name the API server by an address of the node's
-        /// alone.
+        /// Run it in the node's network, too: the kubelet's credentials may name the API server by an address of the
+        /// node's alone.
         #[arg(long)]
         network: bool,
         /// The capabilities that it keeps of the container's, as `SYS_PTRACE,MKNOD`; all without this option.
@@ -91,7 +91,7 @@ pub enum SetupCommand {
 /// What the cluster sets of a node's configuration.
 #[derive(Debug, clap::Args)]
 pub struct Settings {
-    /// The file on the node, in the directory `conf.d` beside its configuration.
+    /// The file on the node, in the directory `conf.d` next to its configuration.
     #[arg(
         long = "settings",
         value_name = "FILE",
@@ -127,11 +127,11 @@ impl Settings {
     }
 }
 
-/// Does what it is told. Where that is to become another program, it returns only if that has failed.
+/// Does what the command line asks for. If that is to become another program, it returns only if that has failed.
 ///
 /// # Errors
 ///
-/// Where the pod isn't let to the node, or something can't be written or run.
+/// If the pod isn't let to the node, or something can't be written or run.
 pub fn set_up(args: &SetupArgs) -> Result<()> {
     let node = Path::new(NODE);
     match &args.command {
@@ -248,7 +248,7 @@ fn capabilities(names: &[String]) -> Result<CapabilitySet> {
     names.iter().map(of).collect()
 }
 
-/// Takes all other capabilities from what is run next, whoever it becomes.
+/// Takes all other capabilities from the program that is run next, whatever it becomes.
 fn keep_only(retained: CapabilitySet) -> io::Result<()> {
     for number in 0..u64::BITS {
         let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -308,7 +308,7 @@ struct ServiceAccount {
     _open: [OwnedFd; 2],
 }
 
-/// `None` where the pod has none. The token is renewed by the kubelet, and is read anew through the directory.
+/// `None` if the pod has none. The token is renewed by the kubelet, and is read again through the directory.
 fn service_account() -> Result<Option<ServiceAccount>> {
     let server = std::env::var("KUBERNETES_SERVICE_HOST").ok();
     let port = std::env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".to_owned());

@@ -1,4 +1,4 @@
-//! Units of memory as devices: what the kubelet is told of each GPU. Pure.
+//! Units of memory as devices: what is reported to the kubelet of each GPU. Pure.
 //!
 //! A device's id is the beginning of its GPU's UUID and the unit's number, in base 36:
 //! `c09d-2z`. It says which GPU it is of whatever its index becomes, and is short: the kubelet takes
@@ -10,13 +10,13 @@ use std::str::FromStr;
 use cgpu_core::gpu::{Gpu, GpuState};
 use thiserror::Error;
 
-/// The most bytes of a message that the kubelet takes: what gRPC's Go library takes where nothing
-/// else is said (`defaultClientMaxReceiveMessageSize` of `google.golang.org/grpc`), and the kubelet
-/// says nothing else (`pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go`).
+/// The most bytes of a message that the kubelet takes: what gRPC's Go library takes if nothing else
+/// is said (`defaultClientMaxReceiveMessageSize` of `google.golang.org/grpc`), and the kubelet says
+/// nothing else (`pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go`).
 pub const MOST_MESSAGE_BYTES: usize = 4 << 20;
 
-/// What a device takes in a message beside its id: two tags and two lengths, `Healthy`, and tag and
-/// length of the whole. An unhealthy one takes two more.
+/// What a device takes in a message in addition to its id: two tags and two lengths, `Healthy`, and
+/// tag and length of the message. An unhealthy one takes two more.
 const DEVICE_BYTES: usize = 2 + 2 + 2 + "Unhealthy".len();
 
 /// The fewest characters of a UUID in an id.
@@ -25,9 +25,7 @@ const LEAST_PREFIX: usize = 3;
 /// How much memory a unit is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// 1 GiB.
     GiB,
-    /// 1 MiB.
     MiB,
 }
 
@@ -69,7 +67,7 @@ impl FromStr for Unit {
     }
 }
 
-/// Why the kubelet can't be told of the GPUs.
+/// Why the GPUs can't be reported to the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UnitError {
     /// Too many units for the kubelet.
@@ -85,17 +83,12 @@ pub enum UnitError {
         /// How many the kubelet takes.
         most: usize,
     },
-    /// A UUID that is none.
+    /// An invalid UUID.
     #[error(
         "GPU {index} has UUID {uuid:?} in the inventory, which is none; correct it there, or have \
          `cgpu gpus --refresh` ask the driver"
     )]
-    Uuid {
-        /// Its index.
-        index: u32,
-        /// What it has.
-        uuid: String,
-    },
+    Uuid { index: u32, uuid: String },
 }
 
 /// A GPU whose memory is given out in units.
@@ -105,7 +98,7 @@ pub struct SharedGpu {
     pub index: u32,
     /// `GPU-` and a UUID.
     pub uuid: String,
-    /// Units of its memory that can be given out: those that the driver doesn't keep.
+    /// Units of its memory that can be given out: those that the driver doesn't reserve.
     pub units: u32,
     /// Whole units of all its memory, of which one is so many parts: `ALIYUN_COM_GPU_MEM_DEV`.
     pub whole_units: u32,
@@ -138,7 +131,7 @@ impl SharedGpu {
 ///
 /// # Errors
 ///
-/// Where the kubelet can't be told of them.
+/// If they can't be reported to the kubelet.
 pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<SharedGpu>, UnitError> {
     let gpus: Vec<&Gpu> = gpus.iter().filter(|gpu| !gpu.mig_enabled).collect();
     let digits = |gpu: &Gpu| -> Result<String, UnitError> {
@@ -148,7 +141,7 @@ pub fn shared(gpus: &[Gpu], unit: Unit) -> Result<Vec<SharedGpu>, UnitError> {
         if is_one { Ok(digits.to_ascii_lowercase()) } else { Err(error()) }
     };
     let digits: Vec<String> = gpus.iter().map(|gpu| digits(gpu)).collect::<Result<_, _>>()?;
-    // As few as tell each from the others.
+    // As few as distinguish each from the others.
     let common = |one: &str, other: &str| {
         one.bytes().zip(other.bytes()).take_while(|(one, other)| one == other).count()
     };

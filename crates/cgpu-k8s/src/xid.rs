@@ -28,7 +28,6 @@ pub struct Broken(BTreeMap<Bus, u32>);
 /// What a line of the log has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Verdict {
-    /// A GPU is broken.
     #[error("Xid {0}: it is broken until it has been reset")]
     Broken(u32),
     /// The driver says that it needs nothing any more.

@@ -1,5 +1,5 @@
-//! The plugin beside a kubelet's side of the API: a registry that plugins make themselves known to, and a
-//! client that asks over the plugin's own socket. Needs root, as the plugin does.
+//! The plugin next to a kubelet's side of the API: a registry that plugins make themselves known to, and
+//! a client that asks over the plugin's own socket. Needs root, as the plugin does.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 
@@ -41,7 +41,7 @@ const UUIDS: [&str; 3] = [
     "GPU-5e0a9a63-2222-3333-4444-555566667777",
 ];
 
-/// A kubelet's registry: of plugins for memory, and of plugins for whole GPUs.
+/// A kubelet's registry: of plugins for memory, and of plugins for exclusive GPUs.
 struct Registry {
     memory: mpsc::Sender<RegisterRequest>,
     whole: mpsc::Sender<RegisterRequest>,
@@ -52,13 +52,13 @@ impl Registration for Registry {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
         let is_whole = request.resource_name == "aliyun.com/gpu-whole";
-        // A test that looks at one of them drops the other's end.
+        // A test that checks one of them drops the other's end.
         let _ = if is_whole { &self.whole } else { &self.memory }.send(request);
         Ok(Response::new(Empty {}))
     }
 }
 
-/// Tells who has what.
+/// Reports which containers have what.
 struct PodResources(Arc<Mutex<ListPodResourcesResponse>>);
 
 #[tonic::async_trait]
@@ -135,7 +135,7 @@ impl Node {
     }
 
     fn has(&self, gpus: &Value) {
-        // As a whole, for who reads it meanwhile.
+        // All at once, for a process that reads it meanwhile.
         fs::write(self.path("gpus.new"), gpus.to_string()).unwrap();
         fs::rename(self.path("gpus.new"), self.path("gpus.json")).unwrap();
     }
@@ -160,7 +160,7 @@ impl Node {
         self.kubelet_of_both().0
     }
 
-    /// The same, and what plugins for whole GPUs say.
+    /// The same, and what plugins for exclusive GPUs say.
     fn kubelet_of_both(
         &self,
     ) -> (mpsc::Receiver<RegisterRequest>, mpsc::Receiver<RegisterRequest>) {
@@ -184,7 +184,7 @@ impl Node {
         (memory_comes, whole_comes)
     }
 
-    /// The kubelet's socket that tells who has what: what is set is told.
+    /// The kubelet's socket that reports which containers have what: what is set is reported.
     fn pod_resources(&self) -> Arc<Mutex<ListPodResourcesResponse>> {
         let held = Arc::new(Mutex::default());
         let _in = self.runtime.enter();
@@ -209,7 +209,7 @@ impl Node {
         DevicePluginClient::new(channel)
     }
 
-    /// The driver tells of a GPU.
+    /// The driver reports a GPU.
     fn report(&self, message: &str) {
         let mut log = fs::OpenOptions::new().append(true).open(self.path("kmsg")).unwrap();
         writeln!(log, "4,2,2,-;NVRM: Xid (PCI:{message}").unwrap();
@@ -241,8 +241,8 @@ fn healthy(list: &ListAndWatchResponse) -> BTreeMap<String, usize> {
     counts
 }
 
-/// Waits until a stream tells that devices of these GPUs are healthy, by the beginning of their UUIDs, and of no
-/// others.
+/// Waits until a stream reports that devices of these GPUs are healthy, by the beginning of their UUIDs, and of
+/// no others.
 fn until(runtime: &Runtime, stream: &mut Streaming<ListAndWatchResponse>, wanted: &[&str]) {
     loop {
         let reported = runtime.block_on(stream.message()).unwrap().unwrap();
@@ -342,7 +342,7 @@ fn lost_gpus_units_become_unhealthy_and_return() {
     lost["state"] = "ok".into();
     node.has(&json!([lost, gpu(1, 24)]));
     assert_eq!(healthy(&next()).values().sum::<usize>(), 40);
-    // An inventory that can't be read changes nothing, and is told.
+    // An inventory that can't be read changes nothing, and is reported.
     fs::write(node.path("gpus.json"), "{").unwrap();
     let reported = || node.log().matches("the GPUs can't be looked at").count();
     assert!(eventually(|| reported() == 1));
@@ -408,7 +408,7 @@ fn plugin_registers_again_and_waits_for_the_kubelet() {
     }
     let socket = |dir: &Path| dir.join("cgpu-gpu-mem.sock").exists();
     assert!(socket(&node.path("plugins")));
-    // Told to end, it leaves nothing.
+    // After SIGTERM it leaves nothing.
     let mut plugin = node.plugin.take().unwrap();
     let kill = Command::new("kill").arg(plugin.id().to_string()).status().unwrap();
     assert!(kill.success() && plugin.wait().unwrap().success());
@@ -439,7 +439,7 @@ fn gpu_is_shared_or_exclusive_but_never_both() {
     let mut gpus = node.runtime.block_on(whole.list_and_watch(Empty {})).unwrap().into_inner();
     let (first, second, third) = ("c09", "07c", "5e0");
     until(&node.runtime, &mut units, &[first, second, third]);
-    // As long as nobody tells who has what, none is anybody's as a whole.
+    // As long as the kubelet doesn't report which containers have what, no container has an exclusive GPU.
     until(&node.runtime, &mut gpus, &[]);
     let held = node.pod_resources();
     until(&node.runtime, &mut gpus, &[first, second, third]);
@@ -452,7 +452,7 @@ fn gpu_is_shared_or_exclusive_but_never_both() {
     let mut variables = answer.into_inner().container_responses[0].envs.clone();
     let record = node.record(&variables.remove("CGPU_GRANT").unwrap());
     assert_eq!(record["gpus"], json!([{"uuid": UUIDS[1], "bytes": null}]));
-    // All names of GPUs, so that an image's own doesn't count beside them; and it has no quota of the host's.
+    // All names of GPUs, so that an image's own doesn't count together with them; and it has no quota of the host's.
     let expected = [
         ("NVIDIA_VISIBLE_DEVICES", UUIDS[1]),
         ("ALIYUN_COM_GPU_VISIBLE_DEVICES", UUIDS[1]),
@@ -470,7 +470,7 @@ fn gpu_is_shared_or_exclusive_but_never_both() {
     let error = node.runtime.block_on(shared.allocate(allocate(&["07c-0".into()]))).unwrap_err();
     assert!(error.message().contains("GPU 1 has just become another"), "{error}");
 
-    // What the kubelet tells counts, whoever gave it out: both, and the third as a whole.
+    // What the kubelet reports counts, whichever plugin gave it out: both, and the third exclusively.
     let of_third = [UUIDS[2].to_owned()];
     let of_second = [UUIDS[1].to_owned()];
     set(vec![has("a", MEM, &unit), has("b", WHOLE, &of_second), has("c", WHOLE, &of_third)]);

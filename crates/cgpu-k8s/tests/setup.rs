@@ -1,5 +1,5 @@
-//! `cgpu-node-setup` as a container of the DaemonSet runs it: in a mount namespace of its own, beside the node's first
-//! process. Needs root.
+//! `cgpu-node-setup` as a container of the DaemonSet runs it: in a mount namespace of its own, next to the node's
+//! first process. Needs root.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// The version that the kubelet is told.
+/// The API version that a plugin reports to the kubelet.
 pub const VERSION: &str = "v1beta1";
 
 /// What a device's health is called that can be given out.
@@ -19,7 +19,6 @@ pub const UNHEALTHY: &str = "Unhealthy";
 /// The most bytes of a question that are taken: all units of a node may be named in one.
 pub const MOST_ASKED_BYTES: usize = 16 << 20;
 
-/// Nothing.
 #[derive(Clone, PartialEq, Message)]
 pub struct Empty {}
 
@@ -28,7 +27,7 @@ pub struct Empty {}
 pub struct RegisterRequest {
     #[prost(string, tag = "1")]
     pub version: String,
-    /// The name of its socket, beside the kubelet's.
+    /// The name of its socket, next to the kubelet's.
     #[prost(string, tag = "2")]
     pub endpoint: String,
     #[prost(string, tag = "3")]
@@ -176,15 +175,15 @@ pub struct ContainerDevices {
     pub device_ids: Vec<String>,
 }
 
-/// An engine is asked how it is (CRI, `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`).
+/// Asks an engine for its state (CRI, `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`).
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct StatusRequest {
-    /// Whether it tells all.
+    /// Whether the engine reports everything.
     #[prost(bool, tag = "1")]
     pub verbose: bool,
 }
 
-/// How it is.
+/// The engine's state.
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusResponse {
     #[prost(btree_map = "string, string", tag = "2")]

@@ -23,12 +23,12 @@ pub struct Engine {
     socket: PathBuf,
 }
 
-/// The runtimes that an engine has, as far as it tells them.
+/// The runtimes that an engine has, as far as it reports them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Runtimes {
-    /// The names by which RuntimeClasses name them; `None` where it doesn't tell.
+    /// The names by which RuntimeClasses name them; `None` if the engine doesn't report them.
     pub handlers: Option<BTreeSet<String>>,
-    /// The one that makes the containers of pods without a class; `None` where it doesn't tell.
+    /// The one that makes the containers of pods without a class; `None` if the engine doesn't report it.
     pub default: Option<String>,
 }
 
@@ -39,7 +39,6 @@ impl Engine {
         Engine { socket }
     }
 
-    /// Where it is asked.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -49,7 +48,7 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Where it can't be asked.
+    /// If it can't be asked.
     pub async fn runtimes(&self) -> Result<Runtimes> {
         let asked = async {
             let channel = connect(&self.socket).await?;
@@ -80,8 +79,8 @@ impl Engine {
 }
 
 impl Runtimes {
-    /// By an engine's answer: its list of handlers (Kubernetes 1.30 and later), and containerd's configuration, which it
-    /// tells who asks for all.
+    /// By an engine's answer: its list of handlers (Kubernetes 1.30 and later), and containerd's configuration, which
+    /// it reports to a client that asks for everything.
     #[must_use]
     pub fn of(answer: &StatusResponse) -> Self {
         let config: Value = answer
@@ -98,8 +97,8 @@ impl Runtimes {
         Runtimes { handlers: Some(listed).filter(|list| !list.is_empty()).or(configured), default }
     }
 
-    /// Why containers aren't made by the runtime of that name, if they aren't: those of its class, and with `is_default`
-    /// those of pods without one.
+    /// Why containers aren't made by the runtime of that name, if they aren't: those of its class, and with
+    /// `is_default` those of pods without one.
     #[must_use]
     pub fn lack(&self, handler: &str, is_default: bool) -> Option<String> {
         if self.handlers.as_ref().is_some_and(|handlers| !handlers.contains(handler)) {

@@ -17,8 +17,8 @@ use crate::pod_resources_lister_client::PodResourcesListerClient;
 /// How long the kubelet may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The most bytes of its answer that are taken: more than the 4 MiB of gRPC, as all units of a node may be told,
-/// each with its pod.
+/// The most bytes of its answer that are taken: more than the 4 MiB of gRPC, as all units of a node may be
+/// reported, each with its pod.
 const MOST_BYTES: usize = 16 << 20;
 
 /// The kubelet of this node, which knows which container has what.
@@ -28,7 +28,7 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// The one that tells it at that socket.
+    /// The kubelet that reports this at that socket.
     #[must_use]
     pub fn new(pod_resources: PathBuf) -> Self {
         Kubelet { pod_resources }
@@ -38,7 +38,7 @@ impl Kubelet {
     ///
     /// # Errors
     ///
-    /// Where it can't be asked.
+    /// If it can't be asked.
     pub async fn held(&self) -> Result<ListPodResourcesResponse> {
         let asked = async {
             let channel = connect(&self.pod_resources).await?;
@@ -56,11 +56,11 @@ impl Kubelet {
     }
 }
 
-/// A channel to a socket of the kubelet's.
+/// A channel to one of the kubelet's sockets.
 ///
 /// # Errors
 ///
-/// Where nobody listens.
+/// If no server listens there.
 pub async fn connect(socket: &Path) -> Result<Channel> {
     let socket = socket.to_owned();
     let connect = service_fn(move |_: Uri| {

@@ -1,8 +1,8 @@
-//! `cgpu-kubelet`: the kubelet's APIs for devices, and one question of the API by which it uses an engine. By one a plugin
-//! tells which devices a node has, and is asked what a container gets; by another the kubelet tells which container has
-//! which devices; by the third (CRI) an engine tells which runtimes it has.
+//! `cgpu-kubelet`: the kubelet's APIs for devices, and one question of the API by which it uses an engine. By one a
+//! plugin reports which devices a node has, and is asked what a container gets; by another the kubelet reports which
+//! container has which devices; by the third (CRI) an engine reports which runtimes it has.
 //!
-//! Owns the messages and who asks. Must not know what a device is: that is the plugin's business.
+//! Owns the messages and their clients. Must not know what a device is: that is the plugin's business.
 
 pub mod api;
 

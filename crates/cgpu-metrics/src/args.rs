@@ -22,7 +22,7 @@ pub struct Args {
     /// Ask nothing of NVIDIA's driver: without utilisation, temperature and power.
     #[arg(long)]
     pub no_nvml: bool,
-    /// Where the kubelet tells which pods have which devices; on a host without a kubelet nobody is asked.
+    /// Where the kubelet reports which pods have which devices; on a host without a kubelet nothing is asked.
     #[arg(
         long,
         value_name = "SOCKET",

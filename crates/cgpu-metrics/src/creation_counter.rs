@@ -13,7 +13,7 @@ struct Counted {
     creates: Creates,
 }
 
-/// Counts creates as their events come.
+/// Counts container creations as their events come.
 #[derive(Debug)]
 pub(crate) struct Counter {
     store: Store,
@@ -22,17 +22,17 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// From the first event on that is kept.
+    /// From the first retained event on.
     ///
     /// # Errors
     ///
-    /// Where a file is there and can't be opened.
+    /// If a file is there and can't be opened.
     pub(crate) fn new(store: Store) -> io::Result<Self> {
         let counted = Some(Counted::new(&store)?);
         Ok(Counter { store, counted })
     }
 
-    /// The creates until now; those until then, and why, where the events can't be read.
+    /// The container creations until now; if the events can't be read, those counted before, and why.
     pub(crate) fn count(&mut self) -> (Creates, Option<io::Error>) {
         self.count_by(Follower::read)
     }
@@ -41,7 +41,7 @@ impl Counter {
         &mut self,
         read: impl FnOnce(&mut Follower) -> io::Result<Vec<Event>>,
     ) -> (Creates, Option<io::Error>) {
-        // It is not here while it is read: where that panics, what was half counted is dropped, and the next read
+        // It is not here while it is read: if that panics, what was half counted is dropped, and the next read
         // counts from the first event on.
         let mut counted = match self.counted.take().map_or_else(|| Counted::new(&self.store), Ok) {
             Ok(counted) => counted,

@@ -1,11 +1,11 @@
-//! Creates, counted: [`Creates`]. Pure.
+//! Container creations, counted: [`Creates`]. Pure.
 
 use std::collections::BTreeMap;
 
 use cgpu_host::events::{Cause, Event, Kind};
 
-/// How many containers got what they asked for, and how many were not made, by what kept them; as
-/// far back as events are kept, when the count begins.
+/// How many containers got what they asked for, and how many were not created, by what prevented
+/// it; as far back as events are retained when the count begins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Creates {
     pub(crate) admitted: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Creates {
 }
 
 impl Creates {
-    /// Counts what `events` tell of creates.
+    /// Counts what `events` report of container creations.
     pub(crate) fn count(&mut self, events: &[Event]) {
         for event in events {
             match event.kind {

@@ -1,8 +1,8 @@
 //! A [`Snapshot`] as OpenMetrics' text: [`text`]. Pure.
 //!
-//! What isn't known has no series, and a container that is gone has none either: all is made anew from
-//! each snapshot. Labels of GPUs are dcgm-exporter's; a container's name that has three parts is
-//! Kubernetes' namespace, pod and container.
+//! What isn't known has no series, and a container that is gone has none either: all series are
+//! recreated from each snapshot. Labels of GPUs are dcgm-exporter's; a container's name that has three
+//! parts is Kubernetes' namespace, pod and container.
 
 use core::time::Duration;
 use std::fmt;
@@ -39,7 +39,7 @@ pub(crate) struct HostSample {
     pub(crate) snapshot: Snapshot,
     /// The node's name in the cluster, which kube-state-metrics' series have as `node`.
     pub(crate) node: Option<String>,
-    /// The creates that were counted.
+    /// The container creations that were counted.
     pub(crate) creates: Creates,
     /// What the kubelet gave to pods.
     pub(crate) given: Vec<PodGpu>,
@@ -49,7 +49,7 @@ pub(crate) struct HostSample {
 ///
 /// # Errors
 ///
-/// Where it can't be written as text.
+/// If it can't be written as text.
 pub(crate) fn text(found: HostSample) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(found));
@@ -117,7 +117,7 @@ impl Collector for HostSample {
 }
 
 impl HostSample {
-    /// Which versions look, and of which driver.
+    /// The versions of the cgpu that polls, and of the driver.
     fn info(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let metric = Metric::<Snapshot> {
             name: "cgpu_versions",
@@ -190,7 +190,7 @@ impl HostSample {
     }
 }
 
-/// One metric of all that have it; no word of it where none has.
+/// One metric of all that have it; no word of it if none has.
 fn family<'a, T: 'a>(
     encoder: &mut DescriptorEncoder<'_>,
     metric: &Metric<T>,
@@ -214,7 +214,7 @@ fn family<'a, T: 'a>(
     Ok(())
 }
 
-/// Whether containers' quotas hold, by whose doing, and how containers stand.
+/// Whether containers' quotas are enforced, by which backend, and the containers' states.
 fn states(
     encoder: &mut DescriptorEncoder<'_>,
     containers: &[(Vec<Label>, &ContainerView)],
@@ -288,7 +288,7 @@ fn durations(
     encoder: &mut DescriptorEncoder<'_>,
     containers: &[(Vec<Label>, &ContainerView)],
 ) -> fmt::Result {
-    // The counts are the monitor's word. Where their sum is no number, as no count can be, they say nothing.
+    // The counts are the monitor's word. If their sum is no number, as no count can be, they say nothing.
     let timed = containers.iter().filter_map(|(labels, of)| {
         let durations = of.durations?;
         let count =
@@ -345,11 +345,11 @@ fn bus_id(kernels: &str) -> String {
     }
 }
 
-/// The most characters of a label's value: Prometheus keeps each for weeks.
+/// The most characters of a label's value: Prometheus retains each for weeks.
 const MOST_SIGNS: usize = 256;
 
-/// A label's value: names are chosen by whoever makes a container. What the format needs escaped is
-/// the encoder's business.
+/// A label's value: names are chosen by a container's creator. What the format needs escaped is the
+/// encoder's business.
 fn written(text: &str) -> String {
     text.chars().take(MOST_SIGNS).map(|sign| if sign.is_control() { '_' } else { sign }).collect()
 }

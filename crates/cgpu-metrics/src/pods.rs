@@ -1,6 +1,6 @@
 //! Which GPUs the kubelet gave to which pods: [`pod_gpus`]. Pure.
 //!
-//! The runtime's records tell of a container that came through cgpu. A pod with another runtime that has a GPU of
+//! The runtime's records report a container that came through cgpu. A pod with another runtime that has a GPU of
 //! NVIDIA's device plugin is known to the kubelet alone.
 
 use std::collections::BTreeMap;
@@ -17,12 +17,12 @@ pub(crate) struct PodGpu {
     pub(crate) resource: String,
     /// The GPU's UUID, or a MIG device's.
     pub(crate) uuid: String,
-    /// How many devices of the resource: more than one where a plugin makes several of a GPU.
+    /// How many devices of the resource: more than one if a plugin makes several of a GPU.
     pub(crate) devices: u64,
 }
 
-/// Which GPUs and MIG devices the containers of this node were given, by what the kubelet tells. Units of memory,
-/// whose ids are no UUIDs, are not among them: the runtime's records say more of those.
+/// Which GPUs and MIG devices the containers of this node were given, by what the kubelet reports. Units of
+/// memory, whose ids are no UUIDs, are not among them: the runtime's records say more of those.
 pub(crate) fn pod_gpus(reported: &ListPodResourcesResponse) -> Vec<PodGpu> {
     let mut counts = BTreeMap::new();
     for pod in &reported.pod_resources {
@@ -45,7 +45,7 @@ pub(crate) fn pod_gpus(reported: &ListPodResourcesResponse) -> Vec<PodGpu> {
     counts.into_iter().map(|(given, devices)| PodGpu { devices, ..given }).collect()
 }
 
-/// The UUID in a device's id: NVIDIA's plugin adds `::` and a number where it shares a GPU by time
+/// The UUID in a device's id: NVIDIA's plugin adds `::` and a number if it shares a GPU by time
 /// (`internal/rm/devices.go` of k8s-device-plugin, `AnnotatedID`).
 fn uuid(id: &str) -> Option<&str> {
     let uuid = id.split_once("::").map_or(id, |(uuid, _)| uuid);
@@ -83,7 +83,7 @@ mod tests {
         let found = found(&[
             ("nvidia.com/gpu", &["GPU-b::0", "GPU-b::1", "GPU-a"]),
             ("nvidia.com/mig-1g.10gb", &["MIG-c"]),
-            // The kubelet tells one resource more than once, by NUMA node.
+            // The kubelet reports one resource more than once, by NUMA node.
             ("nvidia.com/gpu", &["GPU-a::2"]),
         ]);
         let wanted = [

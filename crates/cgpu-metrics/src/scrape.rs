@@ -1,5 +1,5 @@
-//! What the dashboard shows is the same whether Prometheus keeps our labels or calls them `exported_…`: scraped by
-//! the real Prometheus, as the jobs of a cluster do.
+//! What the dashboard shows is the same whether Prometheus retains our labels or calls them `exported_…`: scraped
+//! by the real Prometheus, as the jobs of a cluster do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -31,7 +31,7 @@ const JOBS: [(&str, bool, &[&str]); 4] = [
     ("a job of prometheus.io/scrape", false, &["namespace", "pod"]),
 ];
 
-/// A node with containers of two namespaces, one of them held by nobody.
+/// A node with containers of two namespaces; the quota of one container is not enforced.
 fn exposition() -> String {
     let mut snapshot = snapshot();
     let mut lost = snapshot.containers[0].clone();

@@ -1,4 +1,4 @@
-//! Prints the metrics once, or serves them to whoever asks.
+//! Prints the metrics once, or serves them to any client.
 
 use std::fs;
 use std::io::{self, Write};
@@ -29,13 +29,13 @@ use crate::creation_counter::Counter;
 use crate::exposition::{HostSample, text};
 use crate::pods::{PodGpu, pod_gpus};
 
-/// How long what was found is told again: who asks often keeps no monitor busy.
+/// How long the last result is reported again: a client that asks often keeps no monitor busy.
 const FRESH: Duration = Duration::from_millis(100);
 
 /// What OpenMetrics' text is called (the specification, section "Protocol Negotiation").
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What one who asks may take: an answer more than the driver may take to say how it is.
+/// Bounds on what one client may take: an answer more than the driver may take to report its state.
 pub(crate) const BOUNDS: Bounds = Bounds {
     connections: 16,
     header: Duration::from_secs(2),
@@ -47,7 +47,7 @@ pub(crate) const BOUNDS: Bounds = Bounds {
 /// How many wait for metrics at once; the other connections are for probes, which ask for nothing that takes time.
 const MOST_SCRAPES: usize = 8;
 
-/// Who looks, and what was found last.
+/// What polls the host, and the last result.
 struct Eyes {
     host: Host,
     driver: Option<Driver>,
@@ -58,7 +58,7 @@ struct Eyes {
 }
 
 impl Eyes {
-    /// What there is to tell. Waits: call it beside the runtime's own thread.
+    /// What there is to report. Waits: call it on another thread than the runtime's own.
     fn poll(&mut self) -> Result<Arc<str>> {
         if let Some((found, text)) = &self.reported
             && found.elapsed() < FRESH
@@ -79,7 +79,7 @@ impl Eyes {
         Ok(text)
     }
 
-    /// What the kubelet gave to pods; nothing where there is no kubelet.
+    /// What the kubelet gave to pods; nothing if there is no kubelet.
     fn given_to_pods(&self) -> Result<Vec<PodGpu>> {
         if !self.pod_resources.exists() {
             return Ok(Vec::new());
@@ -93,7 +93,7 @@ impl Eyes {
 ///
 /// # Errors
 ///
-/// Where the host can't be looked at, or the address is of no use.
+/// If the host can't be polled, or the address is of no use.
 pub fn run(args: &Args) -> Result<()> {
     let host = Host::load(args.config.as_deref().map(AsRef::as_ref))?;
     let driver = (!args.no_nvml).then(|| Driver::new(host.config.driver.root.clone()));
@@ -102,11 +102,11 @@ pub fn run(args: &Args) -> Result<()> {
     let node = args.node(std::env::var("NODE_NAME").ok());
     let pod_resources = args.pod_resources.clone();
     let eyes = Mutex::new(Eyes { host, driver, creates, node, pod_resources, reported: None });
-    // Where looking panicked, its parts are whole all the same: each replaces what it has by what it found at once.
+    // If a poll panicked, its parts are intact all the same: each replaces what it has by what it found at once.
     let poll = move || eyes.lock().unwrap_or_else(PoisonError::into_inner).poll();
     let asked = Asked::new(poll);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // What is wrong from the beginning is said before anybody asks.
+    // What is wrong from the beginning is reported before the first request.
     let first = runtime.block_on(asked.poll(None))?;
     if args.once {
         return Ok(io::stdout().write_all(first.as_bytes())?);
@@ -126,8 +126,8 @@ impl Asked {
         Asked { poll: Arc::new(poll), scrapes: Arc::new(Semaphore::new(MOST_SCRAPES)) }
     }
 
-    /// What is found, by a thread that may wait. It has its `place` until it is done, however it ends: who asks may
-    /// have gone long before, and would ask for one thread after the other.
+    /// What is found, by a thread that may wait. It has its `place` until it is done, however it ends: the client
+    /// may have gone long before, and would ask for one thread after the other.
     async fn poll(&self, place: Option<OwnedSemaphorePermit>) -> Result<Arc<str>> {
         let poll = Arc::clone(&self.poll);
         let found = spawn_blocking(move || {
@@ -156,7 +156,7 @@ async fn serve(asked: Asked, address: &Address) -> Result<()> {
             Ok(answer(listener, router, BOUNDS).await?)
         }
         Address::Unix(path) => {
-            make_room(path)?;
+            remove_stale_socket(path)?;
             let listener = UnixListener::bind(path).with_context(|| {
                 format!("cannot listen at {}; choose another path by --listen", path.display())
             })?;
@@ -166,14 +166,14 @@ async fn serve(asked: Asked, address: &Address) -> Result<()> {
     }
 }
 
-/// Says where, for whoever lets the host choose a port.
+/// Reports the address, for a caller that lets the host choose a port.
 fn listens(place: &str) {
-    // Nobody may be there to read it.
+    // There may be no reader.
     let _ = writeln!(io::stdout(), "listening at {place}");
 }
 
-/// Removes the socket of one that has ended.
-fn make_room(path: &Path) -> Result<()> {
+/// Removes the socket of a server that has exited.
+fn remove_stale_socket(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
         Err(_) => Ok(()),
         Ok(meta) if !meta.file_type().is_socket() => {

@@ -1,4 +1,5 @@
-//! `cgpu-metrics` on a node of Kubernetes: what the kubelet tells at its socket of who has which GPUs. Needs root.
+//! `cgpu-metrics` on a node of Kubernetes: what the kubelet reports at its socket of which pods have which GPUs. Needs
+//! root.
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 
@@ -58,7 +59,7 @@ impl Node {
         self.0.path().join(name)
     }
 
-    /// What is told, with that socket.
+    /// The metrics that are reported with that socket.
     fn metrics(&self, socket: &Path) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_cgpu-metrics"));
         command.arg("--config").arg(self.path("config.toml")).args(["--once", "--no-nvml"]);
@@ -68,7 +69,7 @@ impl Node {
     }
 }
 
-/// A kubelet that tells this at `socket`, as long as the runtime lives.
+/// A kubelet that reports this at `socket`, as long as the runtime lives.
 fn kubelet(socket: &Path, reported: ListPodResourcesResponse) -> Runtime {
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let listener = {
@@ -107,7 +108,7 @@ fn pod_with_nvidias_plugin_gpu_is_reported() {
     assert!(text.contains("cgpu_unseen{") && unseen(&text) == "0.0", "{text}");
 }
 
-/// How many parts of the host could not be looked at.
+/// How many parts of the host could not be polled.
 fn unseen(text: &str) -> &str {
     let line = text.lines().find(|line| line.starts_with("cgpu_unseen{")).unwrap();
     line.rsplit(' ').next().unwrap()

@@ -9,7 +9,7 @@ use crate::args::AskArgs;
 use crate::certificate::CertificateFiles;
 use crate::placement::Placement;
 
-/// Tells Kubernetes' scheduler which nodes have a GPU with the room, and decides which GPU a pod gets.
+/// Reports to Kubernetes' scheduler which nodes have a GPU with the capacity, and decides which GPU a pod gets.
 #[derive(Debug, Parser)]
 #[command(name = "cgpu-scheduler-extender", version)]
 pub struct ExtenderArgs {
@@ -28,10 +28,10 @@ pub struct ExtenderArgs {
     /// Evict pods that have something of a GPU which is no longer on their node: their controllers make others.
     #[arg(long)]
     pub evict_lost: bool,
-    /// The GPU that is preferred where the node's label doesn't say it: binpack or spread.
+    /// The GPU that is preferred if the node's label doesn't say it: binpack or spread.
     #[arg(long, value_name = "WAY", default_value = "binpack")]
     pub placement: Placement,
-    /// How many pods a GPU may have where the node's label doesn't say it.
+    /// How many pods a GPU may have if the node's label doesn't say it.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     pub most_pods: u32,
     /// Serve without asking whether another replica does: for one that is alone.

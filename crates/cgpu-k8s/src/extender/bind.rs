@@ -89,12 +89,12 @@ impl Binder {
         self.leadership.leader(TIMEOUT).await
     }
 
-    /// Asks the fleet, or tells it something.
+    /// Queries the fleet, or reports something to it.
     pub(crate) fn with_fleet<T>(&self, ask: impl FnOnce(&mut Fleet) -> T) -> Result<T, NotServing> {
         self.lock().as_mut().map(ask).ok_or(NotServing)
     }
 
-    /// Binds a pod, and tells which GPUs it has.
+    /// Binds a pod, and returns which GPUs it has.
     pub(crate) async fn bind(&self, args: &BindArgs) -> Result<String> {
         let _busy = Busy::begin(&self.busy, &args.pod_uid)?;
         self.leadership.require(TIMEOUT).await?;
@@ -131,7 +131,7 @@ impl Binder {
         }
         match self.post_binding(args).await {
             Ok(()) => {}
-            // The API server has said no: the promise is nobody's. Where it said nothing, it may still bind.
+            // The API server has refused: the reservation belongs to no pod. If it did not answer, it may still bind.
             Err(error) if is_refusal(&error) => {
                 self.with_fleet(|fleet| fleet.forget(&args.pod_uid))?;
                 return Err(error);

@@ -1,8 +1,8 @@
 //! What replicas of the extender serve by TLS with, and ask one another with: [`Certificates`].
 //!
 //! Owns when the files are read. A certificate that was renewed is taken up without a restart: a connection that begins
-//! finds out whether the files have changed. Files of no use change nothing but the log. A replica is server and client with
-//! the same certificate, so that it is proved before it is used that the other replicas will take it as both.
+//! finds out whether the files have changed. Files of no use change nothing but the log. A replica is server and client
+//! with the same certificate, so that it is proved before it is used that the other replicas will take it as both.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use crate::certificate::{CertificateFiles, Pem};
 use crate::server::EXTENDER;
 
-/// How old the last look at the files may be. A Secret takes a minute to become a pod's files.
+/// How old the last check of the files may be. A Secret takes a minute to become a pod's files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What was in the files when they were last of use.
@@ -64,7 +64,7 @@ impl Credentials {
                 let (key, certificate) = (files.key.display(), files.certificate.display());
                 format!("{key} is not the key of the certificate in {certificate}")
             })?;
-        // Each connection proves anew who the client is.
+        // Each connection proves again which client it is.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
         server.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -85,7 +85,7 @@ struct State {
     refused: Option<String>,
 }
 
-/// What a look at the files has found, if it is to be logged.
+/// What a check of the files has found, if it is to be logged.
 #[derive(Debug, PartialEq, Eq)]
 enum Renewal {
     Taken,
@@ -118,7 +118,7 @@ impl Certificates {
     ///
     /// # Errors
     ///
-    /// Where they are of no use.
+    /// If they are of no use.
     pub(crate) fn load(files: CertificateFiles, now: Instant) -> Result<Self> {
         let credentials = Arc::new(Credentials::load(&files, files.read()?)?);
         let state = State { credentials, checked: now, refused: None };
@@ -215,7 +215,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What `certificates` have once they look at the files again.
+    /// What `certificates` have once they check the files again.
     fn next(certificates: &Certificates) -> Arc<Credentials> {
         let checked = certificates.state.lock().unwrap().checked;
         certificates.current(checked + CHECK_INTERVAL)

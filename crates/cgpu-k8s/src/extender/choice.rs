@@ -17,13 +17,12 @@ pub const ALL_PERCENT: u32 = 100;
 /// What is free of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// Its index.
     pub index: u32,
     /// Units of memory in all.
     pub total: u32,
-    /// Units that nobody has and that aren't promised; 0 where none can be given out.
+    /// Units that no pod has and that aren't reserved; 0 if none can be given out.
     pub free: u32,
-    /// Percent of compute that nobody asked for.
+    /// Percent of compute that no pod asked for.
     pub free_percent: u32,
     /// How many pods are on it.
     pub pods: u32,
@@ -38,7 +37,7 @@ pub struct Choice {
     pub memory: ByContainer,
     /// Percent of compute.
     pub percent: ByContainer,
-    /// Units beside these that its init containers had, and that the kubelet keeps for it.
+    /// Units in addition to these that its init containers had, and that the kubelet retains for it.
     pub surplus: ByGpu,
 }
 
@@ -48,7 +47,7 @@ pub enum NotEnoughMemory {
     /// The pod asks for what can't be.
     #[error("{0}")]
     Impossible(String),
-    /// The node tells of no GPU.
+    /// The node reports no GPU.
     #[error("the node has no GPUs to share")]
     NoGpus,
     /// There are too few, or too small ones.
@@ -59,10 +58,10 @@ pub enum NotEnoughMemory {
     Taken {
         /// What there is not.
         wanted: Wanted,
-        /// Units that are free of all GPUs together, where these would do.
+        /// Units that are free of all GPUs together, if these would do.
         sum: Option<u32>,
     },
-    /// There is the room, and there are as many pods as a GPU may have.
+    /// There is the capacity, and there are as many pods as a GPU may have.
     #[error("{}, with fewer than {most_pods} pods", with_capacity_left(.wanted))]
     Crowded {
         /// What there is.
@@ -113,7 +112,7 @@ fn with_capacity_left(wanted: &Wanted) -> String {
 }
 
 impl PodAsk {
-    /// What it needs of each of its GPUs where all its containers are on the same; `None` where it can be on none.
+    /// What it needs of each of its GPUs if all its containers are on the same; `None` if it can be on none.
     #[must_use]
     pub fn need(&self) -> Option<Need> {
         let count = *self.gpus.as_ref().ok()?;
@@ -124,7 +123,7 @@ impl PodAsk {
     }
 }
 
-/// What Kubernetes' scheduler makes of it that all GPUs together have the room: it counts sums.
+/// What Kubernetes' scheduler concludes if all GPUs together have the capacity: it counts sums.
 fn though_sum(sum: Option<u32>) -> String {
     let reported =
         |free| format!(", though all together have {free}; the scheduler ends no pod for that");
@@ -189,7 +188,7 @@ pub fn choose(
         }
         return Ok(choice);
     }
-    // An init container's units become the others', who have to be on its GPUs therefore.
+    // An init container's units become the others', which have to be on its GPUs therefore.
     if has_init || beside.len() < 2 {
         return Err(why_not(whole, capacities));
     }
@@ -209,7 +208,7 @@ pub fn choose(
     Ok(choice)
 }
 
-/// The indices of so many GPUs with the room, in order.
+/// The indices of so many GPUs with the capacity, in order.
 fn best(
     capacities: &[Capacity],
     need: Wanted,
@@ -224,7 +223,7 @@ fn best(
     let mut fitting: Vec<&Capacity> = capacities.iter().filter(has_capacity).collect();
     match placement {
         Placement::Binpack => fitting.sort_by_key(|capacity| (capacity.free, capacity.index)),
-        // Replicas of one workload fail together where they share a GPU.
+        // Replicas of one workload fail together if they share a GPU.
         Placement::Spread => {
             fitting.sort_by_key(|capacity| {
                 (capacity.siblings, Reverse(capacity.free), capacity.index)

@@ -1,5 +1,5 @@
-//! The GPUs of all nodes and which pods have what of them: [`Fleet`]. Pure: it is told what the API server has,
-//! and what was promised meanwhile.
+//! The GPUs of all nodes and which pods have what of them: [`Fleet`]. Pure: its input is what the API server
+//! has, and what was reserved meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -19,7 +19,7 @@ use super::preemption::{Free, Holder, completed, victims};
 /// sum over a node's pods overflows.
 const MOST_UNITS: u32 = 1 << 21;
 
-/// How pods are placed where a node's labels don't say it.
+/// How pods are placed if a node's labels don't say it.
 #[derive(Debug, Clone)]
 pub struct FleetRules {
     /// What pods ask for.
@@ -33,17 +33,13 @@ pub struct FleetRules {
 /// A pod that wants a place.
 #[derive(Debug, Clone)]
 pub struct Seeker {
-    /// Its UID.
     pub uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// What it asks for.
     pub ask: PodAsk,
-    /// Who made it, by UID: a ReplicaSet, a StatefulSet, a Job.
+    /// Its creator, by UID: a ReplicaSet, a StatefulSet, a Job.
     pub workload: Option<String>,
-    /// How important it is, and what it takes beside GPUs.
+    /// How important it is, and what it takes in addition to GPUs.
     weight: Weight,
 }
 
@@ -57,7 +53,7 @@ pub struct Fleet {
     pods: HashMap<String, Held>,
     /// UIDs of pods on which something else may be written than their node says that they have.
     unwritten: BTreeSet<String>,
-    /// How many promises there were.
+    /// How many reservations there were.
     reservations: u64,
 }
 
@@ -85,7 +81,7 @@ struct TakenGpu {
     pods: u32,
 }
 
-/// What a pod has, or is promised.
+/// What a pod has, or has reserved.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Held {
     node: Box<str>,
@@ -98,7 +94,7 @@ struct Held {
     weight: Weight,
     /// What is written on it of what it has, in short.
     written: u64,
-    /// The number of the promise, where the API server hasn't told of the pod on its node yet.
+    /// The reservation's number, if the API server hasn't reported the pod on its node yet.
     reservation: Option<u64>,
 }
 
@@ -115,31 +111,23 @@ struct Weight {
 /// What a pod has of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodPart {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Units.
     pub units: u32,
 }
 
 /// A pod by all its names, on a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID.
     pub uid: String,
-    /// Its node.
     pub node: String,
 }
 
-/// A GPU of a node, to be looked at.
+/// A GPU of a node, for a reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuView {
-    /// Its index.
     pub index: u32,
     /// Its units.
     pub total: u32,
@@ -213,7 +201,7 @@ impl Fleet {
             self.remove_pod(uid);
             return;
         }
-        // One that is on no node yet may have been promised something.
+        // A pod that is on no node yet may have a reservation.
         let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) else { return };
         let none = Words::new();
         let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
@@ -270,13 +258,13 @@ impl Fleet {
         }
     }
 
-    /// How many promises there were: what [`Fleet::retain_pods`] is told of the beginning of a list.
+    /// How many reservations there were: what [`Fleet::retain_pods`] gets of the beginning of a list.
     #[must_use]
     pub fn reservations(&self) -> u64 {
         self.reservations
     }
 
-    /// Forgets all pods but these: what is left after all were listed. What was promised since the list began
+    /// Forgets all pods but these: what is left after all were listed. What was reserved since the list began
     /// may be of a pod that the list doesn't have, and stays.
     pub fn retain_pods(&mut self, uids: &HashSet<String>, reservations_before: u64) {
         let is_gone = |(uid, held): &(&String, &Held)| {
@@ -314,8 +302,8 @@ impl Fleet {
         self.choice(seeker, node, false).map(|_| ())
     }
 
-    /// Gives a pod a place on that node, until the API server tells of it there or it is gone. Another promise to
-    /// the same pod is void then.
+    /// Gives a pod a place on that node, until the API server reports it there or it is gone. Another reservation
+    /// of the same pod is void then.
     ///
     /// # Errors
     ///
@@ -346,7 +334,7 @@ impl Fleet {
         Ok(Reservation { choice, gpu_units })
     }
 
-    /// Takes a promise back that certainly came to nothing.
+    /// Releases a reservation that certainly came to nothing.
     pub fn forget(&mut self, uid: &str) {
         if self.pods.get(uid).is_some_and(|held| held.reservation.is_some()) {
             self.remove_pod(uid);
@@ -371,7 +359,7 @@ impl Fleet {
     }
 
     /// Which pods of a node have to go so that `seeker` fits there, in place of those that the scheduler `proposed`, by
-    /// UID; `None` where no end of less important pods makes room.
+    /// UID; `None` if no end of less important pods frees enough.
     #[must_use]
     pub fn victims(
         &self,
@@ -430,13 +418,13 @@ impl Fleet {
     ) -> Vec<Capacity> {
         let none = Taken::default();
         let taken = self.taken.get(name).unwrap_or(&none);
-        // What the pod was promised before is its own; who is lost has nothing of the GPUs that are there.
+        // What was reserved for the pod before is its own; a lost pod has nothing of the GPUs that are there.
         let is_here = |held: &&Held| &*held.node == name;
         let uids =
             gone.iter().chain([&seeker.uid]).chain(node.gpus.lost.keys()).collect::<BTreeSet<_>>();
         let not_here: Vec<&Held> =
             uids.into_iter().filter_map(|uid| self.pods.get(uid)).filter(is_here).collect();
-        // A GPU that the node doesn't have was written by somebody else than us.
+        // A GPU that the node doesn't have was written by another program than this.
         let is_foreign = |index: &u32| !node.gpus.gpus.contains_key(index);
         let sum = |units: &mut dyn Iterator<Item = u32>| units.fold(0, u32::saturating_add);
         let all = taken.gpus.iter().filter(|(index, _)| is_foreign(index));
@@ -499,8 +487,8 @@ impl Fleet {
         lost
     }
 
-    /// The pods on which something else is written than their node says that they have, and what it says; each is told
-    /// again once its node or the pod itself has changed. A node has a say in its own pods, and in no others.
+    /// The pods on which something else is written than their node says that they have, and what it says; each is
+    /// reported again once its node or the pod itself has changed. A node has a say in its own pods, and in no others.
     pub fn take_unwritten(&mut self) -> Vec<(PodName, Given)> {
         let reported = |uid: String| {
             let held = self.pods.get(&uid)?;
@@ -569,7 +557,7 @@ impl Weight {
         };
         let sum = |name: &str, factor: f64| {
             let amounts = requests().filter_map(|requests| amount(requests.get(name)?));
-            // No pod asks for as much as a float can't tell.
+            // No pod asks for as much as a float can't represent.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
             {
                 (amounts.sum::<f64>() * factor) as u64
@@ -583,7 +571,7 @@ impl Weight {
     }
 }
 
-/// A quantity as a number; `None` where it is none.
+/// A quantity as a number; `None` if it isn't one.
 fn amount(quantity: &Quantity) -> Option<f64> {
     let text = quantity.0.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
@@ -616,7 +604,7 @@ fn joined(memory: &ByGpu, percent: &ByGpu, surplus: &ByGpu) -> Box<[(u32, u32, u
     memory.iter().map(join).collect()
 }
 
-/// The UID of who controls a pod.
+/// The UID of a pod's controller.
 fn workload(pod: &Pod) -> Option<String> {
     let mut owners = pod.metadata.owner_references.iter().flatten();
     owners.find(|owner| owner.controller == Some(true)).map(|owner| owner.uid.clone())

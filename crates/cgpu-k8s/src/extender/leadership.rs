@@ -22,11 +22,11 @@ pub(crate) fn turn(namespace: &str) -> Turn<'_> {
     Turn { lease: LEASE, namespace, seconds: LEASE_SECONDS }
 }
 
-/// What this replica knows of who serves.
+/// What this replica knows of which replica serves.
 pub(crate) enum Leadership {
     /// There is no other.
     Alone,
-    /// Who has the lease serves.
+    /// The replica that has the lease serves.
     ByLease {
         /// The leases of its namespace.
         leases: Box<Api<Lease>>,
@@ -48,7 +48,7 @@ impl Leadership {
         let holder = holder(leases, timeout, 3 * timeout).await?;
         ensure!(
             holder.as_ref() == Some(identity),
-            "another replica of cgpu-scheduler-extender has the lease, or nobody has; try again"
+            "another replica of cgpu-scheduler-extender has the lease, or no replica has it; try again"
         );
         Ok(())
     }
@@ -61,7 +61,7 @@ impl Leadership {
     }
 }
 
-/// Who has the lease, for so long yet.
+/// The replica that has the lease, for so long yet.
 async fn holder(
     leases: &Api<Lease>,
     timeout: Duration,

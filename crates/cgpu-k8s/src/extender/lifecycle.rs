@@ -28,7 +28,7 @@ const LAST_BINDINGS: Duration = Duration::from_secs(15);
 /// How long a replica that ends waits until its lease is given up.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// What one who asks may take: a binding asks the API server four times at most, and a scheduler waits 20 s.
+/// Bounds on what one client may take: a binding asks the API server four times at most, and a scheduler waits 20 s.
 pub(super) const BOUNDS: Bounds = Bounds {
     connections: 32,
     header: Duration::from_secs(10),
@@ -37,11 +37,11 @@ pub(super) const BOUNDS: Bounds = Bounds {
     keeps_alive: true,
 };
 
-/// Serves until told to end.
+/// Serves until a signal ends it.
 ///
 /// # Errors
 ///
-/// Where it can't begin.
+/// If it can't begin.
 pub fn run(args: &ExtenderArgs) -> Result<()> {
     cgpu_host::log::init("stderr");
     let runtime =
@@ -107,9 +107,9 @@ async fn live(args: &ExtenderArgs) -> Result<()> {
             _ = interrupts.recv() => {}
         }
         binder.set_fleet(None);
-        // Who has the lease next lists what is bound by then.
+        // The replica that has the lease next lists what is bound by then.
         let _ = tokio::time::timeout(LAST_BINDINGS, binder.finish()).await;
-        // Nobody looks at the election any more: the lease is given up.
+        // No receiver polls the election any more: the lease is given up.
         drop(lease);
         let _ = tokio::time::timeout(LAST_WORDS, ended).await;
         Ok(())

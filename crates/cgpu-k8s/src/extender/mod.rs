@@ -1,8 +1,8 @@
 //! `cgpu-scheduler-extender`: which GPU of a node a pod gets, decided before the pod is on the node.
 //!
-//! Kubernetes' scheduler knows the sum of a node's units, and asks us which nodes have the room on as many GPUs
-//! as the pod's memory is to be on, and has us bind the pod. What is decided is written on the pod; the node's
-//! device plugin follows it.
+//! Kubernetes' scheduler knows the sum of a node's units, and asks us which nodes have the capacity on as many
+//! GPUs as the pod's memory is to be on, and has us bind the pod. What is decided is written on the pod; the
+//! node's device plugin follows it.
 
 pub mod choice;
 

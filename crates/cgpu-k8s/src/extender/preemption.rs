@@ -1,36 +1,32 @@
 //! Which pods have to go for another one, GPU by GPU. Pure.
 //!
 //! Kubernetes' scheduler counts a node's units as one sum, and would end pods of several GPUs of which none has the
-//! room afterwards. Of each node it asks with the pods that it would end; it is answered with those whose end gives
-//! the pod its GPUs, and free of everything else at least as much as the scheduler's would.
+//! capacity afterwards. Of each node it asks with the pods that it would end; it is answered with those whose end
+//! gives the pod its GPUs, and free of everything else at least as much as the scheduler's would.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a pod of a node has, and what its end frees.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holder {
-    /// Its UID.
     pub uid: String,
-    /// Its priority.
     pub priority: i32,
     /// Units and percent of compute, by the GPU's index.
     pub gpus: BTreeMap<u32, (u32, u32)>,
     /// Thousandths of a processor.
     pub cpu_milli: u64,
-    /// Bytes of memory.
     pub memory_bytes: u64,
 }
 
-/// A GPU, and what of it nobody has.
+/// A GPU, and what of it no pod has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Free {
-    /// Its index.
     pub index: u32,
-    /// Units in all; 0 where none can be given out.
+    /// Units in all; 0 if none can be given out.
     pub total: u32,
-    /// Units that nobody has.
+    /// Units that no pod has.
     pub units: u32,
-    /// Percent of compute that nobody asked for.
+    /// Percent of compute that no pod asked for.
     pub percent: u32,
     /// How many more pods it may have.
     pub pods: u32,
@@ -48,8 +44,8 @@ pub struct Need {
 }
 
 /// The pods of lower priority than `priority` that have to go so that `free` GPUs have what is needed; of several such
-/// sets one whose highest priority is the lowest, and of those one with the fewest pods. `None` where nobody's end
-/// suffices.
+/// sets one whose highest priority is the lowest, and of those one with the fewest pods. `None` if the end of no such
+/// pods suffices.
 #[must_use]
 pub fn victims(
     free: &[Free],
@@ -60,7 +56,7 @@ pub fn victims(
     let lower: Vec<&Holder> = holders.iter().filter(|holder| holder.priority < priority).collect();
     let mut gone: BTreeSet<String> = BTreeSet::new();
     let mut given: BTreeSet<u32> = BTreeSet::new();
-    // One GPU after the other: who goes for one frees something of the next, too.
+    // One GPU after the other: a pod that ends for one frees something of the next, too.
     for _ in 0..need.gpus {
         let others =
             free.iter().filter(|gpu| gpu.total >= need.units && !given.contains(&gpu.index));
@@ -73,7 +69,7 @@ pub fn victims(
     Some(gone)
 }
 
-/// Who has to go beside those that are `gone` already so that one GPU has what is needed.
+/// Which pods have to go in addition to those that are `gone` already so that one GPU has what is needed.
 fn of_one<'a>(
     gpu: Free,
     lower: &[&'a Holder],
@@ -106,7 +102,7 @@ fn of_one<'a>(
         without.push(next);
         more.push(next);
     }
-    // Who was chosen first may be spared by who came after.
+    // A pod that was chosen first may be unnecessary after those that came later.
     let mut retained = 0;
     while retained < more.len() {
         // The most important of them first.
@@ -195,7 +191,7 @@ mod tests {
         let gone = victims(&gpus, &all, 100, need(1, 14));
         assert_eq!(names(gone), words(&["p4", "p5", "p6", "p7", "p8"]));
         assert_eq!(names(victims(&gpus, &all, 100, need(1, 4))), words(&["p4"]));
-        assert_eq!(victims(&gpus, &all, 0, need(1, 4)), None, "nobody is less important");
+        assert_eq!(victims(&gpus, &all, 0, need(1, 4)), None, "no pod is less important");
         assert_eq!(victims(&gpus, &all, 100, need(1, 17)), None);
         assert_eq!(names(victims(&gpus, &all, 100, need(1, 1))), words(&[]));
     }

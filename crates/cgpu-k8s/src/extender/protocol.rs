@@ -13,13 +13,12 @@ use super::fleet::{Fleet, Seeker};
 /// `ExtenderArgs`: a pod, and the nodes that are left for it.
 #[derive(Debug, Deserialize)]
 pub struct FilterArgs {
-    /// The pod.
     #[serde(rename = "Pod", alias = "pod")]
     pub pod: Pod,
-    /// The nodes as objects, where the scheduler's configuration doesn't say `nodeCacheCapable`.
+    /// The nodes as objects, if the scheduler's configuration doesn't say `nodeCacheCapable`.
     #[serde(default, rename = "Nodes", alias = "nodes")]
     pub nodes: Option<NodeObjects>,
-    /// The names of the nodes, where it does.
+    /// The names of the nodes, if it does.
     #[serde(default, rename = "NodeNames", alias = "nodenames")]
     pub node_names: Option<Vec<String>>,
 }
@@ -47,10 +46,10 @@ struct NodeName {
 /// `ExtenderFilterResult`.
 #[derive(Debug, Default, Serialize)]
 pub struct FilterResult {
-    /// The nodes that do, where objects came.
+    /// The nodes that do, if objects came.
     #[serde(rename = "Nodes", skip_serializing_if = "Option::is_none")]
     pub nodes: Option<NodeObjects>,
-    /// Their names, where names came.
+    /// Their names, if names came.
     #[serde(rename = "NodeNames", skip_serializing_if = "Option::is_none")]
     pub node_names: Option<Vec<String>>,
     /// The others, and why. Schedulers before 1.21 read these alone.
@@ -59,21 +58,20 @@ pub struct FilterResult {
     /// Those of them that stay so whichever pods go.
     #[serde(rename = "FailedAndUnresolvableNodes")]
     pub failed_for_ever: BTreeMap<String, String>,
-    /// Why nothing can be told.
+    /// Why nothing can be reported.
     #[serde(rename = "Error", skip_serializing_if = "String::is_empty")]
     pub error: String,
 }
 
-/// `ExtenderPreemptionArgs`: a pod that has room nowhere, and the pods of nodes that would go for it.
+/// `ExtenderPreemptionArgs`: a pod that fits nowhere, and the pods of nodes that would end for it.
 #[derive(Debug, Deserialize)]
 pub struct PreemptArgs {
-    /// The pod.
     #[serde(rename = "Pod", alias = "pod")]
     pub pod: Pod,
-    /// By node, the pods as objects, where the scheduler's configuration doesn't say `nodeCacheCapable`.
+    /// By node, the pods as objects, if the scheduler's configuration doesn't say `nodeCacheCapable`.
     #[serde(default, rename = "NodeNameToVictims", alias = "nodeNameToVictims")]
     pub victims: Option<BTreeMap<String, Victims<Pod>>>,
-    /// By node, their UIDs, where it does.
+    /// By node, their UIDs, if it does.
     #[serde(default, rename = "NodeNameToMetaVictims", alias = "nodeNameToMetaVictims")]
     pub meta_victims: Option<BTreeMap<String, Victims<MetaPod>>>,
 }
@@ -81,7 +79,6 @@ pub struct PreemptArgs {
 /// The pods of a node that go.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Victims<T> {
-    /// The pods.
     #[serde(rename = "Pods", alias = "pods", default = "Vec::new")]
     pub pods: Vec<T>,
     /// How many disruption budgets that breaks.
@@ -92,7 +89,6 @@ pub struct Victims<T> {
 /// A pod by its UID.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct MetaPod {
-    /// The UID.
     #[serde(rename = "UID", alias = "uid")]
     pub uid: String,
 }
@@ -109,16 +105,12 @@ pub struct PreemptResult {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct BindArgs {
-    /// The pod's name.
     #[serde(alias = "podName")]
     pub pod_name: String,
-    /// Its namespace.
     #[serde(alias = "podNamespace")]
     pub pod_namespace: String,
-    /// Its UID.
     #[serde(rename = "PodUID", alias = "podUID")]
     pub pod_uid: String,
-    /// The node.
     #[serde(alias = "node")]
     pub node: String,
 }
@@ -131,7 +123,7 @@ pub struct BindResult {
     pub error: String,
 }
 
-/// Which of the nodes have the room for the pod.
+/// Which of the nodes have the capacity for the pod.
 #[must_use]
 pub fn filter(fleet: &Fleet, args: FilterArgs) -> FilterResult {
     let seeker = Seeker::of(&args.pod, fleet.asks());
@@ -161,7 +153,7 @@ pub fn filter(fleet: &Fleet, args: FilterArgs) -> FilterResult {
     result
 }
 
-/// Which pods go for one that has room nowhere: of each node those whose end gives it its GPUs.
+/// Which pods end for one that fits nowhere: of each node those whose end gives it its GPUs.
 #[must_use]
 pub fn preempt(fleet: &Fleet, args: PreemptArgs) -> PreemptResult {
     let seeker = Seeker::of(&args.pod, fleet.asks());
@@ -188,10 +180,9 @@ pub fn preempt(fleet: &Fleet, args: PreemptArgs) -> PreemptResult {
     PreemptResult { victims: proposed.filter_map(answer).collect() }
 }
 
-/// What `inspect` tells.
+/// What `inspect` reports.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inspection {
-    /// The nodes.
     #[serde(default)]
     pub nodes: Vec<InspectedNode>,
     /// Why there are none.
@@ -199,10 +190,8 @@ pub struct Inspection {
     pub error: String,
 }
 
-/// A node.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InspectedNode {
-    /// Its name.
     pub name: String,
     /// Its units.
     #[serde(rename = "totalGPU")]
@@ -210,12 +199,10 @@ pub struct InspectedNode {
     /// Units that pods have.
     #[serde(rename = "usedGPU")]
     pub used: u32,
-    /// Its GPUs.
     #[serde(rename = "devs")]
     pub gpus: Vec<InspectedGpu>,
 }
 
-/// A GPU.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InspectedGpu {
     /// Its index.
@@ -234,16 +221,14 @@ pub struct InspectedGpu {
 /// What a pod has of a GPU.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InspectedPod {
-    /// Its name.
     pub name: String,
-    /// Its namespace.
     pub namespace: String,
     /// Units.
     #[serde(rename = "usedGPU")]
     pub used: u32,
 }
 
-/// Who has what, of all nodes or of one.
+/// Which pods have what, of all nodes or of one.
 #[must_use]
 pub fn inspection(fleet: &Fleet, only: Option<&str>) -> Inspection {
     let names = match only {

@@ -35,8 +35,8 @@ const LEADER_TIMEOUT: Duration = Duration::from_secs(20);
 const UNCERTIFIED: &str = "cgpu-scheduler-extender answers this to clients with a certificate that its --client-ca has signed; \
                            give the scheduler one, by tlsConfig.certFile and tlsConfig.keyFile of its extender\n";
 
-/// What is answered where; with `certificates` the scheduler's questions to clients alone that have one, and to all whether
-/// this replica is well.
+/// What is answered where; with `certificates` the scheduler's questions to clients alone that have one, and to all
+/// whether this replica is well.
 pub(crate) fn router(binder: Arc<Binder>, certificates: Option<Arc<Certificates>>) -> Router {
     let is_by_tls = certificates.is_some();
     let hands_on = (Arc::clone(&binder), certificates);
@@ -158,7 +158,7 @@ async fn require_certificate(request: Request, next: Next) -> Response {
 /// Marks a question that another replica has handed on: it goes no further.
 const HANDED_ON: &str = "cgpu-handed-on";
 
-/// Has the replica answer that serves, where it is another one.
+/// Has the replica answer that serves, if it is another one.
 async fn hand_to_leader(
     State((binder, certificates)): State<(Arc<Binder>, Option<Arc<Certificates>>)>,
     request: Request,
@@ -169,7 +169,7 @@ async fn hand_to_leader(
     }
     let leader = match binder.leader().await {
         Ok(Some(leader)) => leader,
-        // What answers says that nobody serves.
+        // The answer says that no replica serves.
         Ok(None) => return next.run(request).await,
         Err(error) => return unavailable(&error),
     };
@@ -267,7 +267,7 @@ mod tests {
         Arc::new(binder)
     }
 
-    /// A replica that doesn't, where the one at `holder` has the lease.
+    /// A replica that doesn't, if the one at `holder` has the lease.
     fn follower(holder: SocketAddr) -> Arc<Binder> {
         let client = api_server(Some(holder));
         let leadership = Leadership::by_lease(client.clone(), "kube-system", "self".to_owned());

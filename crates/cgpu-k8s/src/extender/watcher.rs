@@ -1,4 +1,4 @@
-//! Tells the fleet what the API server has of nodes and pods, for as long as this replica serves.
+//! Reports to the fleet what the API server has of nodes and pods, for as long as this replica serves.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
@@ -32,7 +32,7 @@ const BETWEEN_EVICTIONS: Duration = Duration::from_secs(10);
 /// How long a pod waits on which something was just written.
 const BETWEEN_WRITES: Duration = Duration::from_secs(10);
 
-/// How often it is looked what there is to write.
+/// How often it is checked what there is to write.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What was heard, of either kind.
@@ -41,15 +41,14 @@ enum Heard {
     Pod(Box<Event<Pod>>),
 }
 
-/// What is seen to beside the scheduler's questions.
+/// What is seen to in addition to the scheduler's questions.
 pub(crate) struct SeesTo {
-    /// The API server.
     pub(crate) client: Client,
     /// Whether pods are evicted whose GPU is gone.
     pub(crate) evicts_lost: bool,
 }
 
-/// Lists and watches all nodes and pods, and serves once both lists are whole. Until it is dropped.
+/// Lists and watches all nodes and pods, and serves once both lists are complete. Until it is dropped.
 pub(crate) async fn follow(sees_to: &SeesTo, binder: Arc<Binder>, rules: FleetRules) {
     let client = &sees_to.client;
     let evict = async {
@@ -68,7 +67,7 @@ pub(crate) async fn follow(sees_to: &SeesTo, binder: Arc<Binder>, rules: FleetRu
             let Some(why) = asks.refused(&pod) else { continue };
             let event = warning(&pod, REFUSED, &why, &By::extender());
             if let Err(error) = report_to_pod(client, &event).await {
-                complaint.report(format!("a pod isn't told why it can't be: {error:#}"));
+                complaint.report(format!("cannot report to a pod why it is refused: {error:#}"));
             }
         }
     };
@@ -88,7 +87,7 @@ pub(crate) async fn follow(sees_to: &SeesTo, binder: Arc<Binder>, rules: FleetRu
             if let Heard::Pod(event) = &heard
                 && let Some(pod) = unasked(event, &rules_of_pods, &mut refused)
             {
-                // Where there are more than it holds they go untold; no scheduler waits for them.
+                // If there are more than it holds they go unreported; no scheduler waits for them.
                 let _ = reported.try_send(pod);
             }
             let report = |fleet: &mut Fleet| match heard {
@@ -128,7 +127,7 @@ fn unasked(
         Event::Init | Event::InitDone => return None,
     };
     let is_placed = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-    // Of one that is on a node its plugin tells.
+    // A pod that is on a node gets the report of its node's plugin.
     let is_meant = !is_placed && !asks.is_asked_for(pod) && asks.refused(pod).is_some();
     (is_meant && reported.insert(pod.metadata.uid.clone()?)).then(|| Box::new(pod.clone()))
 }
@@ -164,7 +163,7 @@ async fn evict_lost(client: &Client, binder: &Binder) {
 async fn write_given(client: &Client, binder: &Binder, resource: &str) {
     let mut complaint = Complaint::default();
     let mut waiting: BTreeMap<PodName, Given> = BTreeMap::new();
-    // What was written just now: somebody who takes it away again isn't run a race with.
+    // What was written just now: no race is run with a program that takes it away again.
     let mut written: HashMap<String, Instant> = HashMap::new();
     loop {
         waiting.extend(binder.with_fleet(Fleet::take_unwritten).unwrap_or_default());
@@ -201,7 +200,8 @@ async fn write_given(client: &Client, binder: &Binder, resource: &str) {
     }
 }
 
-/// Whether a pod that is there is the one that is meant, on that node. A node has a say in its own pods, and in no others.
+/// Whether a pod that is there is the one that is meant, on that node. A node has a say in its own pods, and in no
+/// others.
 fn is_its(here: &Pod, pod: &PodName) -> bool {
     let on = here.spec.as_ref().and_then(|spec| spec.node_name.as_ref());
     here.metadata.uid.as_ref() == Some(&pod.uid) && on == Some(&pod.node)
@@ -214,7 +214,7 @@ struct Listed {
     reservations_before: u64,
 }
 
-/// Returns whether a list has become whole.
+/// Returns whether a list has become complete.
 fn update_node(fleet: &mut Fleet, event: Event<Node>, listed: &mut Listed) -> bool {
     match event {
         Event::Init => listed.names.clear(),
@@ -232,7 +232,7 @@ fn update_node(fleet: &mut Fleet, event: Event<Node>, listed: &mut Listed) -> bo
     false
 }
 
-/// Returns whether a list has become whole.
+/// Returns whether a list has become complete.
 fn update_pod(fleet: &mut Fleet, event: Event<Pod>, listed: &mut Listed) -> bool {
     match event {
         Event::Init => {

@@ -32,7 +32,7 @@ fn pod(uid: &str, units: u32, gpus: u32, owner: &Value) -> Pod {
     .unwrap()
 }
 
-/// The pod as the API server has it once it is bound with that promise.
+/// The pod as the API server has it once it is bound with that reservation.
 fn bound(mut pod: Pod, node: &str, reservation: &Reservation) -> Pod {
     let mut words = words(&reservation.choice.memory, reservation.gpu_units, false);
     words.insert(ASSUME_TIME.to_owned(), "1".to_owned());
@@ -121,7 +121,7 @@ fn nodes_report_is_written_on_its_own_pods() {
     fleet.set_pod(&written);
     fleet.set_node(&given(&["a"]));
     assert_eq!(fleet.take_unwritten(), [], "it is there");
-    // Somebody writes something else over it.
+    // Another program writes something else over it.
     let idx = "ALIYUN_COM_GPU_MEM_IDX".to_owned();
     written.metadata.annotations.as_mut().unwrap().insert(idx, "0".to_owned());
     fleet.set_pod(&written);
@@ -259,11 +259,11 @@ enum Step {
     Bind { pick: usize, node: usize, outcome: Outcome },
     /// A pod is deleted, or ends.
     End { pick: usize, is_deleted: bool },
-    /// The watch tells us of so many changes that we don't know yet.
+    /// The watch reports so many changes that we don't know yet.
     Hear { count: usize },
-    /// The watch breaks, and all is listed anew.
+    /// The watch breaks, and all is listed again.
     List,
-    /// The extender begins anew.
+    /// The extender begins again.
     Restart,
 }
 
@@ -274,7 +274,7 @@ enum Outcome {
     Refused,
     /// It binds and the answer is lost.
     BoundInSilence,
-    /// It doesn't, and nobody hears of that.
+    /// It doesn't, and no caller hears of that.
     LostInSilence,
 }
 
@@ -298,29 +298,29 @@ fn step() -> impl Strategy<Value = Step> {
 
 const NODES: [(&str, &[u32]); 2] = [("m", &[16, 16, 24]), ("n", &[8, 24])];
 
-/// The API server, with what its watch has yet to tell.
+/// The API server, with what its watch has yet to report.
 #[derive(Debug, Default)]
 struct Server {
     pods: BTreeMap<String, Pod>,
-    untold: std::collections::VecDeque<(String, Option<Pod>)>,
+    unreported: std::collections::VecDeque<(String, Option<Pod>)>,
 }
 
 impl Server {
     fn set(&mut self, pod: Pod) {
         let uid = pod.metadata.uid.clone().unwrap();
-        self.untold.push_back((uid.clone(), Some(pod.clone())));
+        self.unreported.push_back((uid.clone(), Some(pod.clone())));
         self.pods.insert(uid, pod);
     }
 
     fn delete(&mut self, uid: &str) {
         self.pods.remove(uid);
-        self.untold.push_back((uid.to_owned(), None));
+        self.unreported.push_back((uid.to_owned(), None));
     }
 
     fn list(&mut self, fleet: &mut Fleet) {
         NODES.iter().for_each(|(name, gpus)| fleet.set_node(&node(name, gpus)));
         let before = fleet.reservations();
-        self.untold.clear();
+        self.unreported.clear();
         self.pods.values().for_each(|pod| fleet.set_pod(pod));
         fleet.retain_pods(&self.pods.keys().cloned().collect(), before);
     }
@@ -392,7 +392,7 @@ fn play(steps: Vec<Step>, placement: Placement) -> Result<(), TestCaseError> {
             }
             Step::Hear { count } => {
                 for _ in 0..count {
-                    match server.untold.pop_front() {
+                    match server.unreported.pop_front() {
                         Some((_, Some(pod))) => fleet.set_pod(&pod),
                         Some((uid, None)) => fleet.remove_pod(&uid),
                         None => {}
@@ -411,7 +411,7 @@ fn play(steps: Vec<Step>, placement: Placement) -> Result<(), TestCaseError> {
         }
     }
     // Once all is known, it is what the API server has; nothing is left behind.
-    while let Some((uid, pod)) = server.untold.pop_front() {
+    while let Some((uid, pod)) = server.unreported.pop_front() {
         match pod {
             Some(pod) => fleet.set_pod(&pod),
             None => fleet.remove_pod(&uid),
