@@ -101,7 +101,7 @@ pictures: deps build sim ## make the pictures of the documents anew, the session
 	$(CARGO) bench --locked --bench compute -- --plots $(CURDIR)/target/policies.json
 	docs/pictures/draw target/session.txt target/smi.txt --policies target/policies.json
 
-# Cargo links the programs anew for the bench, and not statically. The second has its figures
+# Cargo links the programs again for the bench, and not statically. The second has its figures
 # from rmtool, and need not be fast itself.
 bench: deps build sim ## measure what we cost beside bare runc (root)
 	@mkdir -p target/bench && cp $(addprefix $(RELEASE)/,cgpu cgpu-smi cgpu-metrics cgpu-tree $(STATIC) cgpu-sim rmtool) target/bench/

@@ -29,8 +29,8 @@ fn line(what: &str, gpu: Gpu, containers: &[Container]) {
     println!("{what:<54} {parts:<24} {sum:<8} {parts_5:<24} {sum_5}");
 }
 
-/// A container alone for a third of the time, then beside another that begins and, in the last third,
-/// rests half of the time: one piece after another.
+/// A container alone for a third of the time, then together with another that begins and, in the last
+/// third, is idle half of the time: one piece after another.
 fn plot(gpu: Gpu, weights: (u32, u32)) -> Value {
     // As long as some of each policy's frames.
     const PIECE_MS: u64 = 576;

@@ -28,7 +28,7 @@ use nix::unistd::Pid;
 const PASS_RUNS: usize = 200;
 /// Pairs of runs for whole containers.
 const CREATE_RUNS: usize = 100;
-/// The time before each of these: a host rests when a container comes. One right after the other, a container costs less
+/// The time before each of these: a host is idle when a container comes. One right after the other, a container costs less
 /// than users see, since programs and caches are warm.
 const REST: Duration = Duration::from_millis(150);
 /// What is created: bare, with a filter but without us, without a request, with one.
@@ -70,7 +70,7 @@ fn main() {
     bench.calls(&programs, "calls");
     bench.calls_beside_execs(&programs);
     bench.calls_with_shares(&programs);
-    // As if the driver were no process of its own: nobody waits for another processor to wake up.
+    // As if the driver were no process of its own: no call waits for another processor to wake up.
     let all = sched_getaffinity(Pid::this()).expect("it can be asked");
     let mut one = CpuSet::new();
     let first = (0..CpuSet::count()).find(|cpu| all.is_set(*cpu) == Ok(true));
@@ -128,7 +128,7 @@ impl Bench {
             );
             fs::write(path(&format!("{name}.toml")), config).expect("a file can be written");
         }
-        // A driver that nobody calls: files are as good as devices.
+        // A driver that no process calls: files are as good as devices.
         for dir in ["driver/dev", "driver/proc/driver/nvidia"] {
             fs::create_dir_all(path(dir)).expect("a directory can be made");
         }
@@ -303,7 +303,7 @@ impl Bench {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
     }
 
-    /// Calls of a program that is alone in its container, in turn with those of one beside idle execs.
+    /// Calls of a program that is alone in its container, in turn with those of one next to idle execs.
     fn calls_beside_execs(&self, programs: &Path) {
         let _driver = self.driver(programs);
         for (execs, title) in [
@@ -426,7 +426,7 @@ impl Bench {
         }
     }
 
-    /// The lock, the look for what is stale, the decision and the record.
+    /// The lock, the check for stale records, the decision and the record.
     fn admission(&self) {
         let mut config =
             Config { state_dir: self.work.join("crowd"), log: String::new(), ..Config::default() };
@@ -458,10 +458,10 @@ impl Bench {
             let holder = Holder::Reserved { by: own };
             let record =
                 Admission::of(&host).reserve(key.clone(), Path::new("/"), &proposal, holder);
-            Admission::of(&host).report_creation(&record.expect("there is room"), None, None);
+            Admission::of(&host).report_creation(&record.expect("it fits"), None, None);
             (start.elapsed(), key)
         };
-        // One short on each GPU's twentieth, so that one more has room.
+        // One short on each GPU's twentieth, so that one more container fits.
         (0..REGISTERED - 1).for_each(|n| {
             reserve(n);
         });

@@ -1,7 +1,8 @@
-//! What the driver's files cost a create: `make bench`. The real driver of `tests/driver-files`,
-//! an image with a glibc, runc and crun; `inject = "native"` in turn with `off`. The kernel is told
-//! not to wait long for its processors (`rcu_expedited`), as it does for every cgroup that a process
-//! enters: milliseconds, now more and now less, that what is to be told apart would be lost in.
+//! What the driver's files cost a container creation: `make bench`. The real driver of
+//! `tests/driver-files`, an image with a glibc, runc and crun; `inject = "native"` in turn with `off`.
+//! The kernel is set not to wait long for its processors (`rcu_expedited`), as it does for every cgroup
+//! that a process enters: this takes milliseconds, now more and now less, and would hide the difference
+//! that is measured.
 
 mod measure;
 
@@ -16,9 +17,9 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-/// Pairs of creates: what is to be told apart is a thirtieth of one, and some take twice as long.
+/// Pairs of container creations: the difference is a thirtieth of one, and some take twice as long.
 const RUNS: usize = 500;
-/// Where it is a third.
+/// If the difference is a third.
 const FEW_RUNS: usize = 100;
 
 struct Bench {

@@ -19,21 +19,21 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use pinned::pin;
 
-/// How long a container is looked at often that has just begun or called, and how long all are left alone then.
+/// How long a container is polled often that has just begun or called, and how long all are left alone then.
 const MOVED_IN: Duration = Duration::from_secs(70);
 const REST: Duration = Duration::from_secs(60);
 
 const GPUS: usize = 8;
 const EACH: usize = 25;
-/// Pairs of runs of a program that looks.
+/// Pairs of runs of a program that polls.
 const CHECKS: usize = 40;
 /// Pairs of runs of an application, and its calls in each.
 const CALL_RUNS: usize = 9;
 const CALLS: &str = "20000";
-/// The processors of who calls, and of who looks meanwhile.
+/// The processors of the calling container, and of the reader that polls meanwhile.
 const CALLER: usize = 0;
 const LOOKER: usize = 1;
-/// How often that is.
+/// The pause between two polls.
 const POLL_PAUSE: Duration = Duration::from_millis(100);
 
 struct Crowd {
@@ -72,7 +72,7 @@ fn id(number: usize) -> String {
 const ROUNDS: usize = 2000;
 const HOLD_S: &str = "0.05";
 
-/// What all monitors take while none of their containers does anything, and nobody looks.
+/// What all monitors take while their containers are idle and no reader polls them.
 fn at_rest(who: &str, budget: &str) {
     thread::sleep(MOVED_IN);
     let (start, before) = (Instant::now(), monitors_time());
@@ -233,7 +233,7 @@ impl Crowd {
         }
     }
 
-    /// What the monitors of containers at rest take while ten others work on the same GPUs.
+    /// What the monitors of idle containers take while ten others work on the same GPUs.
     fn beside_busy(&self) {
         thread::sleep(MOVED_IN);
         let works = |monitor: &PathBuf| calls_threads(monitor) > 0;
@@ -311,7 +311,7 @@ impl Crowd {
         let dir = self.work.join("km");
         let dir = dir.to_str().expect("a plain path");
         timed(&mut self.check("cgpu-tree", &["--detach", dir]));
-        // `id` is known without a question to anybody: what it costs are FUSE's own steps.
+        // `id` is known without a question to a monitor: what it costs are FUSE's own steps.
         let read = |name: &str| {
             let start = Instant::now();
             let read = all_of(Path::new(dir), name);
@@ -323,8 +323,8 @@ impl Crowd {
         timed(&mut self.check("cgpu-tree", &["--unmount", dir]));
     }
 
-    /// Calls of one container, in turn while somebody looks ten times a second and while somebody runs ps as
-    /// long, who has a processor for that: else calls would wait for it, as for any program.
+    /// Calls of one container, in turn while a reader polls ten times a second and while a program runs ps as
+    /// long, on a processor of its own: else calls would wait for it, as for any program.
     fn calls(&self, driver: u32) {
         let ours = std::process::id();
         if thread::available_parallelism().map_or(1, usize::from) < 2 {
@@ -332,7 +332,7 @@ impl Crowd {
             return;
         }
         pin(driver, &[CALLER]);
-        // That of the first container serves who calls; the others are on the other processor.
+        // That of the first container serves the calls; the others are on the other processor.
         let first =
             monitors().min_by_key(|monitor| started(monitor)).map(|monitor| number(&monitor));
         for monitor in monitors() {
@@ -351,7 +351,7 @@ impl Crowd {
             Duration::from_nanos(said[key].as_u64().expect("a time"))
         };
         let check = || timed(&mut self.check("cgpu-smi", &["--no-nvml"]));
-        // Any program that asks the kernel as much costs who calls something, also on another processor:
+        // Any program that asks the kernel as much costs the caller something, also on another processor:
         // both may be halves of one.
         let takes = median((0..CHECKS).map(|_| check()).collect());
         let list_processes = || {

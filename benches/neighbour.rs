@@ -2,13 +2,13 @@
 //!
 //! The promise: no more than a tenth at the 99th percentile. Each attack of the tests' table is
 //! played again and again, with its monitor and the driver that it calls on one processor, and the
-//! neighbour and its monitor are on another: whoever shares a processor with somebody shares its
-//! time. In each round follow each other a turn of nobody, of the attack behind the gate, and of
-//! the same attack in a container that the driver is given bare; a figure is the median of the
+//! neighbour and its monitor are on another: processes that share a processor share its time. In
+//! each round follow each other a turn without an attack, one of the attack behind the gate, and one
+//! of the same attack in a container that the driver is given bare; a figure is the median of the
 //! rounds' ratios. What the bare one costs is the machine's part, its caches, clocks and
-//! interrupts; what the gate's costs beside it is the gate's. An attack exceeds where it's more
-//! than a tenth over nobody's and over the bare one's. The row of nobody is what the machine's
-//! mood makes of one.
+//! interrupts; what the gate's costs in addition is the gate's. An attack exceeds if it's more
+//! than a tenth over the turn without an attack and over the bare one's. The row "no attack" is how
+//! much the machine itself varies.
 //!
 //! The neighbour has a simulated driver of its own: one that all share is a process whose threads
 //! run on the neighbour's processor for the attacker, where a real one runs on the caller's. What
@@ -41,14 +41,14 @@ const BUDGET: f64 = 1.10;
 const ROUNDS: usize = 5;
 const MOST_ROUNDS: usize = 21;
 
-/// How often to try to pause an attacker: who is in the driver's hands can't be frozen.
+/// How often to try to pause an attacker: a process inside the driver can't be frozen.
 const PAUSES: usize = 100;
 
 /// How long an attack goes on before anything is measured.
 const WARM: Duration = Duration::from_millis(60);
 
-/// So that who else uses the machine matters less: the most that containers can have, and
-/// the most that those beside them can.
+/// So that other users of the machine matter less: the most that containers can have, and
+/// the most that the processes next to them can.
 const SHARES: u64 = 262_144;
 const PRIORITY: i32 = -20;
 
@@ -59,8 +59,8 @@ const OURS: usize = 1;
 /// How a bare container calls the GPU that it has for itself.
 const BARE: &str = "/rmtool --gpu 1";
 
-/// What is played beside the table, again and again. The first keeps its processor busy, and
-/// whoever else would run there is pushed to ours.
+/// What is played in addition to the table, again and again. The first keeps its processor busy, and
+/// other processes that would run there are pushed to ours.
 const OTHERS: &[(&str, &str)] = &[
     ("a busy loop", ":"),
     ("refused calls", "/rmtool bench 200000 refused"),
@@ -103,7 +103,7 @@ const CALLS: &[Calls] = &[
 enum Gpu<'a> {
     /// A quota of that one's, which the gate holds.
     Gate(&'a str),
-    /// Nodes of the one that is shared, and nobody between.
+    /// Nodes of the one that is shared, without a gate in between.
     Bare,
     Nothing,
 }
@@ -117,9 +117,9 @@ struct Round {
 
 /// Medians of rounds' ratios.
 struct Ratios {
-    /// The attack behind the gate over nobody's.
+    /// The attack behind the gate over the turn without an attack.
     gate: f64,
-    /// The bare one over nobody's.
+    /// The bare one over the turn without an attack.
     bare: f64,
     /// The one over the other.
     part: f64,
@@ -179,7 +179,7 @@ fn main() -> ExitCode {
     let handed = (HANDED.to_owned(), GIVES.to_owned());
     let mut failed = Vec::new();
     if chosen.is_empty() {
-        bench.beside("nobody", None);
+        bench.beside("no attack", None);
     }
     for (attack, words) in
         others.chain(table).chain([handed]).chain(own).filter(|(name, _)| plays(name))
@@ -334,7 +334,7 @@ impl Bench {
             std::thread::sleep(WARM);
         }
         let all = CALLS.iter().map(|Calls { container, count, kind, .. }| {
-            // What is shared is served where there is room.
+            // The shared driver may run on either processor.
             let both: &[usize] = if *container == "shared" { &[THEIRS, OURS] } else { &[THEIRS] };
             pin(self.drivers.last().expect("it was started").pid(), both);
             // By the driver that it has the name of.
@@ -369,7 +369,7 @@ impl Bench {
         all.into_iter().map(create).collect()
     }
 
-    /// A row: what the neighbour's calls cost beside that attack, and whether that is as promised.
+    /// A row: what the neighbour's calls cost next to that attack, and whether that is within the budget.
     fn beside(&mut self, attack: &str, words: Option<&str>) -> bool {
         let of = |gate| words.map(|words| (words, gate));
         let mut attackers = |of: Option<(&str, bool)>| {
@@ -423,7 +423,7 @@ impl Bench {
         };
         runc(&["resume", name]);
         runc(&["delete", "--force", name]);
-        let _ = fs::remove_dir_all(self.path(name)); // made anew, then
+        let _ = fs::remove_dir_all(self.path(name)); // recreated, then
         self.containers.retain(|known| known != name);
     }
 }

@@ -112,7 +112,7 @@ fn refuse_all(listener: &OwnedFd, check: Check) {
         let received =
             unsafe { libc::ioctl(listener, libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut notice) };
         if received != 0 {
-            // The caller has ended. Before Linux 6.11 nobody says so, and the thread waits on.
+            // The caller has exited. Before Linux 6.11 the kernel doesn't report it, and the thread waits on.
             return;
         }
         if check == Check::Struct {

@@ -42,7 +42,7 @@ pub(crate) fn timed(command: &mut Command) -> Duration {
 }
 
 /// Runs both `runs` times, each first in every other turn: what one leaves behind, the next one's
-/// time has in it. They are told the turn.
+/// time has in it. Both get the turn's number.
 pub(crate) fn in_turn(
     runs: usize,
     mut peer: impl FnMut(usize) -> Duration,

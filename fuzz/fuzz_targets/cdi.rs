@@ -1,4 +1,4 @@
-//! No specification breaks its reader, or who looks for a GPU in it; what we write of it says the
+//! No specification breaks its reader, or the lookup of a GPU in it; what we write of it says the
 //! same.
 #![no_main]
 

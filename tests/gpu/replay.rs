@@ -31,16 +31,16 @@ pub(crate) const UNTRAPPED: &[(u32, &str)] = &[
     (NV_ESC_RM_MAP_MEMORY_DMA, "addresses of memory that there is"),
     (NV_ESC_RM_UNMAP_MEMORY_DMA, "as its map"),
     (NV_ESC_RM_BIND_CONTEXT_DMA, "ties a context to a channel"),
-    (NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO, "tells where a mapping is"),
+    (NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO, "reports where a mapping is"),
     (NV_ESC_CARD_INFO, "lists GPUs and their addresses"),
     (NV_ESC_REGISTER_FD, "ties two files of the caller's"),
     (NV_ESC_ALLOC_OS_EVENT, "an event"),
     (NV_ESC_FREE_OS_EVENT, "an event"),
-    (NV_ESC_STATUS_CODE, "tells a status"),
+    (NV_ESC_STATUS_CODE, "reports a status"),
     (NV_ESC_CHECK_VERSION_STR, "compares versions"),
     (NV_ESC_ATTACH_GPUS_TO_FD, "keeps GPUs awake"),
-    (NV_ESC_SYS_PARAMS, "tells the size of a block of memory"),
-    (NV_ESC_NUMA_INFO, "tells of the host's memory"),
+    (NV_ESC_SYS_PARAMS, "reports the size of a block of memory"),
+    (NV_ESC_NUMA_INFO, "reports the host's memory"),
     (NV_ESC_WAIT_OPEN_COMPLETE, "waits"),
 ];
 
@@ -110,7 +110,7 @@ fn decide(release: &Release, call: &corpus::Call) -> Decision {
     if !is_decided_by_monitor(call.request) {
         let found = UNTRAPPED.iter().find(|(number, _)| *number == command.number());
         let (_, why) =
-            found.ok_or_else(|| format!("{named} is not trapped, and nobody says why"))?;
+            found.ok_or_else(|| format!("{named} is not trapped: UNTRAPPED lacks its reason"))?;
         return Ok(format!("{named}: not trapped, {why}"));
     }
     if let nvrm::Call::Wrapped { command, .. } = decoded.call {
@@ -348,7 +348,6 @@ impl Account {
     }
 }
 
-/// A recording.
 struct Recording {
     name: String,
     release: Release,

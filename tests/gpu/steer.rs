@@ -15,7 +15,7 @@ use crate::support::{Scratch, run_with_timeout};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A simulated driver, two programs on it, and who schedules them.
+/// A simulated driver, two programs on it, and the program that schedules them.
 struct Steered {
     child: Child,
     sim: Sim,
@@ -112,7 +112,7 @@ fn stopped_steer_restores_slices_first() {
 #[test]
 fn stopped_steer_brings_disabled_program_back() {
     let mut steered = Steered::start(1000, None);
-    // A channel is born off the GPU: that kernels of its group have ended tells that it was on.
+    // A channel starts off the GPU: if kernels of its group have ended, it was on.
     steered.until("one that has run is off the GPU", |state| {
         let has_run = |client: &ClientState, group: u32| {
             client.objects.iter().any(|object| object.handle == group && object.kernels > 0)

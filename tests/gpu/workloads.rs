@@ -1,5 +1,5 @@
 //! What a published list says that workloads call (`workloads.tsv`): each is served, or is
-//! in [`NOT_SERVED`] with the reason, which users are told.
+//! in [`NOT_SERVED`] with the reason, which users can read.
 
 use std::collections::BTreeSet;
 

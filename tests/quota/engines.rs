@@ -390,8 +390,8 @@ fn the_demo_shows_its_results_on_one_screen() {
         "GPU 0: 8000 MiB total, 3904 MiB free",
         "GPU 0: 1075 MiB total, 1075 MiB free",
         "refused: status=0x51",
-        "   one: 6144 of 6452 MiB   two: 4096 of 5376 MiB   nobody: 4302 MiB",
-        "   three: 0 of 6452 MiB   two: 4096 of 8000 MiB   nobody: 1678 MiB",
+        "   one: 6144 of 6452 MiB   two: 4096 of 5376 MiB   unreserved: 4302 MiB",
+        "   three: 0 of 6452 MiB   two: 4096 of 8000 MiB   unreserved: 1678 MiB",
     ] {
         assert!(reported.has_line(line), "no {line:?} in {reported}");
     }

@@ -72,7 +72,7 @@ fn monitor() -> Command {
         .about("Answers the driver calls of one container")
         .long_about(
             "Started by cgpu-runtime for each container that has a memory quota, and ends with it; \
-             nobody else calls it. `cgpu ps` lists the containers, `cgpu upgrade-monitors` gives \
+             no other program calls it. `cgpu ps` lists the containers, `cgpu upgrade-monitors` gives \
              running ones the monitor that is installed now.",
         )
         .disable_help_flag(true)

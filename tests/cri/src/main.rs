@@ -4,7 +4,7 @@
 //! names of `runtime.v1` (`{}` where a message is empty). A refusal is the runtime's own message on
 //! standard error and exit status 1.
 //!
-//! It is a program of its own so that the tests, and whoever builds cgpu, needn't build a gRPC
+//! It is a program of its own so that neither the tests nor a build of cgpu needs a gRPC
 //! stack. It must know nothing of any test.
 
 mod call;
@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 
 use messages as m;
 
-/// The verbs, for whoever mistypes one.
+/// The verbs, for the message about an unknown one.
 const VERBS: &str = "version, run-pod, stop-pod, remove-pod, create, start, stop, remove, status, \
                      update, exec-sync";
 

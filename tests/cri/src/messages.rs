@@ -1,4 +1,4 @@
-//! The messages of `runtime.v1` that the tests send and receive, by hand.
+//! The messages of `runtime.v1` that the tests send and receive, written manually.
 //!
 //! Names and numbers are those of `pkg/apis/runtime/v1/api.proto` in kubernetes/cri-api; fields
 //! that no test uses are left out, which protobuf allows. Written out they need no protoc and

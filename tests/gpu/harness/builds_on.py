@@ -20,7 +20,7 @@ KEPT_MIB = 16
 
 
 def asked(run, name, *words):
-    """The answer of `rmtool ask`; None where there is none, after the table was told why."""
+    """The answer of `rmtool ask`; None if there is none, after the reason went into the table."""
     rmtool = os.path.join(run.programs, "rmtool")
     dev = os.path.join(run.driver.settings()["root"], "dev")
     done = command([rmtool, "--dev", dev, "ask", *words], run.limit(LIMIT_S))
@@ -44,7 +44,7 @@ def execve(run):
 
 
 def pins(run):
-    steps(run, "9.3", "exports of one duplicate keep memory in the figure of whoever has the duplicate", "pins")
+    steps(run, "9.3", "exports of one duplicate keep memory in the figure of the process that has the duplicate", "pins")
 
 
 def figures(run):
@@ -64,7 +64,7 @@ def figures(run):
     )
     parts.append(f"the file of all these objects closed in {answer['closed_ms']:.0f} ms")
     parts += [answer["not_asked"]] if answer["not_asked"] else []
-    run.table.told(number, question, "; ".join(parts), run.evidence)
+    run.table.reported(number, question, "; ".join(parts), run.evidence)
 
 
 def monitors():

@@ -126,7 +126,7 @@ def steer(run_, binary):
     said = done.answer()
     ticks, failures = [], []
     for name, path in outputs.items():
-        answers = told(path)
+        answers = answers_in(path)
         failures += [f"{name} failed: {a['failed']}, error {a.get('error')}" for a in answers if "failed" in a]
         ticks += [a["ticks"] for a in answers if "ticks" in a]
     if not said or "failed" in said or len(ticks) < len(outputs):
@@ -135,7 +135,7 @@ def steer(run_, binary):
     return Seen(said, ticks, failures), None
 
 
-def told(path):
+def answers_in(path):
     """What a program said, as far as it came."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -152,7 +152,7 @@ def slices(run_, seen):
     evidence = run_.evidence
     alone, preempted = seen.divided("2:1 not committed")[1], seen.divided("3:1 preempted")[1]
     text = f"{alone}; 3:1 after 2:1, with a PREEMPT of the groups in the restart's place: {preempted}"
-    run_.table.told(*CASES[0], text, evidence)
+    run_.table.reported(*CASES[0], text, evidence)
     ratio, text = seen.divided("2:1")
     run_.table.answer(*CASES[1], f"2:1, within {RATIO_PERCENT} %", text, near(ratio, 2), evidence)
     (first, one), (second, other) = seen.divided("3:1"), seen.divided("1:3")
@@ -171,7 +171,7 @@ def channels(run_, seen):
     expected = f"off within {soon}, on again within {soon}, then as fast as before within {AGAIN_PERCENT} %"
     run_.table.answer(*CASES[3], expected, f"{one}; {seen.gain('off')}; {other}: {again}", holds, run_.evidence)
     one, other = seen.off("off without restart")[1], seen.on("on without restart")[1]
-    run_.table.told(*CASES[4], f"{one}; {seen.gain('off without restart')}; {other}", run_.evidence)
+    run_.table.reported(*CASES[4], f"{one}; {seen.gain('off without restart')}; {other}", run_.evidence)
 
 
 def privileges(run_, seen):
@@ -191,7 +191,7 @@ def privileges(run_, seen):
         parts.append("NOT all was put back")
     if said["ended_early"]:
         parts.append("the time was over before all was asked")
-    run_.table.told(*CASES[5], "; ".join(parts), run_.evidence)
+    run_.table.reported(*CASES[5], "; ".join(parts), run_.evidence)
 
 
 def compute(run_):

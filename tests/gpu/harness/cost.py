@@ -1,4 +1,4 @@
-"""Questions 3: what the gate costs, beside the same container without it, in turn."""
+"""Questions 3: what the gate costs, compared with the same container without it, in turn."""
 
 import statistics
 import time
@@ -37,7 +37,7 @@ def start_up(run):
     figures = in_turn(run, "start-up", words, lambda a: a["init_ms"] + a["context_ms"], 40)
     if not figures:
         return run.table.answer(number, question, "to be learnt", "a run failed", False, run.evidence)
-    run.table.told(number, question, compared(*figures, "ms"), run.evidence)
+    run.table.reported(number, question, compared(*figures, "ms"), run.evidence)
 
 
 def latency(run):
@@ -58,7 +58,7 @@ def latency(run):
             f"{name}: median {at['p50']:.1f} µs, p90 {at['p90']:.1f}, p99 {at['p99']:.1f}, "
             f"longest {at['max']:.0f} ({histogram})"
         )
-    run.table.told(number, question, "; ".join(parts), run.evidence)
+    run.table.reported(number, question, "; ".join(parts), run.evidence)
 
 
 def kernels(run):
@@ -108,13 +108,13 @@ def training(run):
     else:
         starts = [[pair[0] for pair in side] for side in both]
         steps = [[pair[1] for pair in side] for side in both]
-        run.table.told(*cases[0], compared(*starts, "s"), run.evidence)
+        run.table.reported(*cases[0], compared(*starts, "s"), run.evidence)
         ratio = statistics.median(steps[0]) / statistics.median(steps[1])
         run.table.answer(*cases[1], expected, compared(*steps, "steps/s"), ratio > 0.99, run.evidence)
     outcome, rate = calls_a_second(run, "train-calls", ["python3", run.program("torch_train.py"), 8])
     if rate is None:
         return run.table.answer(*cases[2], "few", outcome.why() + ", or the monitor didn't answer", False, run.evidence)
-    run.table.told(*cases[2], f"{rate:.1f}", run.evidence)
+    run.table.reported(*cases[2], f"{rate:.1f}", run.evidence)
 
 
 ALL = [start_up, latency, kernels, training]

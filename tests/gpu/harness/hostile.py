@@ -2,7 +2,7 @@
 
 Each of `rmtool attack` is played in a container of its own, and meanwhile the driver is asked what it
 has given. Which there are, and what is promised of each, the quota's tests know
-(`tests/quota/table.rs`). Before one begins its name is on the disk, so that it's told where the machine
+(`tests/quota/table.rs`). Before one begins its name is on the disk, so that it's known if the machine
 doesn't come back; one that takes the host's memory is ended.
 """
 

@@ -1,4 +1,4 @@
-"""Questions 1: whether a quota holds by every path, and what a program is shown and told."""
+"""Questions 1: whether a quota holds by every path, and which sizes a program is shown."""
 
 from .driver import MIB
 from .place import CHARGING, NONE
@@ -23,9 +23,9 @@ KEPT_BYTES = {"graph": 256 * MIB}
 
 MANAGED = "managed-fill"
 
-# How soon what was given back is free. That nobody has an exported file open any more the monitor
-# believes only when it has looked three times, a second apart; that managed memory is mapped no more
-# it sees when it looks.
+# How soon what was given back is free. The monitor believes that no process has an exported file open
+# any more only after three checks, a second apart; it sees that managed memory is mapped no more
+# when it checks.
 BACK_MS = {"exported": 5000, MANAGED: 5000, "graph": float("inf")}
 OTHERS_BACK_MS = 100
 
@@ -46,7 +46,7 @@ def mib(count):
 
 
 def shown(run):
-    """What a program is told that the GPU has."""
+    """The memory that a program is shown as the GPU's."""
     number, question = "1.1", "cuMemGetInfo and cuDeviceTotalMem show the quota"
     outcome = run.ask("info", [run.program("alloc"), "info"], 60)
     answer = outcome.answer("info")

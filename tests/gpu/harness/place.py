@@ -158,7 +158,7 @@ class Place:
         return path
 
     def mounts(self):
-        """What of the host's mounts a container has, beside its own."""
+        """What of the host's mounts a container has, in addition to its own."""
         own = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},

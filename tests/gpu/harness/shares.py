@@ -1,6 +1,6 @@
 """Questions 7: what two containers have of a GPU's computing time, by policy, weight and priority.
 
-Real containers behind the gate, whose programs keep the GPU busy. What goes for GPU and containers is
+Real containers behind the gate, whose programs keep the GPU busy. Settings of GPU and containers are
 changed with `cgpu set` while they compute.
 """
 
@@ -40,7 +40,7 @@ def cgpu(run, *words):
 
 
 def start(run, name, seconds, weight=None, processes=1, resting=0):
-    """Starts a container that computes with so many processes, beside so many that rest."""
+    """Starts a container that computes with so many processes, next to so many that are idle."""
     spin = f"{run.program('spin')} --seconds {seconds} --tick-ms 5"
     each = [f"{spin} --ahead {AHEAD}"] * processes + [f"{spin} --batch 1 --rest-us 3000000"] * resting
     # What a program says is longer than a pipe takes at once.
@@ -70,9 +70,9 @@ def computing(run, name, processes=1):
 
 
 def ticks_of(run, name, processes=1):
-    """When kernels of each process ended, of those that told it."""
-    told = [answer for number in range(processes) for answer in said(run, name, number)]
-    return [answer["ticks"] for answer in told if "ticks" in answer]
+    """When kernels of each process ended, of those that reported it."""
+    answers = [answer for number in range(processes) for answer in said(run, name, number)]
+    return [answer["ticks"] for answer in answers if "ticks" in answer]
 
 
 def measured(run, number, question, wanted, tolerance, seen, expected=None, of="kernels/s"):
@@ -83,7 +83,7 @@ def measured(run, number, question, wanted, tolerance, seen, expected=None, of="
     holds = wanted is None or abs(ratio / wanted - 1) * 100 <= tolerance
     text = f"{ratio:.2f} ({text})"
     if wanted is None:
-        return run.table.told(number, question, text, run.evidence)
+        return run.table.reported(number, question, text, run.evidence)
     run.table.answer(number, question, expected or f"{wanted}, within {tolerance} %", text, holds, run.evidence)
 
 
@@ -130,7 +130,7 @@ def two(run):
 
 
 def beside(run, label, seconds, processes=1, resting=0):
-    """Under policy 1: a container of one busy process beside one of several, and of some that rest.
+    """Under policy 1: a container of one busy process next to one of several, and of some that are idle.
 
     When all computed, and when kernels of each ended, the one's first; or None, and why.
     """
@@ -142,14 +142,14 @@ def beside(run, label, seconds, processes=1, resting=0):
     outcomes = [run.finish(container, seconds + START_S) for container in running]
     ticks = ticks_of(run, one) + ticks_of(run, other, processes)
     if why or not ready or len(ticks) != 1 + processes or not all(ticks):
-        told = f"{len(ticks)} of {1 + processes} told"
-        return None, None, why or "; ".join([*(outcome.why() for outcome in outcomes), told])
+        reported = f"{len(ticks)} of {1 + processes} reported"
+        return None, None, why or "; ".join([*(outcome.why() for outcome in outcomes), reported])
     return begin, ticks, None
 
 
 def rates_of(ticks, begin, end):
     """Kernels a second of each; None where one ended too few."""
-    found = [rate(told, begin, end) for told in ticks]
+    found = [rate(pairs, begin, end) for pairs in ticks]
     return found if all(found) else None
 
 
@@ -157,7 +157,7 @@ def forks(run):
     """One container computes with one process, the other with four: under policy 1 both have as much."""
     number, question = "7.10", "policy 1: one process in a container, four in another"
     begin, ticks, why = beside(run, "forks", 8, processes=4)
-    end = min(told[-1][0] for told in ticks) if ticks else 0
+    end = min(pairs[-1][0] for pairs in ticks) if ticks else 0
     rates = rates_of(ticks, begin + int(SETTLE_S * 1e9), end) if ticks else None
     if not rates:
         return run.table.answer(number, question, "a ratio", why or TOO_FEW, False, run.evidence)
@@ -170,7 +170,7 @@ def resting(run):
     """Of four processes in a container one computes: it has as much as the only one of another."""
     number, question = "7.10.2", "policy 1: one busy process in a container, one and three that rest in another"
     _, ticks, why = beside(run, "resting", 28, resting=3)
-    end = min(told[-1][0] for told in ticks) if ticks else 0
+    end = min(pairs[-1][0] for pairs in ticks) if ticks else 0
     early = rates_of(ticks, end - 24_000_000_000, end - 18_000_000_000) if ticks else None
     late = rates_of(ticks, end - 6_000_000_000, end) if ticks else None
     if not early or not late:
@@ -198,7 +198,7 @@ def fixed(run):
     alone = time.monotonic_ns()
     one = run.finish(running[0], START_S)
     ticks = [ticks_of(run, name) for name in names]
-    rates = [rate(told[0], begin, end) if told else None for told in ticks]
+    rates = [rate(pairs[0], begin, end) if pairs else None for pairs in ticks]
     usual = rate(ticks[0][0], alone, 1 << 63) if ticks[0] else None
     for (number, text, part), had in zip(rows, rates):
         expected = f"{part / PARTS:.2f} of what one has alone, within 0.03"
@@ -247,7 +247,7 @@ def resnet(run):
         ready = computing(run, "resnet-one") and computing(run, "resnet-other")
         for _, how in numbers if ready else []:
             idle(run, how)
-            # A change has all shares told anew.
+            # A change has all shares set again.
             failed = failed or cgpu(run, "set", "gpu", "0", "policy=1") or cgpu(run, "set", "gpu", "0", "policy=2")
             time.sleep(SETTLE_S)
             begin = time.monotonic_ns()
@@ -259,7 +259,7 @@ def resnet(run):
         if not failed and (not ready or len(ticks) < 2):
             failed = "; ".join(outcome.why() for outcome in outcomes)
         for (number, how), window in zip(numbers, windows or [(0, 0)] * len(numbers)):
-            rates = [rate(told, *window) for told in ticks] if not failed else [None]
+            rates = [rate(pairs, *window) for pairs in ticks] if not failed else [None]
             if not all(rates):
                 run.table.answer(number, question + how, "a ratio", failed or TOO_FEW, False, run.evidence)
                 continue

@@ -19,7 +19,7 @@ class Table:
         """A question that was asked: whether what was seen is what was expected."""
         self._add(number, question, expected, seen, YES if holds else NO, evidence)
 
-    def told(self, number, question, seen, evidence=""):
+    def reported(self, number, question, seen, evidence=""):
         """A question without a right answer: a figure that is wanted."""
         self._add(number, question, "to be learnt", seen, YES, evidence)
 
@@ -48,7 +48,7 @@ class Table:
         lines += [f"- {key}: {value}" for key, value in self.head.items()]
         lines += [
             "",
-            f"{self.count(YES)} as expected or told, {self.count(NO)} not as expected, "
+            f"{self.count(YES)} as expected or reported, {self.count(NO)} not as expected, "
             f"{self.count(NOT_ASKED)} not asked.",
             "",
             "| no | question | expected | seen | as expected | evidence |",

@@ -21,10 +21,10 @@ LIMIT_S = 20
 # cgpu doctor: nothing worse than a note, and a warning.
 NOTES, WARNINGS = 0, 3
 
-# How often a look is repeated that doesn't tell all.
+# How often a poll is repeated whose answer isn't complete.
 LOOKS, LOOK_PAUSE_S = 20, 0.2
 
-# No field of a container: whoever has no quota has the GPU whole.
+# No field of a container: one without a quota has an exclusive GPU.
 WHOLE = {"ALIYUN_COM_GPU_MEM_CONTAINER": None, "ALIYUN_COM_GPU_MEM_UNIT": None}
 
 
@@ -37,7 +37,7 @@ def ask(run, name, *words):
 
 
 def look(run, name, is_whole, *words):
-    """Asks until all is told: on a busy machine a monitor may not answer a look in time."""
+    """Asks until the answer is complete: on a busy machine a monitor may not answer a poll in time."""
     for _ in range(LOOKS):
         done = ask(run, name, *words)
         if is_whole(done):
@@ -47,7 +47,7 @@ def look(run, name, is_whole, *words):
 
 
 def parsed(done):
-    """What it printed as JSON; None where that is none."""
+    """What it printed as JSON; None if it isn't JSON."""
     try:
         return json.loads(done.stdout)
     except ValueError:
@@ -57,9 +57,9 @@ def parsed(done):
 def doctor(run):
     number, question = "8.1", "cgpu doctor looks at this host"
     done = ask(run, "tools-doctor", "cgpu", "doctor", "--format", "json")
-    told = parsed(done) or {"findings": []}
-    bad = [f"{f['severity']} {f['name']}: {f['what']}" for f in told["findings"] if f["severity"] in ("warning", "error")]
-    seen = f"exit status {done.status}, {len(told['findings'])} findings; " + ("; ".join(bad)[:600] or "none is bad")
+    report = parsed(done) or {"findings": []}
+    bad = [f"{f['severity']} {f['name']}: {f['what']}" for f in report["findings"] if f["severity"] in ("warning", "error")]
+    seen = f"exit status {done.status}, {len(report['findings'])} findings; " + ("; ".join(bad)[:600] or "none is bad")
     run.table.answer(number, question, "no error", seen, done.status in (NOTES, WARNINGS), run.evidence)
 
 
@@ -82,7 +82,7 @@ def steers(run):
 
 
 def has_begun(running):
-    """Whether a program that tells when it begins has begun."""
+    """Whether a program that reports when it begins has begun."""
     return running.line(START_S).startswith("{")
 
 
@@ -91,7 +91,7 @@ def shown(run):
     spin = [run.program("spin"), "--seconds", HOLD_S]
     running = run.place.start(spin, QUOTA_MIB, door=TOOLS)
     begun = has_begun(running)
-    # The driver tells who ran in the last seconds.
+    # The driver reports which processes ran in the last seconds.
     time.sleep(HOLD_S / 2)
     looks = {
         "8.4": (LISTED, ("tools-ps", "cgpu", "ps", "--format", "json")),
@@ -137,11 +137,11 @@ def listed(run, done, running):
 
 
 def page(run, done, running):
-    told = parsed(done) or {"gpus": [], "containers": []}
-    rows = [row for row in told["containers"] if row["id"] == running.name]
-    if len(rows) != 1 or not told["gpus"]:
+    shown_page = parsed(done) or {"gpus": [], "containers": []}
+    rows = [row for row in shown_page["containers"] if row["id"] == running.name]
+    if len(rows) != 1 or not shown_page["gpus"]:
         return ["it isn't listed once"], done.why()
-    share, gpu = rows[0]["shares"][0], told["gpus"][0]
+    share, gpu = rows[0]["shares"][0], shown_page["gpus"][0]
     figures = {"quota": share["memory_limit_bytes"], "used": share["memory_used_bytes"]}
     figures |= {"share": share["compute_share"], "held": share["compute_held"]}
     wrong, seen = judged(run, figures)
@@ -149,7 +149,7 @@ def page(run, done, running):
         of_gpu = {key: gpu[key] for key in ("utilization_percent", "temperature_celsius", "power_watts")}
         wrong += [f"no {key} of the GPU" for key, value in of_gpu.items() if value is None]
         seen += f"; the GPU: {of_gpu}; its utilisation: {share['utilization_percent']} %"
-        wrong += [f"a gap: {gap}" for gap in told["gaps"]]
+        wrong += [f"a gap: {gap}" for gap in shown_page["gaps"]]
     return wrong, seen
 
 
@@ -180,11 +180,11 @@ METRICS = ("the metrics of it", metrics)
 
 
 def rested(run):
-    """A program computes no more, and keeps its context: what it is told to have had, as time goes by."""
+    """A program computes no more, and keeps its context: how much it is reported to have had, as time goes by."""
     number, question = "8.9", "cgpu ps of a container that rests after it has computed"
     words = f"{run.program('spin')} --seconds 4 >&2; exec {run.program('spin')} --seconds 26 --batch 1 --rest-us 3000000"
     running = run.place.start(["sh", "-c", words], QUOTA_MIB, door=TOOLS)
-    begun, begin, told = has_begun(running), time.monotonic(), []
+    begun, begin, shares = has_begun(running), time.monotonic(), []
 
     def held(done):
         rows = [row for row in parsed(done) or [] if row["id"] == running.name]
@@ -193,11 +193,11 @@ def rested(run):
     for after in (1, 8, 20):
         time.sleep(max(0.0, begin + after - time.monotonic()))
         words = ("cgpu", "ps", "--format", "json")
-        told.append(held(look(run, f"tools-rested-{after}", lambda done: held(done) is not None, *words)))
+        shares.append(held(look(run, f"tools-rested-{after}", lambda done: held(done) is not None, *words)))
     outcome = run.place.finish(running, START_S)
     run.keep("tools-rested", outcome)
-    holds = begun and None not in told and told[-1] < 0.05
-    seen = f"held after 1, 8 and 20 s: {told}" if begun else outcome.why()
+    holds = begun and None not in shares and shares[-1] < 0.05
+    seen = f"held after 1, 8 and 20 s: {shares}" if begun else outcome.why()
     run.table.answer(number, question, "less than 0.05 after 20 s", seen, holds, run.evidence)
 
 

@@ -24,7 +24,7 @@ enum { PIECES = 8192 };
 /* How long what was given back may take to be free. */
 #define PATIENCE_NS 6000000000ull
 
-/* How long it waits for what it gave back; longer where nobody judges time (ALLOC_PATIENCE_S). */
+/* How long it waits for what it gave back; longer if no test judges the time (ALLOC_PATIENCE_S). */
 static unsigned long long patience_ns(void)
 {
     const char *seconds = getenv("ALLOC_PATIENCE_S");
@@ -75,7 +75,7 @@ static void give_plain(struct piece *piece)
     cuMemFree(piece->handle);
 }
 
-/* Managed memory, which nobody touches. */
+/* Managed memory, which no program touches. */
 static CUresult take_managed(struct piece *piece, const char **where)
 {
     *where = "cuMemAllocManaged";
@@ -382,7 +382,7 @@ static int begin(double *init_ms, double *context_ms)
     return cuStreamCreate && !cuStreamCreate(&stream, 1) ? 0 : -1;
 }
 
-/* A process that fills up to `most`, says so, and holds it until told to leave. */
+/* A process that fills up to `most`, says so, and holds it until it is asked to exit. */
 static pid_t filler(int place, uint64_t most, int waits)
 {
     fflush(stdout);

@@ -1,6 +1,6 @@
 /*
  * The few entries of CUDA's driver API that the programs here use, by dlopen: no header and no
- * library of NVIDIA's is needed to build them. Types and numbers are those of cuda.h, CUDA 12.
+ * NVIDIA library is needed to build them. Types and numbers are those of cuda.h, CUDA 12.
  * An entry that a driver lacks stays NULL, and what needs it says so.
  */
 #ifndef CU_H
@@ -142,7 +142,7 @@ static inline int cu_load(void)
     return 0;
 }
 
-/* Loads libcuda and makes a context on the first GPU; tells how long that took. */
+/* Loads libcuda and makes a context on the first GPU; reports how long that took. */
 static inline int cu_begin(CUdevice *device, double *init_ms, double *context_ms)
 {
     CUcontext context;

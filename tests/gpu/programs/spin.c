@@ -1,5 +1,5 @@
 /*
- * Keeps the first GPU busy with short kernels and tells how many it did, each tenth of a second.
+ * Keeps the first GPU busy with short kernels and reports how many it did, each tenth of a second.
  *
  *   spin [--seconds S] [--tick-ms N] [--ahead N] [--rounds N] [--batch N] [--rest-us N]
  *
@@ -20,7 +20,7 @@
 enum { TICKS = 1 << 16, BATCH = 8, MOST_AHEAD = 64 };
 enum { BLOCKS_PER_PROCESSOR = 8, THREADS = 256, PROCESSORS = 16 };
 
-/* Multiplies and adds for as long as it's told, and writes what came of it. */
+/* Multiplies and adds for the given number of rounds, and writes the result. */
 static const char KERNEL[] =
     ".version 7.0\n"
     ".target sm_75\n"
@@ -180,11 +180,11 @@ int main(int argc, char **argv)
             fflush(stdout);
             continue;
         }
-        uint64_t told = tick_count ? ticks[tick_count - 1][0] : begun;
-        if (now - last >= tick_ns && last != told)
+        uint64_t reported_ns = tick_count ? ticks[tick_count - 1][0] : begun;
+        if (now - last >= tick_ns && last != reported_ns)
             tick(last, kernels);
         kernels += ended;
-        if (now - told >= tick_ns)
+        if (now - reported_ns >= tick_ns)
             tick(now, kernels);
         last = now;
         if ((double)(now - begun) > seconds * 1e9)

@@ -1,4 +1,4 @@
-"""What a program of PyTorch's meets that loses its monitor: torch_unwatched.py. It says "begun" when it computes, and one
+"""What a PyTorch program meets that loses its monitor: torch_unwatched.py. It says "begun" when it computes, and one
 JSON line when its input has ended."""
 
 import json

@@ -3,11 +3,11 @@
  * driver's calls that memory comes by, so that the programs and the table can be tested where there
  * is no GPU. It shows that they ask and judge rightly; how NVIDIA's own library behaves it can't.
  *
- * Every path of CUDA's ends in one kind of allocation here. What differs is what keeps memory alive:
+ * Every CUDA path ends in one kind of allocation here. What differs is what keeps memory alive:
  * a handle, a duplicate in the place of a mapping, or an exported file. Kernels go to the simulation's
- * runlist, which says when they end: a write to the GPU's node is the doorbell, and a read of it tells.
+ * runlist, which says when they end: a write to the GPU's node is the doorbell, and a read of it reports them.
  *
- * Layouts are those of driver 535, which the simulation has unless told otherwise.
+ * Layouts are those of driver 535, which the simulation has unless set otherwise.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -30,7 +30,7 @@ static uint32_t client, device, subdevice, next_handle = 0xc0000001;
 static uint64_t kernels_launched, kernels_ended;
 static uint32_t group;
 
-/* A piece of memory, which is its own address for whoever calls us. */
+/* A block of memory, which is its own address for the caller. */
 struct memory {
     uint32_t handle, alias;
     uint64_t bytes;
@@ -167,12 +167,12 @@ static int ring(uint64_t count, uint64_t until)
  */
 static int await_kernel(uint64_t kernel)
 {
-    uint64_t told[2];
-    if (ring(0, kernel) || pread(bell_file, told, sizeof told, 0) != sizeof told)
+    uint64_t answer[2];
+    if (ring(0, kernel) || pread(bell_file, answer, sizeof answer, 0) != sizeof answer)
         return UNKNOWN;
-    kernels_ended = told[0];
+    kernels_ended = answer[0];
     if (kernels_ended < kernel) {
-        struct timespec rest = {(time_t)(told[1] / 1000000000), (long)(told[1] % 1000000000)};
+        struct timespec rest = {(time_t)(answer[1] / 1000000000), (long)(answer[1] % 1000000000)};
         nanosleep(&rest, NULL);
     }
     return OK;
@@ -565,7 +565,7 @@ int cuModuleLoadData(void **module, const void *image)
             control(subdevice, 0x20801210, mode, sizeof mode) ||
             control(group, 0xa06c0103, &slice_us, sizeof slice_us))
             return UNKNOWN;
-        /* Read anew each time: the kernel would keep what it was told. */
+        /* Read again each time: the kernel would keep its last answer. */
         bell_file = node("nvidia0", O_DIRECT);
         if (bell_file < 0)
             return UNKNOWN;

@@ -108,7 +108,7 @@ pub const NV_SEMAPHORE_SURFACE: u32 = 0xda;
 pub const NV83DE_CTRL_CMD_DEBUG_READ_MEMORY: u32 = 0x83de_0315;
 pub const NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY: u32 = 0x83de_0316;
 
-/// Classes up to 0xff that exist, beside those above (`resource_list.h`, all releases).
+/// Classes up to 0xff that exist, in addition to those above (`resource_list.h`, all releases).
 pub const OTHER_LOW_CLASSES: &[u32] = &[
     0x2, 0x4, 0xf, 0x20, 0x52, 0x60, 0x73, 0xb1, 0xc3, 0xdb, 0xde, 0xe0, 0xf1, 0xf3, 0xf9, 0xfb,
     0xfd, 0xfe,

@@ -5,13 +5,9 @@
 
 /// Reading and writing of fields.
 pub trait Fields {
-    /// The 32 bits at `offset`.
     fn u32_at(&self, offset: usize) -> u32;
-    /// The 64 bits at `offset`.
     fn u64_at(&self, offset: usize) -> u64;
-    /// Writes 32 bits at `offset`.
     fn set_u32(&mut self, offset: usize, value: u32);
-    /// Writes 64 bits at `offset`.
     fn set_u64(&mut self, offset: usize, value: u64);
 }
 

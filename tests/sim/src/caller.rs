@@ -76,7 +76,7 @@ impl Caller {
         self.has_capability(CAP_SYS_NICE) || self.is_administrator()
     }
 
-    /// Its effective user, by which the driver tells users apart (`osGetCurrentProcessUserInfo`).
+    /// Its effective user, by which the driver distinguishes users (`osGetCurrentProcessUserInfo`).
     pub(crate) fn user(self) -> u32 {
         let users = self.status("Uid").unwrap_or_default();
         users.split_whitespace().nth(1).and_then(|user| user.parse().ok()).unwrap_or(0)
@@ -110,7 +110,7 @@ impl Caller {
 
     /// The longest path of its cgroups: an engine puts a container in one of the same name in
     /// each hierarchy, unless a controller isn't delegated. The driver knows of none; it's for
-    /// those who ask what a container has.
+    /// the question what a container has.
     pub(crate) fn cgroup(self) -> String {
         let text = fs::read_to_string(self.proc("cgroup")).unwrap_or_default();
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
@@ -204,15 +204,15 @@ impl Caller {
             answer: None,
             is_back: false,
         };
-        // Whoever is looking for those who have a container's descriptors kills it now and then.
+        // A scan for the processes that have a container's descriptors kills it now and then.
         (0..TRIES).map(|_| errand.run()).find(|errand| errand.is_back)?.answer
     }
 }
 
-/// How often a process that is to look at a descriptor is sent.
+/// How often a process that is to check a descriptor is started.
 const TRIES: u32 = 100;
 
-/// What only we know: who asks with it is one of ours.
+/// What only we know: a process that asks with it is one of ours.
 static SECRET: OnceLock<u64> = OnceLock::new();
 
 fn secret() -> u64 {
@@ -228,10 +228,10 @@ pub(crate) fn is_ours(question: &[u8]) -> bool {
     SECRET.get().is_some_and(|secret| question == secret.to_ne_bytes())
 }
 
-/// A process that takes one descriptor of another's, and asks which file that is.
+/// A process that takes one descriptor of another process, and asks which file that is.
 ///
-/// Not we ourselves: the driver looks at descriptors in the kernel, and has none. Who has one
-/// that isn't at home in the container may be killed for it by a monitor; in a thread of ours
+/// Not we ourselves: the driver checks descriptors in the kernel, and has none. A process that
+/// has one and isn't at home in the container may be killed for it by a monitor; in a thread of ours
 /// that would end the simulated driver in the middle of a call to itself, for ever. And it has a pid
 /// namespace of its own: for a program of the host that has a descriptor a monitor ends the container.
 #[derive(Debug, Clone, Copy)]
@@ -291,7 +291,7 @@ impl Errand {
         let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd, self.fd, 0) };
         let copy = RawFd::try_from(copy).ok().filter(|fd| *fd >= 0)?;
         let mut stat = MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: `stat` has room for the struct, and all zeroes are a valid one.
+        // SAFETY: `stat` fits the struct, and all zeroes are a valid one.
         let device = unsafe {
             libc::fstat(copy, stat.as_mut_ptr());
             stat.assume_init().st_dev
@@ -307,9 +307,9 @@ impl Errand {
 }
 
 extern "C" fn on_errand(errand: *mut libc::c_void) -> libc::c_int {
-    // SAFETY: it's who sent it that waits, and it doesn't touch this meanwhile.
+    // SAFETY: the thread that sent it waits, and doesn't touch this meanwhile.
     let errand = unsafe { &mut *errand.cast::<Errand>() };
-    // Nobody else would end it, were we killed while it asks us.
+    // If we were killed while it asks us, no other process would end it.
     // SAFETY: takes numbers, and no pointer.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     errand.answer = errand.ask();
@@ -323,7 +323,7 @@ fn stat(path: &std::path::Path) -> Option<(u64, u64)> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
     let mut answer = MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: `path` ends in a zero; `answer` has room for the struct.
+    // SAFETY: `path` ends in a zero; `answer` fits the struct.
     let rc = unsafe {
         libc::statx(
             libc::AT_FDCWD,

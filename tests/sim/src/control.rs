@@ -61,7 +61,6 @@ fn params_bytes(abi: &Abi, command: u32) -> Option<usize> {
     })
 }
 
-/// An object of a client.
 fn object_of(call: &Call<'_>, client: u32, handle: u32) -> Result<Object, Status> {
     let driver = call.sim.driver();
     let object = driver.clients.get(&client).and_then(|entry| entry.objects.get(&handle));
@@ -269,8 +268,8 @@ fn disable_channels(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
     call.sim.driver().set_disabled(&listed, disabled)
 }
 
-/// Samples of who was on the GPU: five a second, each of the process that was there last, and for how many
-/// ten-thousandths of that time it was at work. Where a fault says who is busy, these in turn.
+/// Samples of the GPU's processes: five a second, each of the process that was there last, and for how many
+/// ten-thousandths of that time it was at work. If a fault says which are busy, these in turn.
 fn samples(call: &Call<'_>, gpu: usize, params: &mut [u8]) {
     let (_, sample, engine) = call.sim.abi.samples;
     let mut driver = call.sim.driver();
@@ -387,7 +386,7 @@ fn information(call: &Call<'_>, params: &[u8]) -> Result<(), Status> {
     call.caller.write(list, &copy).ok_or(NV_ERR_INVALID_ADDRESS)
 }
 
-/// The classes of a device: how many where there is no list, else as many as it has room for.
+/// The classes of a device: how many if there is no list, else as many as fit into it.
 fn classes(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
     const CLASSES: [u32; 4] =
         [NV20_SUBDEVICE_0, KEPLER_CHANNEL_GROUP_A, AMPERE_CHANNEL_GPFIFO_A, AMPERE_COMPUTE_A];
@@ -401,13 +400,13 @@ fn classes(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
     call.caller.write(list, &copy).ok_or(NV_ERR_INVALID_ADDRESS)
 }
 
-/// Three strings by pointer, each with room for `sizeOfStrings`.
+/// Three strings by pointer, each with space for `sizeOfStrings`.
 fn build_version(call: &Call<'_>, params: &mut [u8]) -> Result<(), Status> {
     let version = call.sim.version.to_string();
     let texts = [(8, version.as_str()), (16, "sim"), (24, "cgpu-sim")];
-    let room = params.u32_at(0) as usize;
+    let size = params.u32_at(0) as usize;
     for (at, text) in texts {
-        let text: Vec<u8> = text.bytes().chain([0]).take(room).collect();
+        let text: Vec<u8> = text.bytes().chain([0]).take(size).collect();
         if params.u64_at(at) != 0 {
             call.caller.write(params.u64_at(at), &text).ok_or(NV_ERR_INVALID_ADDRESS)?;
         }

@@ -230,7 +230,7 @@ impl Driver {
             }
             _ => above,
         };
-        // accesscntrConstruct_IMPL (access_cntr_buffer.c): a GPU has one, whoever has it.
+        // accesscntrConstruct_IMPL (access_cntr_buffer.c): a GPU has one, whichever client has it.
         if asked.class == ACCESS_COUNTER_NOTIFY_BUFFER
             && (self.has_access_counters(gpu) || self.is_registered(gpu))
         {
@@ -543,7 +543,7 @@ impl Driver {
     }
 
     /// A page of `nvidia-uvm` is touched: managed memory, unless it lies in a range that
-    /// was announced. Whether there was room isn't asked: the driver would evict.
+    /// was announced. Whether memory is free isn't asked: the driver would evict.
     pub(crate) fn touch(&mut self, file: File, process: u32, offset: u64, len: u64) {
         let Some(uvm) = self.uvm.get_mut(&file).filter(|uvm| !uvm.has_lost) else { return };
         let mut fresh = 0;

@@ -38,7 +38,6 @@ pub(crate) struct Call<'a> {
 pub(crate) enum Met {
     /// What it would do anyway.
     Nothing,
-    /// Fail so.
     Status(Status),
     /// Report success without freeing.
     Lose,

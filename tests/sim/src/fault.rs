@@ -1,7 +1,7 @@
 //! Faults that are put into the driver at run time.
 //!
 //! One a line, as `alloc:0x40 hang` or `control:0x20801303 status 0x56 times 2`; lines
-//! are added to those there are, and `clear` takes all back and releases who hangs. What a
+//! are added to those there are, and `clear` takes all back and releases calls that hang. What a
 //! fault says comes before what the driver would do.
 
 use std::fmt;
@@ -31,7 +31,6 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds.
     pub const ALL: [Kind; 8] = [
         Kind::Alloc,
         Kind::AllocMemory,
@@ -62,7 +61,7 @@ impl Kind {
 /// A line of `sim/faults`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// Takes back all faults and lies, and releases who hangs.
+    /// Takes back all faults and lies, and releases calls that hang.
     Clear,
     /// What a call meets.
     Call(CallFault),
@@ -71,7 +70,7 @@ pub enum Fault {
         /// The multiple.
         bytes: u64,
     },
-    /// Structs of UVM's calls and parameters of allocations have so many bytes more than in the
+    /// Structs of UVM calls and parameters of allocations have so many bytes more than in the
     /// release that is simulated, as in one that comes later.
     Grown {
         /// How many; 0 is none.
@@ -103,7 +102,6 @@ pub struct CallFault {
     pub kind: Option<Kind>,
     /// Class, command, function or number; `None` is all of the kind.
     pub what: Option<u32>,
-    /// What happens.
     pub action: Action,
     /// How many calls are left that meet it; `None` is no end.
     pub times: Option<u32>,
@@ -126,19 +124,18 @@ pub enum Action {
     Hang,
     /// It fails with an `NV_ERR_*`.
     Status(u32),
-    /// It fails with an errno.
     Errno(i32),
     /// A free reports success, and the memory stays in use until its client goes.
     Lose,
-    /// The driver reads another class than its caller's struct had before: as where another thread has changed
-    /// that since somebody looked.
+    /// The driver reads another class than its caller's struct had before: as if another thread has changed
+    /// that since the check.
     Swap {
         /// The class that it reads.
         class: u32,
     },
 }
 
-/// What the driver tells that isn't so.
+/// What the driver reports wrongly.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Lies {
     /// Memory is taken in multiples of this.

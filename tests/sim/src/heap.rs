@@ -73,7 +73,7 @@ pub(crate) fn control(call: &Call<'_>, bytes: &mut [u8], met: &Met) -> Result<()
     };
     match (function, places) {
         (_, Some((size_at, limit_at))) => {
-            // stdmemValidateParams: nobody's, and the driver's own.
+            // stdmemValidateParams: no owner, and the driver's own.
             if matches!(bytes.u32_at(40), 0 | u32::MAX) {
                 return Err(NV_ERR_INVALID_OWNER);
             }

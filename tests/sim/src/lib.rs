@@ -53,7 +53,7 @@ use shared::Shared;
 use spec::Gpu;
 use tree::Tree;
 
-/// How many calls are served at once, beside those that a fault holds.
+/// How many calls are served at once, in addition to those that a fault holds.
 const THREADS: usize = 8;
 
 /// A running simulation; unmounted when dropped.
@@ -98,7 +98,7 @@ impl Sim {
     }
 
     /// Bytes of a GPU in use, by its index. Takes no longer however much there is of everything:
-    /// who looks every few milliseconds must not hold up the calls he looks at.
+    /// a reader that polls every few milliseconds must not hold up the calls that it watches.
     #[must_use]
     pub fn used_bytes(&self, gpu: usize) -> u64 {
         self.sim.driver().used_bytes(gpu)
@@ -130,9 +130,9 @@ impl Sim {
 
 impl Drop for Sim {
     fn drop(&mut self) {
-        // Who hangs would hold the mount.
+        // A process that hangs would hold the mount.
         self.sim.add(Fault::Clear);
-        // Busy files stay with whoever has them, and are served while this process lives;
+        // Busy files stay with the processes that have them, and are served while this process lives;
         // the tree goes from the directory. Without users the threads end now.
         let _ = nix::mount::umount2(&self.dir, nix::mount::MntFlags::MNT_DETACH);
         drop(self.session.take());

@@ -35,7 +35,6 @@ pub(crate) struct Nodes {
     pub(crate) gpus: Vec<u64>,
 }
 
-/// A client.
 #[derive(Debug)]
 pub(crate) struct Client {
     /// `pOSInfo`: who may use it.
@@ -141,7 +140,7 @@ impl Uvm {
 }
 
 /// What one GPU maps (`uvm_ext_gpu_range_tree_t`): by base, bytes and memory. Each refers to
-/// the whole of its memory, also where it is what is left of a larger one.
+/// all of its memory, also if it is what is left of a larger one.
 #[derive(Debug, Default)]
 pub(crate) struct Tree(pub(crate) BTreeMap<u64, (u64, u64)>);
 

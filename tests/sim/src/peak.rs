@@ -1,4 +1,4 @@
-//! The most memory that a container had, which nobody misses by looking at the wrong time.
+//! The most memory that a container had, which a check at the wrong time can't miss.
 //!
 //! The driver knows processes and no containers; here a cgroup stands for one, as its client's
 //! process was in when it made the client. What a container has is what its clients' objects
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// Memory of a GPU that an object names.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Named {
-    /// The memory's number.
+    /// The memory's id.
     pub(crate) memory: u64,
     pub(crate) gpu: usize,
     pub(crate) bytes: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Named {
 /// What the clients of each cgroup's processes name.
 #[derive(Debug, Default)]
 pub(crate) struct CgroupPeaks {
-    /// The cgroup of each client's maker.
+    /// The cgroup of each client's creator.
     cgroups: HashMap<u32, Arc<str>>,
     /// How many objects of a cgroup name a memory.
     names: HashMap<(Arc<str>, u64), u64>,

@@ -1,6 +1,6 @@
 //! A simulation in a process of its own, by the program `cgpu-sim`.
 //!
-//! For those who must not be its process: whoever is killed in the middle, or measures.
+//! For callers that must not be its process: those that are killed in the middle, or that measure.
 
 use std::fs;
 use std::io::{self, BufRead as _, BufReader};
@@ -45,7 +45,6 @@ impl Program {
         Ok(Program { dir: options.dir.clone(), child })
     }
 
-    /// Its process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()

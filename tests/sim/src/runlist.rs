@@ -2,8 +2,8 @@
 //!
 //! The firmware does this, whose source isn't published. This is a round robin of discrete events in the
 //! words of what an H100 was seen to do (`tests/gpu/results`): going to a group costs some time before
-//! its slice and some within it; a slice has 8 bits and a shift; one that is over yields as soon as
-//! another group waits; a group without work is skipped. Pure: whoever has it says what time it is.
+//! its slice and some within it; a slice has 8 bits and a shift; one that has ended yields as soon as
+//! another group waits; a group without work is skipped. Pure: the caller passes the time.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,11 +14,11 @@ pub type Name = (u32, u32);
 const BEFORE_NS: u64 = 180_000;
 const WITHIN_NS: u64 = 50_000;
 
-/// How often the driver looks who is there, and how many of its looks it keeps.
+/// How often the driver samples which group is there, and how many samples it retains.
 pub(crate) const SAMPLE_NS: u64 = 200_000_000;
 pub(crate) const SAMPLES: usize = 72;
 
-/// What the scheduler has been told of a group.
+/// What is set in the scheduler for a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
     /// Its slice as it was asked for, in microseconds.
@@ -36,12 +36,12 @@ struct Batch {
     count: u64,
 }
 
-/// What the driver saw when it looked.
+/// What the driver saw in a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sample {
     /// When, in nanoseconds.
     pub(crate) when_ns: u64,
-    /// Who was there last.
+    /// The group that was there last.
     pub(crate) of: Option<Name>,
     /// Whether it was at work.
     pub(crate) is_busy: bool,
@@ -97,11 +97,11 @@ fn in_register_us(us: u64) -> u64 {
 pub struct Runlist {
     now_ns: u64,
     groups: BTreeMap<Name, Group>,
-    /// Who is there, or was last.
+    /// The group that is there, or was last.
     current: Option<Name>,
     /// What is left of going to it.
     way_ns: u64,
-    /// How much of its slice is over.
+    /// How much of its slice has passed.
     used_ns: u64,
     samples: VecDeque<Sample>,
 }
@@ -113,7 +113,7 @@ impl Runlist {
         self.now_ns
     }
 
-    /// Gives a group work: so many kernels of that length. `rules` go for it if it's new.
+    /// Gives a group work: so many kernels of that length. `rules` apply to it if it's new.
     pub fn submit(&mut self, name: Name, rules: Rules, kernel_ns: u64, count: u64) {
         let new = || Group { rules, queue: VecDeque::new(), done_ns: 0, ended: 0, busy_ns: 0 };
         let group = self.groups.entry(name).or_insert_with(new);
@@ -136,7 +136,7 @@ impl Runlist {
         }
     }
 
-    /// Whether nobody has ever had work.
+    /// Whether no group has ever had work.
     pub(crate) fn is_unused(&self) -> bool {
         self.groups.is_empty()
     }
@@ -158,12 +158,12 @@ impl Runlist {
         self.groups.iter().map(|(name, group)| (*name, (group.ended, group.busy_ns / 1000)))
     }
 
-    /// What the driver saw each time that it looked, the latest last.
+    /// What the driver saw in each sample, the latest last.
     pub(crate) fn samples(&self) -> impl Iterator<Item = Sample> {
         self.samples.iter().copied()
     }
 
-    /// Goes on to that time; the driver looks on the way, also where nobody is there.
+    /// Advances to that time; the driver takes samples meanwhile, also if no group is there.
     fn go_on(&mut self, to_ns: u64, is_busy: bool) {
         let checks = self.now_ns / SAMPLE_NS + 1..=to_ns / SAMPLE_NS;
         let retained = (to_ns / SAMPLE_NS).saturating_sub(SAMPLES as u64 - 1);
@@ -231,7 +231,7 @@ impl Runlist {
         is_done.then_some(name)
     }
 
-    /// Who has the GPU now, and whether another waits.
+    /// The group that has the GPU now, and whether another waits.
     fn choose(&self) -> Option<(Name, bool)> {
         let after =
             self.current.map_or((0, 0), |(client, handle)| (client, handle.wrapping_add(1)));
@@ -242,9 +242,9 @@ impl Runlist {
         let Some(current) = self.current else { return next.map(|next| (next, false)) };
         let here = self.groups.get(&current).filter(|group| group.is_ready());
         let stays = here.is_some_and(|group| {
-            let is_over = self.way_ns == 0 && self.used_ns >= group.slice_ns();
+            let has_ended = self.way_ns == 0 && self.used_ns >= group.slice_ns();
             let may_leave = group.rules.interrupts || group.done_ns == 0;
-            next.is_none() || !is_over || !may_leave
+            next.is_none() || !has_ended || !may_leave
         });
         if stays { Some((current, next.is_some())) } else { next.map(|next| (next, false)) }
     }
@@ -260,7 +260,7 @@ mod tests {
         Rules { slice_us, runs: true, interrupts: true }
     }
 
-    /// Who has work for ever.
+    /// Kernels of a group that has work for ever.
     const NO_END: u64 = 1 << 40;
 
     /// What each of some groups has of a GPU, which they want to themselves all the time, in 60 s.
@@ -330,7 +330,7 @@ mod tests {
         }
     }
 
-    /// Bursts of one, beside one that never rests: the same table.
+    /// Bursts of one, next to one that is never idle: the same table.
     #[test]
     fn partly_idle_group_gets_what_observed_h100_gave() {
         for (b_us, a_us, work_us, rest_us, seen) in [
@@ -389,7 +389,7 @@ mod tests {
         runlist.change(off);
         runlist.run_until(1000 * MS);
         assert_eq!(runlist.busy_ns(other), before);
-        // Nobody else: it goes on without a visit.
+        // No other group: it goes on without a visit.
         assert!(runlist.busy_ns(one) > of_one + 799 * MS);
         let of: Vec<_> = runlist.samples().map(|check| (check.of, check.is_busy)).collect();
         assert_eq!(of[1..], [(Some(one), true); 4]);
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(runlist.busy_ns(one), 0);
         runlist.run_until(30_000 * MS);
         assert_eq!(runlist.busy_ns(other), before);
-        // Nobody was there, and the driver looked all the same.
+        // No group was there, and the driver took samples all the same.
         let checks: Vec<_> =
             runlist.samples().map(|check| (check.when_ns, check.is_busy)).collect();
         assert_eq!((checks.len(), checks[0]), (SAMPLES, (15_800 * MS, false)));

@@ -1,10 +1,10 @@
-//! What the driver tells each GPU's runlist: slices, modes, who is scheduled, who is disabled.
+//! What the driver sets in each GPU's runlist: slices, modes, what is scheduled, what is disabled.
 //!
 //! As the headers say (ctrla06c.h, ctrla06fgpfifo.h, ctrl2080fifo.h) and an H100 was seen to do
-//! (`tests/gpu/results`): a slice is in force at once, also before the group is scheduled; restarting
+//! (`tests/gpu/results`): a slice is applied at once, also before the group is scheduled; restarting
 //! the runlist changes nothing; taking a group off its schedule does nothing; channels that are disabled
 //! come off at once, by whichever client, and come back when they were enabled as often as they were disabled,
-//! whoever schedules them meanwhile (2026-11-27). A program's work comes by the doorbell, a write to
+//! whichever client schedules them meanwhile (2026-11-27). A program's work comes by the doorbell, a write to
 //! `nvidiaN` ([`Doorbell`]), since what a real program writes there goes past the driver, too.
 //! Only the graphics engine has a runlist.
 
@@ -27,10 +27,10 @@ const DEFAULT_TIMESLICE_US: u64 = 1024;
 /// (`NV2080_CTRL_SET_CTXSW_PREEMPTION_MODE_COMPUTE_CILP`, ctrl2080gr.h).
 const CILP: u32 = 2;
 
-/// How long who waits for a kernel may believe what it was told, since others change the future.
+/// How long a process that waits for a kernel may rely on an answer, since others change the future.
 const MOST_WAIT_NS: u64 = 20_000_000;
 
-/// What the scheduler was told of a channel group or a channel; of other objects it means nothing.
+/// What is set in the scheduler for a channel group or a channel; for other objects it means nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Turn {
     /// A group's time slice, as it was asked for.
@@ -69,7 +69,7 @@ pub struct Doorbell {
     pub kernel_ns: u64,
     /// How many kernels, or none to ask only.
     pub count: u64,
-    /// The kernel, counted from the group's first, that a read of the same file tells of.
+    /// The kernel, counted from the group's first, that a read of the same file reports.
     pub until: u64,
 }
 
@@ -116,7 +116,7 @@ impl Driver {
         Ok(&entry.ok_or(NV_ERR_OBJECT_NOT_FOUND)?.turn)
     }
 
-    /// Tells the scheduler something else of an object, from now on.
+    /// Changes what is set in the scheduler for an object, from now on.
     pub(crate) fn report(
         &mut self,
         client: u32,
@@ -198,8 +198,8 @@ impl Driver {
         Ok(())
     }
 
-    /// What goes for a group now, or for a channel that has one of its own, whose slice nobody sets
-    /// (`kchannelConstruct_IMPL`); `None` where there is none.
+    /// The settings of a group now, or of a channel that has one of its own, whose slice no client sets
+    /// (`kchannelConstruct_IMPL`); `None` if there is none.
     fn rules(&self, (client, handle): Name) -> Option<Rules> {
         let client = self.clients.get(&client)?;
         let object = client.objects.get(&handle)?;
@@ -243,7 +243,7 @@ impl Driver {
         runlist
     }
 
-    /// The doorbell of a GPU is rung through a file, which is remembered for who asks next.
+    /// The doorbell of a GPU is rung through a file, which is remembered for the next read.
     pub(crate) fn ring(
         &mut self,
         file: File,
@@ -257,7 +257,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What a read after a doorbell tells: how many of the group's kernels have ended, and in how many
+    /// What a read after a doorbell reports: how many of the group's kernels have ended, and in how many
     /// nanoseconds the one that was asked for will have, as far as is known.
     pub(crate) fn answer_doorbell(&mut self, file: File) -> Option<[u8; 16]> {
         let (gpu, doorbell) = *self.doorbells.get(&file)?;
@@ -279,7 +279,7 @@ impl Driver {
         works.collect()
     }
 
-    /// What the driver saw of a GPU each time that it looked: when, in nanoseconds since 1970; the process that
+    /// What the driver saw of a GPU in each sample: when, in nanoseconds since 1970; the process that
     /// was there last, if there is one; whether it was at work.
     pub(crate) fn checks(&mut self, gpu: usize) -> Vec<(u64, Option<u32>, bool)> {
         let checks: Vec<_> = self.runlist(gpu).samples().collect();

@@ -21,7 +21,7 @@ pub struct SimOptions {
 pub struct GpuSpec {
     /// Bytes of its memory.
     pub memory_bytes: u64,
-    /// Bytes of that which the driver gives to nobody.
+    /// Bytes of that which the driver gives to no client.
     pub reserved_bytes: u64,
 }
 

@@ -3,7 +3,7 @@
 //! As `fecsAddBindpoint` and `notifyEventBuffers` (fecs_event_list.c): a buffer that is bound for a
 //! user gets the records of every client of that effective user, with its pid, whatever container that
 //! is in; the records of other users it gets without. The firmware writes a record each time that a
-//! channel is switched to; here a buffer shows whoever has a channel on its GPU at the moment.
+//! channel is switched to; here a buffer shows the clients that have a channel on its GPU at the moment.
 
 use crate::abi::{CHANNEL_CLASSES, NV_ERR_INVALID_ARGUMENT, NV_EVENT_BUFFER};
 use crate::driver::Driver;

@@ -73,7 +73,7 @@ struct Node {
     content: Content,
 }
 
-/// For how long the kernel may believe what it was told: nothing changes.
+/// For how long the kernel may rely on an answer: nothing changes.
 const TTL: Duration = Duration::from_secs(3600);
 
 /// Bytes of a device file: more than any address, since UVM's mappings lie at offsets that
@@ -346,7 +346,7 @@ impl Filesystem for Tree {
             return;
         }
         // Pages that stay cached would be touched unseen the next time. The kernel may have
-        // to ask us about them, so another thread tells it.
+        // to ask us about them, so another thread notifies it.
         match (self.sim.managed_pages(fh.0), self.notifier.get()) {
             (Some((from, to)), Some(notifier)) => {
                 let (notifier, sim) = (notifier.clone(), Arc::clone(&self.sim));

@@ -278,8 +278,8 @@ fn within_external(uvm: &Uvm, base: u64, bytes: u64) -> bool {
     })
 }
 
-/// Whether managed memory that was touched is mapped at such addresses. The kernel doesn't tell us
-/// what is mapped, so we look what who touched it has there.
+/// Whether managed memory that was touched is mapped at such addresses. The kernel doesn't report
+/// what is mapped, so we check what the process that touched it has there.
 fn is_managed(uvm: &Uvm, fits: impl Fn(u64, u64) -> bool, at: u64) -> bool {
     let Some(process) = uvm.managed.get(&at) else { return false };
     // A thread that has ended shows none.

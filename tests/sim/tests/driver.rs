@@ -123,7 +123,7 @@ impl Host {
         let deadline = Instant::now() + TIMEOUT;
         while child.try_wait().unwrap().is_none() {
             if Instant::now() > deadline {
-                // Whoever hangs in a call can't be killed before it is released.
+                // A process that hangs in a call can't be killed before it is released.
                 self.sim.fault("clear".parse().unwrap());
                 program.0 = Some(child);
                 panic!("it takes longer than {TIMEOUT:?}");
@@ -338,7 +338,7 @@ fn each_gpu_has_own_size_and_fills_alone() {
     let mut full = Vec::new();
     for (gpu, size) in sizes.into_iter().enumerate() {
         let before = used();
-        // Its size is told by every way, and all of it can be had, and no more.
+        // Every way reports its size, and all of it can be had, and no more.
         let filled = host.finish(on(gpu, &["fill"]));
         assert_eq!(filled.number("got_bytes"), size, "GPU {gpu}");
         assert!(filled.lines.iter().any(|line| line.contains("status=0x51")), "{:?}", filled.lines);
@@ -539,7 +539,7 @@ fn process_ids_follow_the_callers_namespace() {
     said.must("pid-bytes ok private=20971520 owned=0 duped=0");
 }
 
-/// What of the first GPU is in use, as each `info` of a script tells.
+/// What of the first GPU is in use, as each `info` of a script reports.
 fn used_mib(said: &ProgramOutput) -> Vec<u64> {
     let reported = said.lines.iter().filter(|line| line.starts_with("fb-info "));
     reported.filter_map(|line| line.rsplit_once("used_mib=")?.1.parse().ok()).collect()

@@ -82,7 +82,6 @@ pub struct Call {
 /// An mmap of one of the driver's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Map {
-    /// The file.
     pub node: String,
     /// The process, counted from 0.
     pub process: u32,
@@ -102,18 +101,14 @@ pub struct Map {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line {
-    /// The first.
     Head {
         /// The driver's version.
         driver: String,
         /// What was run.
         program: Vec<String>,
     },
-    /// A call.
     Call(Box<Call>),
-    /// A mapping.
     Map(Map),
-    /// The last.
     Tail {
         /// Calls and mappings that were seen.
         seen: u64,
@@ -156,11 +151,11 @@ impl Writer {
         Ok(self.encoder.get_ref().metadata()?.len())
     }
 
-    /// Adds a line, and says whether there was room for it.
+    /// Adds a line, and returns whether it fitted.
     ///
     /// # Errors
     ///
-    /// Where the file can't be written.
+    /// If the file can't be written.
     pub fn add(&mut self, line: &Line) -> io::Result<bool> {
         if self.full {
             return Ok(false);
@@ -170,8 +165,8 @@ impl Writer {
             self.encoder.flush()?;
             self.unflushed_bytes = 0;
         }
-        let room = MAX_FILE_BYTES - TAIL_BYTES - MAX_FILE_BYTES / 4;
-        self.full = self.written_bytes()? >= room;
+        let most_bytes = MAX_FILE_BYTES - TAIL_BYTES - MAX_FILE_BYTES / 4;
+        self.full = self.written_bytes()? >= most_bytes;
         if !self.full {
             self.put(line)?;
         }

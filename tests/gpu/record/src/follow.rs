@@ -2,7 +2,7 @@
 //!
 //! ptrace, because it sees what any program asks, static ones included. It makes calls slow, which
 //! changes none. What is looked for in the calls is a [`Watch`]'s; one that has seen enough of a program
-//! leaves it, which then runs as if nobody had looked.
+//! leaves it, which then runs as if it had never been traced.
 #![allow(
     unsafe_code,
     reason = "a child is made, unions of the kernel's are read, tasks are stopped"
@@ -26,9 +26,7 @@ use nix::unistd::Pid;
 /// A task, and whose it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Task {
-    /// Its number.
     pub id: Pid,
-    /// Its process.
     pub process: Pid,
     /// The first process of its program.
     pub program: Pid,
@@ -53,9 +51,7 @@ pub trait Watch {
 /// What becomes of a program after a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// It is followed.
     Follow,
-    /// It is left alone.
     Leave,
 }
 
@@ -162,7 +158,7 @@ impl<W: Watch> Follower<'_, W> {
         self.removed(task);
     }
 
-    /// A task may be seen before the event that tells of it.
+    /// A task may be seen before the event that reports it.
     fn add(&mut self, task: Pid) {
         if self.tasks.contains_key(&task) {
             return;

@@ -1,7 +1,7 @@
 //! What a program made in the driver, as far as it can be scheduled: channel groups, their channels,
 //! and what leads to them.
 //!
-//! Pure: told what calls succeeded, says what there is now. Handles are known only where the driver's
+//! Pure: takes the calls that succeeded, returns what there is now. Handles are known only if the driver's
 //! answer was seen, so that one that it chose is as good as one that it was given.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,13 +43,10 @@ pub enum Did {
 /// A channel group, and what it takes to schedule it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
-    /// Its client.
     pub client: u32,
-    /// Itself.
     pub handle: u32,
     /// The engine that it asked for: `NV2080_ENGINE_TYPE_*`; 0 lets the driver choose.
     pub engine: u32,
-    /// Its channels.
     pub channels: Vec<u32>,
     /// A subdevice of its GPU in its client.
     pub subdevice: Option<u32>,

@@ -246,7 +246,7 @@ impl Recorder<'_> {
 
     fn write(&mut self, line: &Line) -> anyhow::Result<()> {
         self.seen += 1;
-        // What makes, frees and duplicates is needed in full, by whoever keeps account; what asks the
+        // Calls that make, free and duplicate are needed in full for accounting; a call that asks the
         // same again isn't.
         if let Line::Call(call) = line
             && Command::of_ioctl(call.request).number() == nvrm::number::NV_ESC_RM_CONTROL

@@ -1,4 +1,4 @@
-//! Serves a simulated driver until it is told to stop.
+//! Serves a simulated driver until it is stopped.
 
 use std::path::PathBuf;
 

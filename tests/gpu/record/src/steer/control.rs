@@ -50,18 +50,18 @@ pub(crate) enum Who {
     Nice,
     /// One without any.
     #[serde(rename = "no capability")]
-    Nobody,
+    Unprivileged,
 }
 
 impl Who {
-    pub(crate) const ALL: [Who; 3] = [Who::Root, Who::Nice, Who::Nobody];
+    pub(crate) const ALL: [Who; 3] = [Who::Root, Who::Nice, Who::Unprivileged];
 
     /// Makes the calling thread that.
     fn become_so(self) -> Result<(), caps::errors::CapsError> {
         let retained = match self {
             Who::Root => return Ok(()),
             Who::Nice => CapsHashSet::from([Capability::CAP_SYS_NICE]),
-            Who::Nobody => CapsHashSet::new(),
+            Who::Unprivileged => CapsHashSet::new(),
         };
         caps::clear(None, CapSet::Ambient)?;
         for set in [CapSet::Effective, CapSet::Permitted] {
@@ -239,7 +239,7 @@ fn call(file: &OwnedFd, client: u32, object: u32, number: u32, mut params: Vec<u
     put(24, &u32::try_from(params.len()).unwrap_or(0).to_le_bytes());
     let begun = Instant::now();
     // SAFETY: `nvos54` has the bytes that the request says, and the driver writes no more; its
-    // pointer is to `params`, with their length beside it, and both outlive the call.
+    // pointer is to `params`, with their length next to it, and both outlive the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), REQUEST, nvos54.as_mut_ptr()) };
     let took = begun.elapsed();
     let outcome = if result == 0 {

@@ -58,7 +58,7 @@ pub(crate) struct ReportedTenant {
     loose_channels: usize,
 }
 
-/// All that is to be told.
+/// All that is reported at the end.
 #[derive(Debug)]
 pub(crate) struct Reported {
     pub(crate) tenants: Vec<ReportedTenant>,
@@ -84,7 +84,6 @@ struct Tenant {
     loose_channels: usize,
 }
 
-/// The desk.
 #[derive(Debug)]
 pub(crate) struct Desk {
     tenants: Vec<Tenant>,
@@ -98,7 +97,7 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Takes duplicates of the programs' files, and looks what slices there are.
+    /// Takes duplicates of the programs' files, and reads what slices there are.
     ///
     /// # Errors
     ///
@@ -210,7 +209,7 @@ impl Desk {
             }
             for held in self.computing(tenant) {
                 let control = Control::disable(disable, held.group.client, &held.group.channels);
-                well &= self.ask(0, &asker, subdevice, &control, Who::Nobody).is_ok();
+                well &= self.ask(0, &asker, subdevice, &control, Who::Unprivileged).is_ok();
             }
             if !disable && well {
                 self.disabled.remove(&tenant);
@@ -367,7 +366,7 @@ impl Desk {
         well
     }
 
-    /// Gives the files back, and tells all.
+    /// Gives the files back, and returns the report.
     pub(crate) fn close(self) -> Reported {
         let tenants = self.tenants.into_iter().map(|tenant| ReportedTenant {
             name: tenant.name,

@@ -93,7 +93,7 @@ impl Learner {
         let name = tenant.name;
         let Ok(file) = duplicate(origin).map(Arc::new) else { return };
         for control in [Control::get_slice(), Control::set_slice(slice_us), Control::get_slice()] {
-            let answer = ask(&file, client, handle, &control, Who::Nobody, true);
+            let answer = ask(&file, client, handle, &control, Who::Unprivileged, true);
             let us = answer.number().filter(|_| control.asked.is_empty());
             let outcome =
                 format!("{:?} {}", answer.outcome, us.map_or(String::new(), |us| us.to_string()));

@@ -2,8 +2,8 @@
 //! between the two from outside, by the driver's own controls.
 //!
 //! It stands where a monitor would: it sees what the programs ask the driver (ptrace, until they say
-//! that they compute), and makes its calls on duplicates of their descriptors. What came of it, their
-//! throughput tells; we only say when what was asked, and what the driver answered.
+//! that they compute), and makes its calls on duplicates of their descriptors. Their throughput shows the
+//! effect; we only report when what was asked, and what the driver answered.
 
 mod control;
 mod desk;
@@ -52,7 +52,7 @@ struct Arguments {
     /// Where the second does; given several times, so many programs are the second together.
     #[arg(long, required = true)]
     b: Vec<PathBuf>,
-    /// Words that the second gets beside the first's, with spaces between.
+    /// Words that the second gets in addition to the first's, with spaces between.
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     b_words: String,
     /// What is to be learnt.
@@ -72,7 +72,7 @@ struct Arguments {
     program: Vec<String>,
 }
 
-/// Whether it is over: the time, or somebody's patience.
+/// Whether to stop: the time has run out, or a signal came.
 #[derive(Debug, Default)]
 struct Over(AtomicBool);
 
@@ -81,7 +81,7 @@ impl Over {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Watches from now on; while `following`, nobody else looks.
+    /// Watches from now on; while `following`, no other thread checks.
     fn watch(limit: Duration, following: &Arc<Following>) -> anyhow::Result<Arc<Self>> {
         let over = Arc::new(Over::default());
         let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);

@@ -5,7 +5,7 @@ use serde::Serialize;
 use crate::control::{Control, SAMPLES_AT, Who};
 use crate::desk::Desk;
 
-/// Bytes of the parameters, of a sample, and engines that it tells of: 570, 550, 525, 515.
+/// Bytes of the parameters, of a sample, and engines that it reports: 570, 550, 525, 515.
 const SIZES: [(usize, usize, usize); 4] =
     [(55888, 776, 6), (50704, 704, 6), (34000, 472, 4), (47216, 472, 4)];
 
@@ -22,7 +22,7 @@ pub(crate) struct ReportedSamples {
 }
 
 impl Desk {
-    /// Asks for the driver's samples of who was on the GPU, with each size that drivers have, until
+    /// Asks for the driver's samples of the GPU's processes, with each size that drivers have, until
     /// one is right.
     pub(crate) fn take_samples(&mut self, who: Who) -> bool {
         let Some(asker) = self.computing(0).into_iter().next() else { return false };

@@ -20,7 +20,7 @@ pub(crate) enum Plan {
     Turns,
     /// Whether a kernel of `b` that lasts outlasts its slice, by how it is preempted.
     Modes,
-    /// What `a` has beside several programs of `b`.
+    /// What `a` has next to several programs of `b`.
     Forks,
     /// What `b` has, which rests.
     Rests,
@@ -79,10 +79,10 @@ const BOUNDS: Phases = &[
     ("512/4096", &[Slices([512, 4096]), GetSlices]),
     ("836/4096", &[Slices([836, 4096]), GetSlices]),
     ("1024/4096", &[Slices([1024, 4096]), GetSlices]),
-    ("4096/4096", &[Slices([4096, 4096]), GetSlices, Samples(Who::Nobody)]),
+    ("4096/4096", &[Slices([4096, 4096]), GetSlices, Samples(Who::Unprivileged)]),
     ("8192/4096", &[Slices([8192, 4096]), GetSlices]),
     ("12288/4096", &[Slices([12288, 4096]), GetSlices]),
-    ("24576/4096", &[Slices([24576, 4096]), GetSlices, Samples(Who::Nobody)]),
+    ("24576/4096", &[Slices([24576, 4096]), GetSlices, Samples(Who::Unprivileged)]),
     ("65536/16384", &[Slices([65536, 16384]), GetSlices]),
     ("102400/25600", &[Slices([102_400, 25_600]), GetSlices]),
     ("16384/16384", &[Slices([16384, 16384]), GetSlices, Samples(Who::Root)]),
@@ -122,7 +122,7 @@ const FORKS: Phases = &[
     ("4096/836", &[Slices([4096, 836])]),
     ("4096/512", &[Slices([4096, 512])]),
     ("4096/293", &[Slices([4096, 293])]),
-    ("16384/3908", &[Slices([16384, 3908]), Samples(Who::Nobody)]),
+    ("16384/3908", &[Slices([16384, 3908]), Samples(Who::Unprivileged)]),
     ("as found", &[Found]),
     ("a alone", &[Disable]),
     ("both again", &[Enable]),
@@ -184,7 +184,7 @@ pub(crate) struct Phase {
     end_ns: u64,
 }
 
-/// Goes through all phases, unless it is over before.
+/// Goes through all phases, unless `over` is set before.
 pub(crate) fn run(plan: Plan, desk: &mut Desk, length: Duration, over: &Over) -> Vec<Phase> {
     let mut phases = Vec::new();
     for (name, acts) in plan.phases() {
@@ -215,7 +215,7 @@ pub(crate) fn run(plan: Plan, desk: &mut Desk, length: Duration, over: &Over) ->
                     let length = length * times;
                     desk.turns(on_ms.map(Duration::from_millis), length, &|| over.is())
                 }
-                // They are of the time before, so they come when the phase is over.
+                // They are of the time before, so they come when the phase has ended.
                 Act::Samples(_) => true,
             };
         }

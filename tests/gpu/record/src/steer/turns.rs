@@ -25,7 +25,7 @@ pub(crate) struct ReportedTurns {
 }
 
 impl Desk {
-    /// Puts `a` and `b` on the GPU in turn, each for its time, until it is over; whether all calls
+    /// Puts `a` and `b` on the GPU in turn, each for its time, until the end; whether all calls
     /// went well. At the end both are on.
     pub(crate) fn turns(
         &mut self,

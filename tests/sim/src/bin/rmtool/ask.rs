@@ -21,7 +21,7 @@ use crate::rm::{Fail, Place, Rm, call, open};
 /// What is asked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Question {
-    /// Whether a client, its objects and its duplicates of another's memory survive an execve of their owner.
+    /// Whether a client, its objects and its duplicates of another client's memory survive an execve of their owner.
     Execve,
     /// The second half of `execve`, by the program that was executed.
     #[command(hide = true)]
@@ -35,7 +35,7 @@ pub(crate) enum Question {
         #[arg(default_values_t = [1, 1000, 10_000, 40_000])]
         counts: Vec<u32>,
     },
-    /// In whose figure memory shows that is exported from one duplicate of the monitor's.
+    /// In which process's figure memory shows that is exported from one duplicate of the monitor's.
     Pins,
 }
 
@@ -45,7 +45,7 @@ const BLOCK_BYTES: u64 = 64 * MIB;
 /// Where handles begin that this process chooses for the other's client.
 const THEIR_HANDLES: u32 = 0xa100_0000;
 
-/// How often a call is timed; the median is told.
+/// How often a call is timed; the median is reported.
 const ROUNDS: usize = 51;
 
 /// How long a figure may take to follow.
@@ -54,7 +54,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest that objects are made for `figures`.
 const LONGEST: Duration = Duration::from_secs(40);
 
-/// Clients that a process makes for `figures`, beside those with objects.
+/// Clients that a process makes for `figures`, in addition to those with objects.
 const CLIENTS: u32 = 500;
 
 pub(crate) fn run(place: &Place, question: &Question) -> anyhow::Result<bool> {
@@ -253,7 +253,7 @@ fn executed(place: &Place, handed: &[u32]) -> anyhow::Result<Value> {
         bail!("fourteen numbers are handed over");
     };
     let file = |number: u32| -> anyhow::Result<OwnedFd> {
-        // SAFETY: each is an open descriptor that the program before left to this one, and nobody else's.
+        // SAFETY: each is an open descriptor that the program before left to this one, without another owner.
         Ok(unsafe { OwnedFd::from_raw_fd(RawFd::try_from(number)?) })
     };
     let asked = Rm::open(place)?;
@@ -367,7 +367,7 @@ fn figures(place: &Place, counts: &[u32]) -> anyhow::Result<Value> {
 /// `NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE`.
 const FB_HEAP_FREE: u32 = 0x14;
 
-/// Exports and imports around one duplicate of the monitor's: who has the memory at each step.
+/// Exports and imports around one duplicate of the monitor's: which process has the memory at each step.
 fn pins(place: &Place) -> anyhow::Result<Value> {
     let other = Other::start(place, BLOCK_BYTES)?;
     let rm = Rm::start(place)?;
@@ -417,7 +417,7 @@ fn pins(place: &Place) -> anyhow::Result<Value> {
     let late = steps.call("they import it from the other file", theirs.import(second.as_raw_fd()));
     check(&mut steps, "ours has it still", 0, 64);
     steps.call("we free our duplicate", rm.free(rm.device, pin));
-    check(&mut steps, "nobody's figure has it, or an import does", 0, 0);
+    check(&mut steps, "no process's figure has it, or an import does", 0, 0);
     drop((first, second));
     check(&mut steps, "the files are closed: an import has it", 64, 0);
     for object in [early, late].into_iter().flatten() {

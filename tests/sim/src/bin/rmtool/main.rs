@@ -1,4 +1,4 @@
-//! An application for the driver, honest or hostile, that needs no library of NVIDIA's.
+//! An application for the driver, honest or hostile, that needs no NVIDIA library.
 //!
 //! Prints short lines of `key=value`; the exit code is 0 where all went as asked. Runs in
 //! any container when linked statically:
@@ -45,7 +45,7 @@ struct Arguments {
     /// What a hostile program takes honestly before it cheats; all that there is otherwise.
     #[arg(long, value_parser = size)]
     quota: Option<u64>,
-    /// Who has more is killed: attacks wait for that.
+    /// A container that has more is killed: attacks wait for that.
     #[arg(long)]
     held: bool,
     /// Run in a second thread, and end the first.
@@ -77,7 +77,7 @@ enum Task {
     },
     /// Allocate until refused.
     Fill,
-    /// Keep the GPU busy for so many seconds, and tell how many kernels it did.
+    /// Keep the GPU busy for so many seconds, and report how many kernels it did.
     Spin {
         /// How long.
         seconds: f64,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Sends a file to whoever connects first.
+/// Sends a file to the process that connects first.
 pub(crate) fn offer(path: &str, file: &OwnedFd) -> anyhow::Result<()> {
     let listener = UnixListener::bind(path)?;
     let (stream, _) = listener.accept()?;
@@ -19,7 +19,7 @@ pub(crate) fn offer(path: &str, file: &OwnedFd) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends a file to nobody: as long as both ends of the socket are there, it is, too.
+/// Sends a file into a socket that is never read: as long as both ends are there, it is, too.
 pub(crate) fn keep(file: RawFd) -> anyhow::Result<(UnixStream, UnixStream)> {
     let ends = UnixStream::pair()?;
     let (part, files) = ([IoSlice::new(b"x")], [file]);
@@ -28,7 +28,7 @@ pub(crate) fn keep(file: RawFd) -> anyhow::Result<(UnixStream, UnixStream)> {
     Ok(ends)
 }
 
-/// Connects to whoever listens at a path, which appears before anyone does.
+/// Connects to the process that listens at a path, which appears before the process does.
 pub(crate) fn connect(path: &str) -> anyhow::Result<UnixStream> {
     loop {
         match UnixStream::connect(path) {

@@ -40,7 +40,7 @@ pub(crate) fn command(number: u32, size: usize) -> u64 {
     0xc000_4600 | u64::from(number) | size << 16
 }
 
-/// Room for what a later driver's structs have more than those of the release that is spoken to.
+/// Space for what a later driver's structs have more than those of the release that is spoken to.
 pub(crate) const NEW_FIELDS_BYTES: usize = 256;
 
 /// How often each call is made once more, with its struct as it came back.
@@ -81,9 +81,9 @@ pub(crate) struct Place {
     pub(crate) dev: PathBuf,
     pub(crate) gpu: u32,
     pub(crate) driver: Option<Version>,
-    /// What may be had, where that is told.
+    /// What may be had, if that is known.
     pub(crate) quota: Option<u64>,
-    /// Whether who has more is killed.
+    /// Whether a container that has more is killed.
     pub(crate) is_held: bool,
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn open(dev: &Path, name: &str) -> Result<OwnedFd, Fail> {
     file.map(OwnedFd::from).map_err(errno)
 }
 
-/// A file whose pages the kernel doesn't keep: it's read anew each time.
+/// A file whose pages the kernel doesn't keep: it's read again each time.
 pub(crate) fn open_unread(place: &Place) -> Result<OwnedFd, Fail> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_DIRECT);
@@ -285,9 +285,9 @@ impl Rm {
         class: u32,
         params: &mut [u8],
     ) -> Result<u32, Fail> {
-        // A later driver's program has the whole of its struct.
-        let mut room = [0; 1024];
-        let whole = room.get_mut(..params.len() + NEW_FIELDS_BYTES).expect("structs are short");
+        // A later driver's program has all of its struct.
+        let mut space = [0; 1024];
+        let whole = space.get_mut(..params.len() + NEW_FIELDS_BYTES).expect("structs are short");
         whole[..params.len()].copy_from_slice(params);
         let address = if params.is_empty() { 0 } else { whole.as_mut_ptr().addr() as u64 };
         let mut bytes = self.nvos64(parent, handle, class, address, params.len());
@@ -364,7 +364,7 @@ impl Rm {
         address: u64,
         limit: u64,
     ) -> Result<u64, Fail> {
-        // A call of the GPU's own node; which control file it belongs to is told once.
+        // A call of the GPU's own node; which control file it belongs to is registered once.
         let mut register = [0; 4];
         register.set_u32(0, u32::try_from(self.ctl()).unwrap_or(u32::MAX));
         let _ = raw_ioctl(self.gpu.as_raw_fd(), command(NV_ESC_REGISTER_FD, 4), &mut register);
@@ -413,7 +413,7 @@ impl Rm {
         Ok((bytes.u32_at(44), bytes.u64_at(112).wrapping_add(1)))
     }
 
-    /// Three allocations with one struct, never set anew; the driver chooses handles.
+    /// Three allocations with one struct, never set again; the driver chooses handles.
     pub(crate) fn heaps(&self, size: u64) -> Result<Vec<u32>, Fail> {
         let mut bytes = self.nvos32(NVOS32_FUNCTION_ALLOC_SIZE);
         bytes.set_u32(40, OWNER);
@@ -490,7 +490,7 @@ impl Rm {
         call(self.ctl(), NV_ESC_RM_CONTROL, &mut bytes, 28)
     }
 
-    /// Writes bytes that differ from place to place into memory, reads the same back, and tells how
+    /// Writes bytes that differ from place to place into memory, reads the same back, and reports how
     /// many are as they were written.
     pub(crate) fn debug(&self, memory: u32, offset: u64, bytes: usize) -> Result<String, Fail> {
         let device = self.device;

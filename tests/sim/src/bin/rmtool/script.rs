@@ -1,7 +1,7 @@
 //! `run`: a small script, one command a line, plays an application.
 //!
 //! Each command prints one line: what it was, and `ok` or why not. A line that can't be
-//! read ends the script; a call that fails doesn't, but the program's exit code tells.
+//! read ends the script; a call that fails doesn't, but the program's exit code reports it.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -34,7 +34,7 @@ struct Actor<'a> {
     rm: Option<Rm>,
     uvm: Option<Uvm>,
     uuid: Option<[u8; 16]>,
-    /// Another file of UVM's, and the GPU that it has.
+    /// Another UVM file, and the GPU that it has.
     aside: (Option<Uvm>, Option<[u8; 16]>),
     memory: BTreeMap<String, (u32, u64)>,
     mapped: BTreeMap<String, (u64, u64)>,
@@ -332,7 +332,7 @@ impl Actor<'_> {
                 let done = rm.free(0, rm.client);
                 self.say("free-client", nothing(done));
             }
-            // The file that calls are made by is on its way to nobody, and no process has it.
+            // The file that calls are made by is pending in a socket that is never read, and no process has it.
             ["close-into-a-socket"] => {
                 let rm = self.rm.take().context("not open")?;
                 self.sockets.push(crate::passing::keep(rm.ctl())?);
@@ -356,7 +356,7 @@ impl Actor<'_> {
                 self.say("uvm-of-a-child", nothing(done));
             }
             ["set-mm"] => {
-                // PR_SET_MM_MAP_SIZE, which tells how long a struct is, and changes nothing.
+                // PR_SET_MM_MAP_SIZE, which reports how long a struct is, and changes nothing.
                 let mut size = 0_u32;
                 // SAFETY: the kernel writes a u32.
                 let rc = unsafe { libc::prctl(libc::PR_SET_MM, 15, &raw mut size, 0, 0) };
@@ -543,7 +543,7 @@ impl Actor<'_> {
                 let done = self.rm()?.debug(memory, offset, bytes);
                 self.say(&format!("debug {name}"), done);
             }
-            // A channel, whoever's it is, switches its zcull buffer no more.
+            // A channel, whichever client's it is, switches its zcull buffer no more.
             ["bind-zcull", client, channel] => {
                 let rm = self.rm()?;
                 let client = match client {
@@ -595,7 +595,7 @@ impl Actor<'_> {
                 let refused = raw_ioctl(self.rm()?.ctl(), request, &mut bytes).err();
                 println!("grown {number:#x} {size} {refused:?}");
             }
-            // The first channel of a client, whoever's it is.
+            // The first channel of a client, whichever process's it is.
             ["stop-channels", client] => {
                 let client = match client {
                     "own" => self.rm()?.client,
@@ -623,7 +623,7 @@ impl Actor<'_> {
                     .map_or(Err(Fail::Errno(libc::ENOENT)), |uvm| uvm.initialize(flags));
                 self.say("uvm-init", nothing(done));
             }
-            // A file with HMM, against who sees to that there's none; as often as it takes.
+            // A file with HMM, against a monitor that prevents it; as often as it takes.
             ["uvm-init-racing"] => {
                 let abi = self.rm()?.abi;
                 let mut won = Ok(false);
@@ -892,7 +892,7 @@ impl Actor<'_> {
                 }
             }
             ["touch", path] => std::fs::write(path, "")?,
-            // Who waits for our output isn't to wait for us.
+            // A process that waits for our output isn't to wait for us.
             ["quiet"] => {
                 let null = std::fs::File::open("/dev/null")?;
                 for number in 0..3 {
@@ -940,7 +940,7 @@ impl Actor<'_> {
         Ok(uuid)
     }
 
-    /// A child that has our descriptors, and not our memory, makes a file of UVM's, with a GPU or
+    /// A child that has our descriptors, and not our memory, makes a UVM file, with a GPU or
     /// `without`, and ends, or is `executing` something else for some seconds, or `waiting` as long.
     fn uvm_of_a_child(&mut self, how: Option<&str>) -> Result<(), Fail> {
         let rm = self.rm.as_ref().ok_or(Fail::Errno(libc::EBADF))?;

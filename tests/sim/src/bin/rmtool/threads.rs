@@ -17,12 +17,12 @@ use crate::rm::{self, Fail, Rm};
 /// How long a call is given to get into the driver.
 const UNDER_WAY: Duration = Duration::from_millis(150);
 
-/// By what the kernel tells when a thread began: who gets its number is known for another one where it
-/// began in another tick.
+/// The unit of the start time that the kernel reports for a thread: one that gets its id is recognised as
+/// another thread if it began in another tick.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Lets so many threads of one client ask for `bytes` at once, each; what they were given is freed.
-/// How many were, and how many were told that there is no memory.
+/// How many were, and how many were refused because there is no memory.
 pub(crate) fn at_once(rm: &Rm, threads: usize, bytes: u64) -> Result<(usize, usize), Fail> {
     let barrier = Barrier::new(threads);
     let ask = || {
@@ -181,7 +181,7 @@ pub(crate) fn leave_memory(path: &str) -> anyhow::Result<std::convert::Infallibl
     let path = std::ffi::CString::new(path)?.into_raw();
     let mut stack = vec![0_u128; 4096];
     let end = stack.as_mut_ptr_range().end.cast();
-    // SAFETY: the child has a stack of its own, which nobody frees: we end at once, and it calls
+    // SAFETY: the child has a stack of its own, which is never freed: we end at once, and it calls
     // nothing that needs what a thread of this program has.
     unsafe {
         libc::clone(wait, end, libc::CLONE_VM | libc::SIGCHLD, path.cast());

@@ -31,7 +31,7 @@ impl Uvm {
 
     /// The file behind a descriptor that somebody else opened, and left to us.
     pub(crate) fn of(place: &Place, number: RawFd, abi: Abi) -> Self {
-        // SAFETY: it's open, and nobody else's.
+        // SAFETY: it's open, and has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
         Uvm { fd, abi, dev: place.dev.clone(), mm: OnceLock::new() }
     }
@@ -52,7 +52,7 @@ impl Uvm {
 
     fn call_by(&self, file: RawFd, number: u32, fill: impl FnOnce(&mut [u8])) -> Result<(), Fail> {
         let (size, status_at) = self.abi.uvm(number).ok_or(Fail::Errno(libc::EINVAL))?;
-        // A later driver's program has the whole of its struct.
+        // A later driver's program has all of its struct.
         let mut params = vec![0; size + NEW_FIELDS_BYTES];
         fill(&mut params[..size]);
         params[status_at..status_at + 4].fill(STALE.load(Ordering::Relaxed));
@@ -139,7 +139,7 @@ impl Uvm {
         })
     }
 
-    /// Asks for a range for peers, with a descriptor that is none.
+    /// Asks for a range for peers, with an invalid descriptor.
     pub(crate) fn p2p_of_nothing(&self, base: u64, bytes: u64) -> Result<(), Fail> {
         self.call(UVM_ALLOC_DEVICE_P2P, |params| {
             params.set_u64(0, base);

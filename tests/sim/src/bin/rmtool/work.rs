@@ -62,7 +62,7 @@ pub(crate) fn demo(place: &Place, most: u64, hold: bool) -> anyhow::Result<bool>
     Ok(true)
 }
 
-/// Holds so many bytes until told to end.
+/// Holds so many bytes until it is ended.
 pub(crate) fn hold(place: &Place, bytes: u64) -> anyhow::Result<bool> {
     let rm = Rm::start(place)?;
     let (_, got) = rm.alloc(bytes)?;
@@ -102,7 +102,7 @@ fn make_context(rm: &Rm) -> Result<(), Fail> {
 /// A kernel of those that [`spin`] has the GPU compute.
 const KERNEL: Duration = Duration::from_micros(500);
 
-/// Keeps the GPU busy for so long, and tells how many kernels it did.
+/// Keeps the GPU busy for so long, and reports how many kernels it did.
 pub(crate) fn spin(place: &Place, seconds: f64) -> anyhow::Result<bool> {
     let rm = Rm::start(place)?;
     let group = rm.compute(GRAPHICS)?;
@@ -191,7 +191,7 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         let (handle, _) = rm.alloc(1 << 20)?;
         rm.free(rm.device, handle)
     })?;
-    // A driver's number on what is none of its files, and a control that only tells.
+    // A driver's ioctl number on a file that isn't the driver's, and a control that only reports.
     let foreign = median_ns(rounds, || {
         let _ = raw_ioctl(pipe.as_raw_fd(), command(NV_ESC_RM_CONTROL, 32), &mut [0; 32]);
         Ok(())

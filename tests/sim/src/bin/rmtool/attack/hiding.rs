@@ -23,7 +23,7 @@ const TAKEN_BYTES: u64 = 600 << 20;
 /// How often.
 const TIMES: u64 = 4;
 
-/// For so long the driver's figures are looked at, or the dead forgotten.
+/// For so long the driver usage is checked, or clients of exited processes are forgotten.
 const A_WHILE: Duration = Duration::from_millis(700);
 
 /// Keeps what was taken, until it has been found or could have been.
@@ -32,8 +32,8 @@ fn keep(place: &Place, taken_bytes: u64) {
     std::thread::sleep(if is_found { GENEROUS } else { 3 * A_WHILE });
 }
 
-/// Makes a call that continues take memory: its class is a client's when it's looked at. The handle,
-/// where the race was won.
+/// Makes a call that continues take memory: its class is a client's when it's checked. The handle,
+/// if the race was won.
 pub(super) fn take(rm: &Rm, bytes: u64) -> Option<u32> {
     take_as(rm, 0, bytes)
 }
@@ -88,11 +88,11 @@ fn most(rm: &Rm, place: &Place) -> Result<u64, Fail> {
     Ok(bytes)
 }
 
-/// Takes as much as the driver's figures seem to lack, where what was asked for has two names beside a
-/// file that it was exported to, which owns it. With `export`, one; with `closed`, also beside names of a
+/// Takes as much as the driver usage seems to lack, if what was asked for has two handles next to a file
+/// that it was exported to, which owns it. With `export`, one; with `closed`, also next to handles of a
 /// client whose file is closed; with `busy`, while it's named again and again, in vain; with `across`,
 /// below another GPU's device; with `mapped`, it's mapped and not exported, and with `remapped` it is
-/// so once more when something has happened. With `closing` and `anew` other names go just when that
+/// so once more when something has happened. With `closing` and `anew` other handles go just when that
 /// much is taken, the latter under these.
 pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let mut rm = Rm::start(place)?;
@@ -142,7 +142,7 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
             name(&other, handle)?;
         }
     }
-    // Has as many names as are taken, and is gone at once.
+    // Has as many handles as are taken, and is gone at once.
     if let Some(way @ ("closing" | "anew")) = way {
         let other = Rm::start(place)?;
         let (handle, half) = other.alloc(all - honest)?;
@@ -191,8 +191,8 @@ pub(super) fn in_slack(place: &Place, arguments: &[String]) -> anyhow::Result<u6
     Ok(honest + taken)
 }
 
-/// Memory that an object of the fabric's is made of, which is freed, and then the memory: what was made
-/// of that object keeps it, shown nowhere. As much is taken past the monitor. Where the object is
+/// Memory that a fabric object is made of, which is freed, and then the memory: what was made of that
+/// object keeps it, attributed to no process. As much is taken bypassing the gate. If the object is
 /// refused, there is nothing to hide behind.
 pub(super) fn behind_the_fabric(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
@@ -214,9 +214,9 @@ pub(super) fn behind_the_fabric(place: &Place, _: &[String]) -> anyhow::Result<u
     Ok(honest + taken)
 }
 
-/// Memory taken past the monitor under the handle of little that is gone without its knowing: that was
-/// below a subdevice that was made unseen. Then it's mapped, or exported, and its name freed; and as
-/// much is asked for again.
+/// Memory taken bypassing the gate under the handle of little memory that was freed without the monitor's
+/// knowing: it was below a subdevice that was made unseen. Then it's mapped, or exported, and its handle
+/// freed; and as much is asked for again.
 pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let first = Rm::start(place)?;
     let all = most(&first, place)?;
@@ -242,7 +242,7 @@ pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Resul
         };
         let freed = rm.free(rm.device, little).is_ok();
         std::thread::sleep(A_WHILE);
-        // Where it was charged for what it is, there isn't room for another.
+        // If it was charged for what it is, another doesn't fit.
         let more = rm.alloc(all).map_or(0, |(_, bytes)| bytes);
         println!("kept {retained}, freed {freed}, more {}", more > 0);
         if retained && more > 0 {
@@ -253,7 +253,7 @@ pub(super) fn under_little(place: &Place, arguments: &[String]) -> anyhow::Resul
     Ok(0)
 }
 
-/// The handle of memory that was freed with a device that it hung below, which nobody was told.
+/// The handle of memory that was freed with a device that it hung below, which no call reported.
 fn gone_unseen(rm: &mut Rm, place: &Place) -> anyhow::Result<u32> {
     rm.make_device(place.gpu)?;
     let (device, subdevice, little) = (rm.device, rm.handle(), rm.handle());
@@ -269,7 +269,7 @@ fn gone_unseen(rm: &mut Rm, place: &Place) -> anyhow::Result<u32> {
     Ok(little)
 }
 
-/// Two duplicates keep it, and are nobody's own in the driver's figures.
+/// Two duplicates keep it, and are no process's own in the driver usage.
 pub(super) fn by_duplicates(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let duplicate = |handle| rm.dup(rm.client, rm.device, rm.client, handle).is_ok();
@@ -280,7 +280,7 @@ pub(super) fn by_duplicates(place: &Place, _: &[String]) -> anyhow::Result<u64> 
     Ok(got)
 }
 
-/// A mapping of UVM's keeps it, which is in no figure.
+/// A UVM mapping keeps it, which is in no figure.
 pub(super) fn by_mapping(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let uvm = Uvm::open(place, rm.abi)?;
@@ -296,9 +296,9 @@ pub(super) fn by_mapping(place: &Place, _: &[String]) -> anyhow::Result<u64> {
 }
 
 /// Has a child make a client, and that one's child inherit it; runs `work` in this one when the
-/// client's maker is gone. Children stay until `all` have worked, or are killed. The most bytes that
-/// one has got, and how many did work.
-fn heirs(
+/// client's creator has exited. Children stay until `all` have worked, or are killed. The most bytes
+/// that one has got, and how many did work.
+fn with_inherited_clients(
     place: &Place,
     all: u64,
     before: impl Fn(&Rm) -> anyhow::Result<()>,
@@ -317,8 +317,8 @@ fn heirs(
                 let made = Rm::start(place).map_err(anyhow::Error::from);
                 let made = made.and_then(|rm| before(&rm).map(|()| rm));
                 // SAFETY: as above.
-                let heir = made.is_ok() && unsafe { fork() }.is_ok_and(|fork| fork.is_child());
-                if let (true, Ok(rm)) = (heir, made) {
+                let inherits = made.is_ok() && unsafe { fork() }.is_ok_and(|fork| fork.is_child());
+                if let (true, Ok(rm)) = (inherits, made) {
                     std::thread::sleep(A_WHILE);
                     if let Ok(got) = work(&rm) {
                         let _ = std::fs::File::from(answer).write_all(&got.to_le_bytes());
@@ -342,7 +342,7 @@ fn heirs(
     Ok((got, worked))
 }
 
-/// Memory under clients whose makers are dead, and held nothing when they died.
+/// Memory under clients whose creators have exited, and held nothing when they exited.
 pub(super) fn by_death(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let take = |rm: &Rm| match rm.alloc(HONEST_BYTES) {
         Ok((_, bytes)) => Ok(bytes),
@@ -350,13 +350,13 @@ pub(super) fn by_death(place: &Place, _: &[String]) -> anyhow::Result<u64> {
         Err(Fail::Status(NV_ERR_NO_MEMORY)) => Ok(0),
         Err(fail) => Err(fail),
     };
-    let (got, worked) = heirs(place, TIMES, |_| Ok(()), take)?;
+    let (got, worked) = with_inherited_clients(place, TIMES, |_| Ok(()), take)?;
     reached_times(worked);
     Ok(got)
 }
 
-/// Memory taken past the monitor, under a client whose maker is dead and has something still; with
-/// `nothing`, hadn't anything.
+/// Memory taken bypassing the gate, under a client whose creator has exited and has something still;
+/// with `nothing`, hadn't anything.
 pub(super) fn behind_the_dead(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let has_some = arguments.first().is_none_or(|word| word != "nothing");
     let before = |rm: &Rm| {
@@ -365,7 +365,7 @@ pub(super) fn behind_the_dead(place: &Place, arguments: &[String]) -> anyhow::Re
         }
         Ok(())
     };
-    let (got, _) = heirs(place, 1, before, |rm| {
+    let (got, _) = with_inherited_clients(place, 1, before, |rm| {
         let taken = take(rm, TAKEN_BYTES).map_or(0, |_| TAKEN_BYTES);
         keep(place, taken);
         Ok(taken)

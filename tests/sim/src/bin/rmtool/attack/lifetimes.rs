@@ -76,7 +76,7 @@ const HIDE_BASE: u64 = 0x10_0000_0000;
 const HIDE_BYTES: u64 = 400 << 20;
 const PAGE_BYTES: u64 = 4096;
 
-/// A file of UVM's with the GPU registered, and a range that has room for [`HIDE_BYTES`].
+/// A UVM file with the GPU registered, and a range of [`HIDE_BYTES`].
 fn ranged(place: &Place, rm: &Rm) -> anyhow::Result<(Uvm, [u8; 16])> {
     let uvm = Uvm::open(place, rm.abi)?;
     uvm.initialize(0)?;
@@ -168,7 +168,7 @@ fn map_and_free(place: &Place, uvm: &Uvm) -> anyhow::Result<()> {
 }
 
 /// Exports memory to a file and frees it, again and again; with `close`, closes the file, too,
-/// and with `socket`, sends it into a socket before, that nobody reads.
+/// and with `socket`, sends it into a socket before, which is never read.
 pub(super) fn export_free(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let how = arguments.first().map_or("", String::as_str);
     let rm = Rm::start(place)?;
@@ -191,7 +191,7 @@ pub(super) fn export_free(place: &Place, arguments: &[String]) -> anyhow::Result
         }
         reached_times(u64::from(exported.is_ok() && freed.is_ok()));
         if exported.is_ok() || freed.is_err() {
-            // What nobody has open is taken back in a while; how much there is at once of it, the
+            // What no process has open is freed in a while; how much there is at once of it, the
             // driver knows.
             got = if how.is_empty() { got + bytes } else { got.max(bytes) };
         } else {
@@ -264,7 +264,7 @@ pub(super) fn send_open(place: &Place, arguments: &[String]) -> anyhow::Result<u
     send(path, [control.as_raw_fd(), gpu.as_raw_fd()], [0, 0])
 }
 
-/// Sends descriptors and handles to whoever connects.
+/// Sends descriptors and handles to the process that connects.
 fn send(path: &str, fds: [RawFd; 2], [client, device]: [u32; 2]) -> anyhow::Result<u64> {
     let _ = std::fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
@@ -288,7 +288,7 @@ fn send(path: &str, fds: [RawFd; 2], [client, device]: [u32; 2]) -> anyhow::Resu
 
 /// Receives descriptors and allocates through them; with a second argument, holds them for
 /// so many seconds; with `own-client` after that, by a client of its own; with `heir`, by one
-/// whose maker is gone.
+/// whose creator has exited.
 pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let mut rm = received(place, arguments.first().context("recv-fd PATH")?)?;
     let how = arguments.get(2).map_or("", String::as_str);
@@ -344,7 +344,7 @@ fn hello() -> Vec<u8> {
     message
 }
 
-/// The driver by the descriptors that come from a socket, with the client of who sent them.
+/// The driver by the descriptors that come from a socket, with the client of the process that sent them.
 fn received(place: &Place, path: &str) -> anyhow::Result<Rm> {
     let stream = connect(path)?;
     let mut handles = [0; 8];

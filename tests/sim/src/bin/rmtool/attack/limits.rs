@@ -15,7 +15,7 @@ use crate::uvm::Uvm;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Managed memory beside a full quota, at an address that is asked for.
+/// Managed memory next to a full quota, at an address that is asked for.
 pub(super) fn managed(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     map_managed(place, arguments, true)
 }
@@ -44,7 +44,7 @@ fn map_managed(place: &Place, arguments: &[String], fixed: bool) -> anyhow::Resu
         Ok(_) => false,
         Err(fail) => {
             println!("mmap {fail}");
-            // As whoever may have none is told.
+            // As a process that may have none is refused.
             reached_times(u64::from(fail == Fail::Errno(libc::EPERM)));
             true
         }
@@ -240,7 +240,7 @@ pub(super) fn bad_pointers(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     };
     ensure!(rc == 0 && params.u64_at(88) + 1 == PAGE_BYTES, "at the very end: {rc}");
     reached();
-    // It still works for who asks well.
+    // It still works for a process that asks well.
     let (_, bytes) = rm.alloc(1 << 20)?;
     ensure!(bytes == 1 << 20, "{bytes} bytes instead of a MiB");
     Ok(bytes + PAGE_BYTES)

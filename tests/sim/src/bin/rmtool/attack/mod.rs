@@ -1,9 +1,9 @@
-//! Hostile programs: each tries to hold more than it may, or to break who watches.
+//! Hostile programs: each tries to hold more than it may, or to break the monitor.
 //!
 //! Each prints what happened, `reached=`: how often it got as far as what it is about, and,
 //! last, `got_bytes=`: what it holds at the end by its own account, which is what the driver
-//! wrote back for each allocation it didn't free. It ends with exit code 0 where it could be
-//! played, and what must be so whoever watches was so; whether it won is for the test to say.
+//! wrote back for each allocation it didn't free. It ends with exit code 0 if it could be
+//! played, and what must be so under any monitor or none was so; whether it won is for the test to say.
 
 mod entries;
 mod hiding;
@@ -29,13 +29,13 @@ const ROUNDS: u32 = 2000;
 const SMALL_BYTES: u64 = 64 << 10;
 const HUGE_BYTES: u64 = 4 << 30;
 
-/// For so long a race that is always lost is run anew.
+/// For so long a race that is always lost is run again.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For so long what was won is kept: longer than it may be.
+/// For so long what was won is held: longer than it may be.
 const STAY: Duration = Duration::from_secs(3);
 
-/// The same on a busy machine, where somebody is to find it.
+/// The same on a busy machine, if the monitor is to find it.
 const GENEROUS: Duration = Duration::from_secs(60);
 
 /// How often the attack got as far as what it is about.
@@ -113,7 +113,7 @@ pub(crate) fn run(place: &Place, name: Option<&str>, arguments: &[String]) -> an
     Ok(true)
 }
 
-/// It got so far once more. The first time is told at once: whoever gets there may be killed for it.
+/// It got so far once more. The first time is reported at once: the process may be killed for it.
 fn reached() {
     reached_times(1);
 }
@@ -124,19 +124,19 @@ fn reached_times(times: u64) {
     }
 }
 
-/// Tries again and again, until it's done or [`TIMEOUT`] is over.
+/// Tries again and again, until it's done or [`TIMEOUT`] has passed.
 fn persist(mut attempt: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !attempt() && begun.elapsed() < TIMEOUT {}
 }
 
-/// Takes what may be had, so that whatever is had beside it is too much; the bytes.
+/// Takes what may be had, so that whatever is had in addition is too much; the bytes.
 fn fill_quota(rm: &Rm, place: &Place) -> u64 {
     work::fill(rm, place.quota.unwrap_or(u64::MAX)).0
 }
 
-/// Takes what is left beside so much that this program has. Together it must be what the GPU
-/// shows: of what was charged twice, or is nobody's, something would lack.
+/// Takes what is left next to so much that this program has. Together it must be what the GPU
+/// shows: if memory was charged twice, or to no process, something would lack.
 fn fill_exactly(rm: &Rm, got: u64) -> anyhow::Result<u64> {
     let (total, _) = rm.heap_info()?;
     let all = got + work::fill(rm, u64::MAX).0;
@@ -225,7 +225,7 @@ fn argument(arguments: &[String], at: usize, otherwise: u64) -> anyhow::Result<u
     arguments.get(at).map_or(Ok(otherwise), |text| Ok(cgpu_sim::size_bytes(text)?))
 }
 
-/// Whoever asked for that is told, by a file, and tells by another that it has happened.
+/// Reports to the test, by the file `ready`, that it waits, and returns once the test has made `go`.
 fn something_happens(arguments: &[String]) -> anyhow::Result<()> {
     if let [_, ready, go] = arguments {
         std::fs::write(ready, "")?;

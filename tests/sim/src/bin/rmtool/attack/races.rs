@@ -41,7 +41,7 @@ fn repeat(
             let bytes: u64 = limits.map(|limit| limit.wrapping_add(1)).sum();
             got += bytes;
             // Small ones are given back, so that only a won race adds up.
-            // So is memory of the host, which counts nothing and is nobody's to see.
+            // So is memory of the host, which counts nothing and shows in no figure.
             let is_hosts = call.u32(12) == NV01_MEMORY_SYSTEM;
             let is_harmless = is_hosts || bytes <= SMALL_BYTES;
             harmless += u64::from(is_harmless);
@@ -58,7 +58,7 @@ fn repeat(
     Ok(got)
 }
 
-/// Keeps what was won of what nobody who is held may have: until it has been found, or could have been.
+/// Keeps what was won beyond what an enforced quota allows: until it has been found, or could have been.
 fn stay(place: &Place, won: u64) {
     let is_found = place.is_held && won > 0;
     std::thread::sleep(if is_found { GENEROUS } else { STAY });
@@ -68,7 +68,7 @@ fn rounds(arguments: &[String]) -> anyhow::Result<u32> {
     Ok(u32::try_from(argument(arguments, 0, u64::from(ROUNDS))?)?)
 }
 
-/// The size is small when it is looked at, and huge after.
+/// The size is small when it is checked, and huge after.
 pub(super) fn size(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let rounds = rounds(arguments)?;
@@ -80,7 +80,7 @@ pub(super) fn size(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     against(flip, || repeat(&rm, rounds, call, &[params], || params.set(64, SMALL_BYTES)))
 }
 
-/// The class is system memory when it is looked at, and video memory after.
+/// The class is system memory when it is checked, and video memory after.
 pub(super) fn class(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let rounds = rounds(arguments)?;
@@ -95,7 +95,7 @@ pub(super) fn class(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
     against(flip, || repeat(&rm, rounds, call, &[params], || params.set(64, HUGE_BYTES)))
 }
 
-/// The pointer leads to a small size when it is looked at, and to a huge one after.
+/// The pointer leads to a small size when it is checked, and to a huge one after.
 pub(super) fn pointer(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let rounds = rounds(arguments)?;
@@ -112,7 +112,7 @@ pub(super) fn pointer(place: &Place, arguments: &[String]) -> anyhow::Result<u64
     against(flip, || repeat(&rm, rounds, call, &[small, huge], prepare))
 }
 
-/// The class is a client when it is looked at, and video memory after: a client is among
+/// The class is a client when it is checked, and video memory after: a client is among
 /// what has to be made by the process itself.
 pub(super) fn class_in_client(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
@@ -121,7 +121,7 @@ pub(super) fn class_in_client(place: &Place, _: &[String]) -> anyhow::Result<u64
     Ok(got)
 }
 
-/// A control is none when it is looked at, and after exports memory to a file, which keeps it
+/// A control is none when it is checked, and after exports memory to a file, which keeps it
 /// when it's freed. With `xfer`, inside `NV_ESC_IOCTL_XFER_CMD`.
 pub(super) fn swap_control(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     const BYTES: u64 = 200 << 20;
@@ -163,7 +163,7 @@ pub(super) fn swap_control(place: &Place, arguments: &[String]) -> anyhow::Resul
             }
         });
         let freed = rm.free(rm.device, memory);
-        // What the file kept is had again by it; where that is refused, by nobody.
+        // What the file kept is had again by importing it; if that is refused, no process has it.
         if rm.import(file.as_raw_fd()).is_ok() {
             reached();
             retained += 1;
@@ -181,7 +181,7 @@ fn dup2(from: i32, to: i32) {
     unsafe { libc::dup2(from, to) };
 }
 
-/// The descriptor is a plain file when it is looked at, and the driver's after.
+/// The descriptor is a plain file when it is checked, and the driver's after.
 pub(super) fn dup2_ioctl(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     let rm = Rm::start(place)?;
     let harmless = OwnedFd::from(fs::File::open("/dev/null")?);
@@ -272,7 +272,7 @@ pub(super) fn dup2_mmap(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     Ok(won * BYTES as u64)
 }
 
-/// The descriptor is a file that has a pool there when it's looked at, and after another, for
+/// The descriptor is a file that has a pool there when it's checked, and after another, for
 /// which that is managed memory.
 pub(super) fn dup2_range(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     const BYTES: usize = 16 << 10;
@@ -326,7 +326,7 @@ pub(super) fn dup2_range(place: &Place, arguments: &[String]) -> anyhow::Result<
     Ok(won * BYTES as u64)
 }
 
-/// A pool's mapping is moved away, and mapped anew where it is by its file alone: there the offset is
+/// A pool's mapping is moved away, and mapped again where it is by its file alone: there the offset is
 /// the address, and the file has no range.
 pub(super) fn remap(place: &Place, _: &[String]) -> anyhow::Result<u64> {
     const BYTES: usize = 64 << 10;
@@ -505,7 +505,7 @@ pub(super) fn names(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
         let _ = rm.free(rm.device, other);
         let _ = rm.free(rm.device, name);
         exports += u32::from(rm.import(files[0].as_raw_fd()).is_ok());
-        // What is left of the quota, which nobody sees in the files.
+        // What is left of the quota, which no check of the files sees.
         let rest = rm.alloc(much_bytes);
         std::thread::sleep(Duration::from_millis(10));
         if let Ok((rest, _)) = rest {

@@ -66,7 +66,7 @@ impl Ring {
     fn submit(&self, entry: &[u8; 64]) -> Result<i32, Fail> {
         let (tail, mask) = (self.number(self.submissions, 44), self.number(self.submissions, 48));
         let array = self.number(self.submissions, 64);
-        // SAFETY: the only entry, of 64 bytes; the kernel looks at it when it is told to.
+        // SAFETY: the only entry, of 64 bytes; the kernel reads it when it is submitted.
         unsafe { std::ptr::copy_nonoverlapping(entry.as_ptr(), self.entries, 64) };
         or_errno(mask.load(Ordering::Relaxed) == 0)?;
         array.store(0, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl Ring {
     /// The operations that this kernel knows.
     fn operations(&self) -> Result<BTreeSet<u8>, Fail> {
         let mut probe = vec![0_u8; 16 + 8 * 256];
-        // SAFETY: a struct with room for 256 operations, as is said.
+        // SAFETY: a struct that fits 256 operations, as is passed.
         let done = unsafe {
             let (number, fd) = (libc::SYS_io_uring_register, self.fd.as_raw_fd());
             libc::syscall(number, fd, IORING_REGISTER_PROBE, probe.as_mut_ptr(), 256)
@@ -142,7 +142,7 @@ pub(super) fn io_uring(place: &Place, _: &[String]) -> anyhow::Result<u64> {
             entry.set_u32(4, u32::try_from(file.as_raw_fd())?);
             entry.set_u32(8, u32::try_from(command)?);
             entry.set_u64(16, call.address());
-            // What a handler is given beside: here what ioctl would be.
+            // What a handler is given in addition: here what ioctl would be.
             entry.set_u64(48, call.address());
             let result = ring.submit(&entry)?;
             println!("{name} command={command:#x} result={result}");

@@ -216,8 +216,8 @@ pub(super) fn kill_during_alloc(place: &Place, arguments: &[String]) -> anyhow::
         reached_times(u64::from(has_begun && is_killed));
         drop(report);
     }
-    // A driver learns of closed files a moment later, and who has others of theirs in hand (a
-    // monitor of hundreds that died) lets go of them within a second, or later on a busy machine.
+    // A driver learns of closed files a moment later, and a process that holds others of theirs
+    // (a monitor of hundreds that exited) releases them within a second, or later on a busy machine.
     let killed = Instant::now();
     while used(&rm) != before && killed.elapsed() < GENEROUS {
         std::thread::sleep(Duration::from_millis(20));
