@@ -414,7 +414,7 @@ impl Bench {
         let rows = [
             ("untrapped driver call (SYS_PARAMS)", "empty_ns", "≤ 50 ns more"),
             ("refused (a driver's number on a pipe)", "foreign_ns", "≤ 5 µs more"),
-            ("executed (GPU_GET_GID_INFO)", "told_ns", "≤ 15 µs more"),
+            ("executed (GPU_GET_GID_INFO)", "reported_ns", "≤ 15 µs more"),
             ("executed (FB_GET_INFO_V2)", "control_ns", "≤ 15 µs more"),
             ("two executed (allocate and free)", "alloc_free_ns", "≤ 30 µs more"),
             ("2,000 calls of a start-up", "startup_ns", "≤ 15 ms more"),

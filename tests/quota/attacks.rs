@@ -570,7 +570,7 @@ fn handed_out_memory_ends_without_first_thread() {
 fn handed_out_memory_ends_for_inherited_client() {
     // The container lives as long as the process with the inherited client, whose creator has exited.
     let while_it_lives = "while ls -l /proc/[0-9]*/exe | grep -q /rmtool; do sleep 0.1; done";
-    let taker = format!("/rmtool attack recv-fd /shared/s 60 heir; {while_it_lives}");
+    let taker = format!("/rmtool attack recv-fd /shared/s 60 inherited; {while_it_lives}");
     hand_out(SEND_AND_LIVE, &taker);
 }
 

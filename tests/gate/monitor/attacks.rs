@@ -82,7 +82,7 @@ attacks! {
     a_descriptor_replaced_under_an_ioctl = "dup2-ioctl";
     a_descriptor_replaced_under_an_mmap = "dup2-mmap";
     a_file_replaced_under_an_mmap_of_a_pool = "dup2-range";
-    the_same_by_one_who_shares_the_memory_and_is_gone = "dup2-heir";
+    the_same_by_one_who_shares_the_memory_and_is_gone = "dup2-inherited";
     the_same_where_the_first_thread_has_ended = "--headless dup2-range";
     memory_in_the_place_of_a_client = "class-in-client";
     an_export_in_the_place_of_a_control = "swap-control";
@@ -120,7 +120,7 @@ attacks! {
     memory_behind_an_object_of_the_fabrics = "hide-fabric";
     much_exported_under_the_name_of_little = "hide-under export";
     much_mapped_under_the_name_of_little = "hide-under map";
-    clients_of_the_dead = "hide-heir";
+    clients_of_the_dead = "hide-inherited";
     memory_behind_the_dead = "hide-behind";
     a_vfork_and_an_exec = "vfork-exec";
     everything_closed_at_once = "close-range";

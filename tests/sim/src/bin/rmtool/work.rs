@@ -220,7 +220,7 @@ pub(crate) fn bench(place: &Place, rounds: u32) -> anyhow::Result<bool> {
         "control_ns": u64::try_from(control)?,
         "alloc_free_ns": u64::try_from(memory)?,
         "foreign_ns": u64::try_from(foreign)?,
-        "told_ns": u64::try_from(reported)?,
+        "reported_ns": u64::try_from(reported)?,
         "startup_ns": u64::try_from(startup.as_nanos())?,
         "context_ns": u64::try_from(contexts)?,
         "launch_ns": u64::try_from(launch)?,

@@ -287,16 +287,16 @@ fn send(path: &str, fds: [RawFd; 2], [client, device]: [u32; 2]) -> anyhow::Resu
 }
 
 /// Receives descriptors and allocates through them; with a second argument, holds them for
-/// so many seconds; with `own-client` after that, by a client of its own; with `heir`, by one
+/// so many seconds; with `own-client` after that, by a client of its own; with `inherited`, by one
 /// whose creator has exited.
 pub(super) fn recv_fd(place: &Place, arguments: &[String]) -> anyhow::Result<u64> {
     let mut rm = received(place, arguments.first().context("recv-fd PATH")?)?;
     let how = arguments.get(2).map_or("", String::as_str);
-    if ["own-client", "heir"].contains(&how) {
+    if ["own-client", "inherited"].contains(&how) {
         rm.make_client()?;
         rm.make_device(place.gpu)?;
     }
-    if how == "heir" {
+    if how == "inherited" {
         // SAFETY: there is one thread, so that the child may do what this process could.
         if unsafe { libc::fork() } != 0 {
             return Ok(0);
