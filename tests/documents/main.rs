@@ -1,5 +1,6 @@
-//! The documents say what the programs do (`pages`), and the architecture rules that no compiler knows hold
-//! (`architecture`).
+//! The documents say what the programs do (`pages`), the architecture rules that no compiler knows hold
+//! (`architecture`), and texts have the field's words (`words`).
 
 mod architecture;
 mod pages;
+mod words;

@@ -485,10 +485,10 @@ fn podman_knows_us_by_name_and_by_default() {
     assert_eq!(run(&["--runtime", "cgpu"], &QUOTA, &check).ok().text(), NODES);
     let reported = || doctor(podman.scratch(), "podman", "containers/containers.conf", &file);
     // podman's own choice is crun, which stays below ours.
-    let over = podman.scratch().path().join("libexec/cgpu/over-crun/cgpu-runtime");
-    let (over, crun) = (over.display(), program("crun"));
+    let link = podman.scratch().path().join("libexec/cgpu/over-crun/cgpu-runtime");
+    let (link, crun) = (link.display(), program("crun"));
     let crun = crun.display();
-    let runs = format!("runtime cgpu is {over}, over {crun} (/etc/containers/containers.conf)");
+    let runs = format!("runtime cgpu is {link}, over {crun} (/etc/containers/containers.conf)");
     assert_eq!(reported(), [("ok".to_owned(), runs)], "as podman itself has it");
     // podman knows how ours reports errors.
     let failed = run(&["--runtime", "cgpu"], &[], &["nosuch"]).fails();

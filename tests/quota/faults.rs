@@ -308,8 +308,8 @@ fn memory_hidden_behind_export_is_found_after_upgrade() {
             if let Some(status) = attack.try_wait().unwrap() {
                 break status;
             }
-            let is_over = gated.used_bytes(0) > 1000 * MIB;
-            since = is_over.then(|| since.unwrap_or_else(Instant::now));
+            let exceeds = gated.used_bytes(0) > 1000 * MIB;
+            since = exceeds.then(|| since.unwrap_or_else(Instant::now));
             let over = since.map_or(Duration::ZERO, |since| since.elapsed());
             assert!(over <= MOST_TIME_OVER, "{over:?}: {}", gated.host.log());
             std::thread::sleep(Duration::from_millis(3));

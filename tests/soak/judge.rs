@@ -32,7 +32,7 @@ pub(crate) fn memory(soak: &Soak) {
     let _ = rustix::process::setpriority_process(None, -10);
     let docker = soak.engines.docker().scratch().cgroup();
     let scratches = [soak.gated.host.scratch.cgroup(), docker];
-    while !soak.is_over.load(Ordering::Acquire) {
+    while !soak.has_ended.load(Ordering::Acquire) {
         for ((cgroup, gpu), bytes) in soak.gated.sim.take_cgroup_peaks() {
             // A monitor's duplicates are in none.
             if !scratches.iter().any(|scratch| cgroup.contains(scratch)) {
@@ -86,7 +86,7 @@ fn words(process: u32) -> String {
 
 /// Holds the records to the containers that live, and the promises to the GPUs.
 pub(crate) fn records(soak: &Soak) {
-    while !soak.is_over.load(Ordering::Acquire) {
+    while !soak.has_ended.load(Ordering::Acquire) {
         let before = soak.fleet.living();
         let listed = soak.gated.host.ps();
         let after = soak.fleet.living();

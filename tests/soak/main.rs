@@ -87,7 +87,7 @@ struct Soak {
     seed: u64,
     end: Instant,
     /// Set when all workers have exited and the judges may exit, too.
-    is_over: AtomicBool,
+    has_ended: AtomicBool,
 }
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -149,7 +149,7 @@ fn main() -> ExitCode {
         tally: Tally::new(seed, begun),
         seed,
         end: begun + Duration::from_secs_f64(minutes * 60.0),
-        is_over: AtomicBool::new(false),
+        has_ended: AtomicBool::new(false),
         gated,
     };
     run(&soak, workers);
@@ -176,7 +176,7 @@ fn run(soak: &Soak, workers: u64) {
             scope.spawn(killer);
         });
         soak.guarded("end", || ending::clear(soak));
-        soak.is_over.store(true, Ordering::Release);
+        soak.has_ended.store(true, Ordering::Release);
     });
     soak.guarded("end", || ending::check(soak));
 }

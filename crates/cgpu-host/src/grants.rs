@@ -170,17 +170,17 @@ impl Grants {
         self.write(grant)
     }
 
-    /// Ends the grants of which `is_over` says so.
+    /// Ends the grants of which `has_ended` says so.
     ///
     /// # Errors
     ///
     /// If the directory can't be read, or a record not removed.
-    pub fn end(&self, is_over: impl Fn(&Grant) -> bool) -> Result<Vec<Grant>, GrantError> {
+    pub fn end(&self, has_ended: impl Fn(&Grant) -> bool) -> Result<Vec<Grant>, GrantError> {
         if !self.is_trusted()? {
             return Ok(Vec::new());
         }
         let _lock = self.lock()?;
-        let over: Vec<Grant> = self.all()?.into_iter().filter(|grant| is_over(grant)).collect();
+        let over: Vec<Grant> = self.all()?.into_iter().filter(|grant| has_ended(grant)).collect();
         over.iter().try_for_each(|grant| self.remove(grant))?;
         Ok(over)
     }

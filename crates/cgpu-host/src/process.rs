@@ -85,7 +85,7 @@ impl ProcessId {
 
     /// Whether no process has `pid`, or only one that its parent has not reaped yet.
     #[must_use]
-    pub fn is_nobodys(pid: i32) -> bool {
+    pub fn is_absent(pid: i32) -> bool {
         matches!(Self::find(pid), Ok(None))
     }
 
@@ -267,8 +267,7 @@ mod tests {
                 let none = Rlimit { current: Some(0), maximum: Some(0) };
                 let limited = setrlimit(Resource::Nofile, none).is_ok();
                 let blind = ProcessId::find(own.pid).is_err() && own.alive() && other.alive();
-                let is_unknown =
-                    ProcessId::of(own.pid).is_none() && !ProcessId::is_nobodys(own.pid);
+                let is_unknown = ProcessId::of(own.pid).is_none() && !ProcessId::is_absent(own.pid);
                 // SAFETY: ends this process at once.
                 unsafe { nix::libc::_exit(i32::from(!(limited && blind && is_unknown))) }
             }

@@ -116,7 +116,7 @@ attacks! {
     memory_beside_names_that_are_never_made = "hide-slack busy";
     memory_beside_names_that_are_gone = "hide-slack closed";
     memory_beside_names_that_go_at_once = "hide-slack closing";
-    memory_under_names_that_are_made_anew = "hide-slack anew";
+    memory_under_recreated_handles = "hide-slack anew";
     memory_behind_an_object_of_the_fabrics = "hide-fabric";
     much_exported_under_the_name_of_little = "hide-under export";
     much_mapped_under_the_name_of_little = "hide-under map";
@@ -164,8 +164,8 @@ fn beside_what_a_monitor_before_had(words: &[&str], end: impl Fn(&Monitor)) {
     std::fs::write(&go, "").unwrap();
     let mut since: Option<Instant> = None;
     while child.try_wait().unwrap().is_none() {
-        let is_over = monitor.sim.used(0) > QUOTA;
-        since = is_over.then(|| since.unwrap_or_else(Instant::now));
+        let exceeds = monitor.sim.used(0) > QUOTA;
+        since = exceeds.then(|| since.unwrap_or_else(Instant::now));
         let over = since.map_or(Duration::ZERO, |since| since.elapsed());
         assert!(over < Duration::from_millis(MOST_MS_OVER), "{words:?}");
         std::thread::sleep(Duration::from_millis(5));

@@ -75,7 +75,7 @@ fn answer(listener: &OwnedFd) {
         match unsafe { receive(listener.as_raw_fd(), &raw mut call) } {
             Ok(_) => {}
             // A signal, or a caller that was killed before we asked about it.
-            Err(_) if !is_over(listener) => continue,
+            Err(_) if !has_ended(listener) => continue,
             Err(_) => return,
         }
         let mut response = seccomp_notif_resp { id: call.id, val: 0, error: -MARK, flags: 0 };
@@ -86,7 +86,7 @@ fn answer(listener: &OwnedFd) {
 }
 
 /// Whether no process is left that could call: receiving fails at once and for ever then.
-fn is_over(listener: &OwnedFd) -> bool {
+fn has_ended(listener: &OwnedFd) -> bool {
     let mut ask = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     let asked = poll(&mut ask, PollTimeout::ZERO);
     asked.is_err() || ask[0].revents().is_none_or(|said| said.contains(PollFlags::POLLHUP))

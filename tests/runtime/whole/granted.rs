@@ -145,7 +145,7 @@ fn foreign_grant_token_is_refused_with_reason() {
     };
     let named = token(TOKEN);
     refused(
-        "nobodys",
+        "unassigned",
         "web",
         &named,
         &["CGPU_GRANT names no grant of this node", "delete the pod"],

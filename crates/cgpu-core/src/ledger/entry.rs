@@ -74,8 +74,8 @@ pub enum Entry {
     CloseFile { file: u32 },
     /// [`Ledger::pin`].
     Pin { before: PinPlace, number: u64 },
-    /// [`Ledger::unstake`].
-    Unstake { number: u64 },
+    /// [`Ledger::unpin`].
+    RemovePin { number: u64 },
 }
 
 impl Ledger {
@@ -143,7 +143,7 @@ impl Ledger {
             Entry::Unmap { tree, span } => self.unmap(tree, span),
             Entry::CloseFile { file } => self.close_file(file),
             Entry::Pin { before, number } => self.pin(before, number),
-            Entry::Unstake { number } => self.unstake(number),
+            Entry::RemovePin { number } => self.unpin(number),
         }
     }
 

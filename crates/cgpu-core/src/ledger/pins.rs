@@ -165,7 +165,7 @@ impl Ledger {
     }
 
     /// The pins that stand before nothing any more. They are to be freed, and then removed by
-    /// [`unstake`](Self::unstake).
+    /// [`unpin`](Self::unpin).
     #[must_use]
     pub fn loose_pins(&self) -> Vec<u64> {
         self.pins.loose.keys().copied().collect()
@@ -178,7 +178,7 @@ impl Ledger {
     }
 
     /// Removes a loose pin: it was freed.
-    pub fn unstake(&mut self, number: u64) {
+    pub fn unpin(&mut self, number: u64) {
         if let Some(id) = self.pins.loose.remove(&number) {
             self.dereference_pin(id);
         }

@@ -989,10 +989,10 @@ proptest! {
                 }
                 15 => {
                     for own in ledger.loose_pins().into_iter().take(1) {
-                        ledger.unstake(own);
+                        ledger.unpin(own);
                     }
                 }
-                16 => ledger.unstake(own.saturating_sub(bytes)),
+                16 => ledger.unpin(own.saturating_sub(bytes)),
                 _ => ledger.reconcile(0, bytes),
             }
         }
@@ -1027,7 +1027,7 @@ proptest! {
             ledger.entries().collect::<Vec<_>>().into_iter().for_each(|entry| {
                 if let Entry::Pin { before, number: own } = entry {
                     assert!(matches!(before, PinPlace::Loose { .. }), "{before:?}");
-                    ledger.unstake(own);
+                    ledger.unpin(own);
                 }
             });
             prop_assert!(ledger.charges.is_empty());
@@ -1073,7 +1073,7 @@ fn pin_becomes_loose_if_unused_and_counts_on() {
     assert_eq!((used(&copy), copy.loose_pins()), (70, vec![93, 94]));
     for own in [93, 93, 91, 94] {
         assert!(ledger.has_pins());
-        ledger.unstake(own);
+        ledger.unpin(own);
     }
     assert_eq!((used(&ledger), ledger.has_pins()), (0, false));
     assert!(!pinned(&mut ledger, mappings, 95), "of what is gone");
@@ -1090,7 +1090,7 @@ fn replacing_export_has_a_pin_of_its_own() {
         assert!(pinned(&mut ledger, PinPlace::Export { hold: export }, 90 + u64::from(handle)));
     }
     assert_eq!(ledger.loose_pins(), [91]);
-    ledger.unstake(91);
+    ledger.unpin(91);
     ledger.free(A, Handle(1));
     assert_eq!(used(&ledger), 30);
     // Another export keeps the memory alive. The pin of this one doesn't stand before it.
@@ -1123,7 +1123,7 @@ fn handle_attributed_to_another_gpu_has_own_pin() {
     assert_eq!(ledger.loose_pins(), [2, 9]);
     ledger.close(B);
     assert_eq!((ledger.loose_pins(), used(&ledger)), (vec![2, 9], 30));
-    [2, 9].into_iter().for_each(|own| ledger.unstake(own));
+    [2, 9].into_iter().for_each(|own| ledger.unpin(own));
     assert_eq!((used(&ledger), ledger.has_pins()), (0, false));
 }
 
@@ -1135,7 +1135,7 @@ fn loose_pin_recorded_twice_is_one() {
     let nothing = PinPlace::Loose { charge: ledger.charge_of(A, Handle(1)).unwrap() };
     (0..2).for_each(|_| ledger.pin(nothing, 9));
     assert_eq!((ledger.loose_pins(), ledger.size().pins), (vec![9], 1));
-    ledger.unstake(9);
+    ledger.unpin(9);
     ledger.free(A, Handle(1));
     assert_eq!((used(&ledger), ledger.has_pins(), ledger.size().pins), (0, false, 0));
 }
@@ -1153,6 +1153,6 @@ fn pins_are_bounded_over_all_memory_together() {
     }
     ledger.unmap(tree(0), Span::ALL);
     assert_eq!(ledger.loose_pins(), [1, 2]);
-    [1, 2].into_iter().for_each(|own| ledger.unstake(own));
+    [1, 2].into_iter().for_each(|own| ledger.unpin(own));
     assert_eq!(ledger.size().pins, 0);
 }

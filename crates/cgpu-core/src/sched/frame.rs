@@ -300,7 +300,7 @@ mod tests {
 
     /// The previous file may have been written by any program of root.
     #[test]
-    fn spans_beyond_a_frame_are_nobodys() {
+    fn spans_beyond_a_frame_have_no_owner() {
         let beyond = vec![Span { from_us: 0, to_us: u64::MAX }];
         let known = Frame { us: 96_000, spans: vec![beyond.clone(), beyond.clone()] };
         let now = frame(rules(0, 2), Idle::Yield, &[tenant(1); 2], &known, &[]).unwrap();

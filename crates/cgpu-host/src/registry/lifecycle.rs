@@ -47,7 +47,7 @@ pub(super) fn seen(record: Record, facts: &mut impl Facts) -> Record {
 }
 
 /// Whether nothing keeps `record` alive any more, in the boot of that id.
-pub(super) fn is_over(record: &Record, boot_id: &str, facts: &mut impl Facts) -> bool {
+pub(super) fn has_ended(record: &Record, boot_id: &str, facts: &mut impl Facts) -> bool {
     if is_of_another_boot(record, boot_id) {
         return true;
     }
@@ -261,7 +261,7 @@ mod tests {
             let read = world.record.clone();
             let mut facts = Meanwhile { world: &mut world, steps: meanwhile.iter() };
             let seen = seen(read.clone(), &mut facts);
-            let over = is_over(&seen, "boot", &mut facts);
+            let over = has_ended(&seen, "boot", &mut facts);
             if over {
                 prop_assert!(!world.lives(), "{world:?}");
             }
@@ -273,7 +273,7 @@ mod tests {
             let mut world = World::new();
             before.iter().for_each(|step| world.take(*step));
             let seen = seen(world.record.clone(), &mut Now(&mut world));
-            let over = is_over(&seen, "boot", &mut Now(&mut world));
+            let over = has_ended(&seen, "boot", &mut Now(&mut world));
             // A launcher that lives has yet to say that its container has ended.
             if !world.launcher {
                 prop_assert_eq!(over, !world.lives(), "{:?}", world);
@@ -291,7 +291,7 @@ mod tests {
         let mut facts = Meanwhile { world: &mut world, steps: meanwhile.iter() };
         let seen = seen(launched(), &mut facts);
         assert_eq!(seen, launched(), "there was no state yet");
-        assert!(!is_over(&seen, "boot", &mut facts));
+        assert!(!has_ended(&seen, "boot", &mut facts));
     }
 
     #[test]
@@ -311,10 +311,10 @@ mod tests {
                 true
             }
         }
-        assert!(!is_over(&launched(), "boot", &mut Blind));
-        assert!(is_over(&launched(), "another", &mut Blind), "nothing of an earlier boot lives");
+        assert!(!has_ended(&launched(), "boot", &mut Blind));
+        assert!(has_ended(&launched(), "another", &mut Blind), "nothing of an earlier boot lives");
         assert!(
-            !is_over(&launched(), "", &mut Blind),
+            !has_ended(&launched(), "", &mut Blind),
             "a kernel that reports no boot proves nothing"
         );
     }

@@ -287,13 +287,13 @@ impl Registry {
     /// hands the record on to another holder; without, see [`living`](Self::living).
     #[must_use]
     pub fn is_stale(&self, record: &Record) -> bool {
-        lifecycle::is_over(record, &self.boot_id, &mut World)
+        lifecycle::has_ended(record, &self.boot_id, &mut World)
     }
 
     /// As [`is_stale`](Self::is_stale), for what `but` holds no longer, though it lives.
     #[must_use]
     pub fn is_stale_but_for(&self, record: &Record, but: i32) -> bool {
-        lifecycle::is_over(record, &self.boot_id, &mut process_facts::Without(but))
+        lifecycle::has_ended(record, &self.boot_id, &mut process_facts::Without(but))
     }
 }
 
@@ -422,11 +422,11 @@ impl Locked<'_> {
                 Life::Process(process) if close => !process.alive(),
                 Life::Process(process) | Life::Launched { by: process, .. } => !process.pid_taken(),
                 Life::Until(seconds, by) => {
-                    let is_over = |by: &ProcessId| match close {
+                    let has_ended = |by: &ProcessId| match close {
                         true => !by.alive(),
                         false => !by.pid_taken(),
                     };
-                    now_s > *seconds || by.as_ref().is_some_and(is_over)
+                    now_s > *seconds || by.as_ref().is_some_and(has_ended)
                 }
                 Life::Bundle => close,
                 Life::Over => true,

@@ -441,7 +441,7 @@ impl Bundle {
         let beside = self.config.parent().unwrap_or(&self.dir);
         for entry in fs::read_dir(beside).into_iter().flatten().flatten() {
             if let Some(pid) = writer(&entry.file_name())
-                && (Some(pid) == own || ProcessId::is_nobodys(pid))
+                && (Some(pid) == own || ProcessId::is_absent(pid))
             {
                 let _ = fs::remove_file(entry.path());
             }

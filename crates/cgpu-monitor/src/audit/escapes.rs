@@ -122,7 +122,7 @@ fn check_driver_usage(monitor: &Monitor, callers: &BTreeSet<u32>) {
         usage.iter().filter(|(pid, bytes)| known.get(pid).is_none_or(|known| known < bytes));
     for (pid, _) in grown {
         // Another process may have the number by now.
-        if dead_pids.contains(pid) && ProcessId::is_nobodys(pid.cast_signed()) {
+        if dead_pids.contains(pid) && ProcessId::is_absent(pid.cast_signed()) {
             suspect(monitor);
         }
         meet_running(monitor, *pid, callers, Evidence::OwnMemory);

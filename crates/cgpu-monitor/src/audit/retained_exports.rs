@@ -131,11 +131,11 @@ fn find_exports(monitor: &Monitor, pause: Duration) -> bool {
         return false;
     }
     {
-        let mut swept = monitor.exports.swept.lock();
-        if swept.is_some_and(|swept| swept.elapsed() < pause) {
+        let mut scanned = monitor.exports.scanned.lock();
+        if scanned.is_some_and(|scanned| scanned.elapsed() < pause) {
             return true;
         }
-        *swept = Some(Instant::now());
+        *scanned = Some(Instant::now());
     }
     let Some(open) = open_files(monitor, NodeKind::Control) else { return false };
     let mut missed = false;

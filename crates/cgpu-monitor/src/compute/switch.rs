@@ -11,7 +11,7 @@ use crate::state::ChannelName;
 use nvrm::channel::MOST_CHANNELS;
 
 /// For how long a channel that the driver doesn't have may still be pending.
-const ON_ITS_WAY: Duration = Duration::from_secs(1);
+const PENDING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What came of taking channels off a GPU and bringing others back.
 #[derive(Debug, Clone, Copy)]
@@ -107,7 +107,7 @@ fn sort_out_missing(
             continue;
         }
         let since = last.missing.entry(*channel).or_insert_with(Instant::now);
-        if presence == Presence::NoClient || since.elapsed() >= ON_ITS_WAY {
+        if presence == Presence::NoClient || since.elapsed() >= PENDING_TIMEOUT {
             last.missing.remove(channel);
             last.gone.push(*channel);
         }

@@ -91,14 +91,14 @@ impl ContainerEnd {
         let unseen = caller_pids(monitor).is_empty()
             && !monitor.provenances.is_watched()
             && !monitor.exports.has_any();
-        let is_over = unseen || monitor.provenances.is_unknown();
+        let has_ended = unseen || monitor.provenances.is_unknown();
         // One step for the audit thread, which may be about to find a new listener.
         let mut ending = self.ending.lock();
         self.listeners.remove(number);
         if !self.listeners.is_empty() {
             return;
         }
-        if is_over {
+        if has_ended {
             monitor.set_end(End::Over { holders: Vec::new() });
         } else {
             monitor.set_end(End::Searching);
@@ -109,7 +109,7 @@ impl ContainerEnd {
         drop(ending);
         monitor.log.report_left_out(When::End);
         self.status_writer.write_now();
-        if is_over {
+        if has_ended {
             return;
         }
         self.monitor.audit_wait.wake();

@@ -16,7 +16,7 @@ const MOST_EXPORTS: usize = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Exports {
     pub(crate) files: Lock<BTreeMap<u64, Export>>,
-    pub(crate) swept: Lock<Option<Instant>>,
+    pub(crate) scanned: Lock<Option<Instant>>,
 }
 
 #[derive(Debug)]

@@ -50,11 +50,11 @@ pub(crate) fn pin_export(
     let source_rm = Rm { release: &monitor.release, device };
     let Ok(fresh) = own.duplicate_from(&source_rm, object, Some(gpu)) else { return false };
     let before = PinPlace::Export { hold };
-    let staked = enter_pin(&mut monitor.state(), before, pin_of(&own, fresh));
-    if !staked {
+    let is_pinned = enter_pin(&mut monitor.state(), before, pin_of(&own, fresh));
+    if !is_pinned {
         own.free_duplicate(fresh);
     }
-    staked
+    is_pinned
 }
 
 /// Makes a pin for an object that was duplicated from `source` and is attributed to another GPU than its memory's.
@@ -88,8 +88,8 @@ pub(crate) fn pin_handle(monitor: &Monitor, (client, handle): (u32, u32), fresh:
     let (Some(fresh), Some(own)) = (fresh, client_if_open(monitor)) else { return };
     let (client, handle) = (Client(client), Handle(handle));
     let before = PinPlace::Name { client, handle };
-    let staked = enter_pin(&mut monitor.state(), before, pin_of(&own, fresh));
-    if !staked {
+    let is_pinned = enter_pin(&mut monitor.state(), before, pin_of(&own, fresh));
+    if !is_pinned {
         own.free_duplicate(fresh);
     }
 }
@@ -107,7 +107,7 @@ pub(crate) fn free_pins(monitor: &Monitor, _: &UnderRmLock<'_>) {
         // A pin that can't be freed keeps its memory, and counts. The next call of this function tries again.
         if object.is_none_or(|(own, handle)| own.free_duplicate(handle)) {
             has_freed = true;
-            monitor.state().enter(Entry::Unstake { number: pin });
+            monitor.state().enter(Entry::RemovePin { number: pin });
         }
     }
     if has_freed {

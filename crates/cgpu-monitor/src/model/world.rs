@@ -186,7 +186,7 @@ impl World {
     /// Lets time pass: the monitor may search for files again at once.
     fn time_passes(&self) {
         let monitor = &self.service().monitor;
-        *monitor.exports.swept.lock() = None;
+        *monitor.exports.scanned.lock() = None;
         *monitor.uvm_files.scan_times.lock() = ScanTimes::default();
     }
 

@@ -118,14 +118,14 @@ pub fn end_if_taken(
     for Given { pid, facts } in &mut given {
         facts.has_memory = (0..gpus.len()).any(|gpu| bytes_of(gpu, &[*pid]) > 0);
     }
-    let is_over = gpus
+    let has_ended = gpus
         .iter()
         .enumerate()
         .any(|(at, gpu)| bytes_of(at, &inside) > gpu.limit_bytes.saturating_add(SLACK_BYTES));
     client.end();
     // What one with files of its own has may be by these.
     let takes = |of: &&Given| of.facts.has_memory && !of.facts.has_own_file;
-    let taker = given.iter().find(takes).or_else(|| given.first().filter(|_| is_over));
+    let taker = given.iter().find(takes).or_else(|| given.first().filter(|_| has_ended));
     let Some(taker) = taker else { return Ok(None) };
     let event = described(Event::ended_for_leak(), taker.pid.cast_signed());
     for Given { pid, facts } in &given {

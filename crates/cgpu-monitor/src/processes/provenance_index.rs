@@ -148,7 +148,7 @@ impl ProvenanceIndex {
     /// it now.
     pub(crate) fn has_unused_dead_pid(&self, is_wanted: impl Fn(u32) -> bool) -> bool {
         let pids = self.dead_pids.lock();
-        pids.iter().any(|pid| is_wanted(*pid) && ProcessId::is_nobodys(pid.cast_signed()))
+        pids.iter().any(|pid| is_wanted(*pid) && ProcessId::is_absent(pid.cast_signed()))
     }
 
     /// Pids of the container's dead processes that called and are forgotten in the state.
@@ -163,7 +163,7 @@ impl ProvenanceIndex {
             let number = Some(pid.cast_signed()).filter(|pid| *pid > 0).and_then(Pid::from_raw);
             // The first check costs a third of a microsecond. A process that it finds may be dead all the same.
             let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
-            number.is_some_and(|pid| is_gone(pid) || ProcessId::is_nobodys(pid.as_raw_pid()))
+            number.is_some_and(|pid| is_gone(pid) || ProcessId::is_absent(pid.as_raw_pid()))
         });
         pids
     }

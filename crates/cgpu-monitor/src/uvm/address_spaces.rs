@@ -98,9 +98,9 @@ impl AddressSpace {
 
     /// Whether its process has exited. Says `true` once, and `false` from then on.
     pub(crate) fn take_process_ended(&self) -> bool {
-        let is_over = !ProcessId::from(self.process).alive();
+        let has_ended = !ProcessId::from(self.process).alive();
         let mut state = self.state.lock();
-        is_over && !std::mem::replace(&mut state.is_end_noted, is_over)
+        has_ended && !std::mem::replace(&mut state.is_end_noted, has_ended)
     }
 
     /// Whether the address space is to be checked now: a mapping that was asked for may not have been made yet.

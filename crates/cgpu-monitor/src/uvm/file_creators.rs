@@ -37,14 +37,14 @@ pub(crate) fn begin_initialization(monitor: &Monitor, in_progress: Initializatio
 }
 
 /// Ends the initialization `in_progress` if it has initialized its file or its call has finished: the caller knows that
-/// (`is_over`), or it is checked. `true` if the initialization is not in progress any more.
+/// (`has_ended`), or it is checked. `true` if the initialization is not in progress any more.
 pub(crate) fn try_end_initialization(
     monitor: &Monitor,
     in_progress: Initialization,
-    is_over: bool,
+    has_ended: bool,
 ) -> bool {
     // This is checked first: if the call has finished now, it has initialized the file already or never will.
-    let is_over = is_over || self::is_over(&in_progress);
+    let has_ended = has_ended || self::has_ended(&in_progress);
     let files = monitor.uvm_files.all();
     let file = files.iter().find(|file| file.number == in_progress.file);
     let is_done = match file.map(|file| was_initialized(&monitor.release, &file.device)) {
@@ -53,10 +53,10 @@ pub(crate) fn try_end_initialization(
         None => false,
         Some(None) => return false,
     };
-    if is_done || is_over {
+    if is_done || has_ended {
         end_initialization(monitor, in_progress, is_done);
     }
-    is_done || is_over
+    is_done || has_ended
 }
 
 /// Enters that the initialization `in_progress` has finished, and whether it initialized the file (`done`).
@@ -105,7 +105,7 @@ pub(crate) fn has_orphaned_files(monitor: &Monitor, process: Process) -> bool {
 ///
 /// `/proc` shows in which system call a thread waits, with its arguments (`fs/proc/base.c`, `proc_pid_syscall`). A
 /// thread that runs may be anywhere.
-fn is_over(in_progress: &Initialization) -> bool {
+fn has_ended(in_progress: &Initialization) -> bool {
     let Initialization { tid, creator: Creator { process, .. }, .. } = in_progress;
     let process = ProcessId::from(*process);
     let path = format!("/proc/{}/task/{tid}/syscall", process.pid);

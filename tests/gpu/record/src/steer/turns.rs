@@ -31,14 +31,14 @@ impl Desk {
         &mut self,
         on: [Duration; 2],
         length: Duration,
-        is_over: &dyn Fn() -> bool,
+        has_ended: &dyn Fn() -> bool,
     ) -> bool {
         let (begun, mut edge) = (Instant::now(), Instant::now());
         let (mut offs, mut ons, mut late) = (Vec::new(), Vec::new(), Vec::new());
         let (mut slots, mut refused, mut count) = (Vec::new(), 0, 0);
         let mut since = [now_ns(); 2];
         let mut turn = 0;
-        while begun.elapsed() < length && !is_over() {
+        while begun.elapsed() < length && !has_ended() {
             let now = Instant::now();
             if edge > now {
                 std::thread::sleep(edge - now);

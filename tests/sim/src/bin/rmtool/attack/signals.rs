@@ -110,7 +110,7 @@ fn reported(report: OwnedFd) -> u64 {
     std::fs::File::from(report).read_exact(&mut bytes).map_or(0, |()| u64::from_le_bytes(bytes))
 }
 
-fn is_over(child: Pid) -> bool {
+fn has_ended(child: Pid) -> bool {
     !matches!(waitpid(child, Some(WaitPidFlag::WNOHANG)), Ok(WaitStatus::StillAlive))
 }
 
@@ -151,7 +151,7 @@ pub(super) fn storm(place: &Place, arguments: &[String]) -> anyhow::Result<u64> 
         };
         counted(work())
     })?;
-    while !is_over(worker) {
+    while !has_ended(worker) {
         let _ = kill(worker, Signal::SIGUSR1);
     }
     of_child(report)
