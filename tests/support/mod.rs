@@ -30,6 +30,7 @@ mod cri;
 mod docker;
 pub mod driver;
 mod image;
+mod patience;
 mod podman;
 mod prerequisites;
 mod runtime;
@@ -45,6 +46,7 @@ pub use containerd::Containerd;
 pub use cri::{Cri, Executed};
 pub use docker::{Docker, Restart};
 pub use image::{IMAGE, Image};
+pub use patience::timeout;
 pub use podman::Podman;
 pub use prerequisites::{prerequisites, program};
 pub use runtime::Runtime;
@@ -52,13 +54,6 @@ pub use scratch::{Bundle, Scratch};
 pub use traces::Traces;
 
 use std::time::{Duration, Instant};
-
-/// How long a test waits for one command of an engine, or for one thing to happen, until it fails: half a minute, times the
-/// factor that `CGPU_TEST_PATIENCE` says, for machines that are slow or busy.
-pub fn timeout() -> Duration {
-    let factor = std::env::var("CGPU_TEST_PATIENCE").ok().and_then(|factor| factor.parse().ok());
-    Duration::from_secs(30) * factor.unwrap_or(1)
-}
 
 /// Waits for what has to come, however busy the machine is; says whether it came.
 pub fn eventually(condition: impl FnMut() -> bool) -> bool {

@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on may panic")]
 
+#[path = "../../../tests/support/patience.rs"]
+mod patience;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
@@ -30,8 +33,7 @@ use tonic::transport::{Channel, Endpoint, Server, Uri};
 use tonic::{Code, Request, Response, Status, Streaming};
 use tower::service_fn;
 
-/// How long a fact may take to come true, however busy the machine is.
-const TIMEOUT: Duration = Duration::from_secs(600);
+use patience::timeout;
 
 const MEM: &str = "aliyun.com/gpu-mem";
 
@@ -221,7 +223,7 @@ impl Node {
 }
 
 fn eventually(is_so: impl Fn() -> bool) -> bool {
-    let until = Instant::now() + TIMEOUT;
+    let until = Instant::now() + timeout();
     while !is_so() {
         if Instant::now() > until {
             return false;
@@ -268,7 +270,7 @@ fn kubelet_sees_every_gpu_and_containers_get_one() {
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24), gpu(2, 16)]));
     let kubelet = node.kubelet();
     node.start(&[]);
-    let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
+    let registered = kubelet.recv_timeout(timeout()).unwrap();
     assert_eq!(
         (&*registered.version, &*registered.resource_name),
         ("v1beta1", "aliyun.com/gpu-mem")
@@ -330,7 +332,7 @@ fn lost_gpus_units_become_unhealthy_and_return() {
     let mut node = Node::new(&json!([lost, gpu(1, 24)]));
     let kubelet = node.kubelet();
     node.start(&["--disable-isolation"]);
-    let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
+    let registered = kubelet.recv_timeout(timeout()).unwrap();
     let mut client = node.client(&registered.endpoint);
     let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
     let mut next = || node.runtime.block_on(list.message()).unwrap().unwrap();
@@ -352,7 +354,7 @@ fn lost_gpus_units_become_unhealthy_and_return() {
     // A hangup has it make itself known again, at the same socket; the same complaint isn't repeated.
     let hangup = ["-HUP".to_owned(), node.plugin.as_ref().unwrap().id().to_string()];
     assert!(Command::new("kill").args(hangup).status().unwrap().success());
-    assert_eq!(kubelet.recv_timeout(TIMEOUT).unwrap(), registered);
+    assert_eq!(kubelet.recv_timeout(timeout()).unwrap(), registered);
     let again = node.runtime.block_on(client.allocate(allocate(&ids))).unwrap().into_inner();
     let but_token = |answer: &AllocateResponse| {
         let mut variables = answer.container_responses[0].envs.clone();
@@ -374,7 +376,7 @@ fn broken_gpu_is_withheld_until_repaired() {
     node.report("0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus.");
     node.report("0000:3c:00): 31, pid=7, name=python, Ch 00000008, MMU Fault");
     node.start(&[]);
-    let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
+    let registered = kubelet.recv_timeout(timeout()).unwrap();
     let mut client = node.client(&registered.endpoint);
     let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
     until(&node.runtime, &mut list, &["07c"]);
@@ -400,7 +402,7 @@ fn plugin_registers_again_and_waits_for_the_kubelet() {
     assert!(eventually(|| node.log().contains("there is no kubelet yet")));
     for _ in 0..3 {
         let kubelet = node.kubelet();
-        let registered = kubelet.recv_timeout(TIMEOUT).unwrap();
+        let registered = kubelet.recv_timeout(timeout()).unwrap();
         let mut client = node.client(&registered.endpoint);
         let mut list = node.runtime.block_on(client.list_and_watch(Empty {})).unwrap().into_inner();
         let reported = node.runtime.block_on(list.message()).unwrap().unwrap();
@@ -431,8 +433,8 @@ fn gpu_is_shared_or_exclusive_but_never_both() {
     let mut node = Node::new(&json!([gpu(0, 16), gpu(1, 24), gpu(2, 16)]));
     let (memory, whole) = node.kubelet_of_both();
     node.start(&[]);
-    let memory = memory.recv_timeout(TIMEOUT).unwrap();
-    let whole = whole.recv_timeout(TIMEOUT).unwrap();
+    let memory = memory.recv_timeout(timeout()).unwrap();
+    let whole = whole.recv_timeout(timeout()).unwrap();
     assert_eq!((&*whole.endpoint, &*whole.resource_name), ("cgpu-gpu-whole.sock", WHOLE));
     let (mut shared, mut whole) = (node.client(&memory.endpoint), node.client(&whole.endpoint));
     let mut units = node.runtime.block_on(shared.list_and_watch(Empty {})).unwrap().into_inner();
@@ -483,8 +485,8 @@ fn gpu_is_shared_or_exclusive_but_never_both() {
     plugin.wait().unwrap();
     let (memory, whole) = node.kubelet_of_both();
     node.start(&[]);
-    let mut shared = node.client(&memory.recv_timeout(TIMEOUT).unwrap().endpoint);
-    let mut whole = node.client(&whole.recv_timeout(TIMEOUT).unwrap().endpoint);
+    let mut shared = node.client(&memory.recv_timeout(timeout()).unwrap().endpoint);
+    let mut whole = node.client(&whole.recv_timeout(timeout()).unwrap().endpoint);
     let mut units = node.runtime.block_on(shared.list_and_watch(Empty {})).unwrap().into_inner();
     let mut gpus = node.runtime.block_on(whole.list_and_watch(Empty {})).unwrap().into_inner();
     until(&node.runtime, &mut units, &[first]);

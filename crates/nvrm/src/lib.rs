@@ -32,7 +32,7 @@
 //!    pointers is in `control/flat.rs`, which is made from the headers.
 //! 4. `control/served.rs`: the list that says why it is made. Take it out of `control/withheld.rs`. One that names
 //!    a client goes into `control/clients.rs`, one that reports processes into `control/processes.rs`.
-//! 5. Tests: those of the tables run by themselves. The simulated driver answers it (`tests/sim/src/{abi,control}.rs`),
+//! 5. Tests: those of the tables run by themselves. The simulated driver answers it (`sim/src/{abi,control}.rs`),
 //!    a program asks it (`rmtool`'s script), and `tests/gate/monitor/controls.rs` compares the answer with a bare
 //!    program's.
 //!

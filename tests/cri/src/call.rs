@@ -1,7 +1,5 @@
 //! One unary gRPC call, from JSON to JSON.
 
-use std::time::Duration;
-
 use anyhow::Context;
 use http::uri::PathAndQuery;
 use serde::Serialize;
@@ -10,8 +8,7 @@ use tonic::client::Grpc;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
-/// How long the runtime may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(600);
+use crate::patience::timeout;
 
 /// A call that is about to be made.
 pub(crate) struct Call<'a> {
@@ -43,7 +40,7 @@ impl Call<'_> {
             .context("no event loop")?;
         let response: Response = runtime.block_on(async {
             let endpoint =
-                Endpoint::from_shared(format!("unix://{}", self.socket))?.timeout(TIMEOUT);
+                Endpoint::from_shared(format!("unix://{}", self.socket))?.timeout(timeout());
             let channel = endpoint
                 .connect()
                 .await

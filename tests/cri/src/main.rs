@@ -9,6 +9,8 @@
 
 mod call;
 mod messages;
+#[path = "../../support/patience.rs"]
+mod patience;
 
 use std::process::ExitCode;
 

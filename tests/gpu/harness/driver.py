@@ -84,7 +84,7 @@ class Driver:
 
 
 class Simulated:
-    """A simulated driver that somebody serves at `directory` (tests/sim)."""
+    """A simulated driver that somebody serves at `directory` (sim)."""
 
     simulated = True
     smi = None

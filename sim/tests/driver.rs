@@ -2,17 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "../../tests/support/patience.rs"]
+mod patience;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cgpu_sim::{GpuSpec, Sim, SimOptions, State};
+use patience::timeout;
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const TOTAL_BYTES: u64 = 1024 * MIB;
-const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A simulation of two GPUs, and a place for files.
 struct Host {
@@ -120,13 +123,13 @@ impl Host {
 
     fn finish(&self, mut program: Program) -> ProgramOutput {
         let mut child = program.0.take().unwrap();
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + timeout();
         while child.try_wait().unwrap().is_none() {
             if Instant::now() > deadline {
                 // A process that hangs in a call can't be killed before it is released.
                 self.sim.fault("clear".parse().unwrap());
                 program.0 = Some(child);
-                panic!("it takes longer than {TIMEOUT:?}");
+                panic!("it takes longer than {:?}", timeout());
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -137,7 +140,7 @@ impl Host {
 
     #[track_caller]
     fn until(&self, what: &str, holds: impl Fn(&State) -> bool) {
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + timeout();
         while !holds(&self.sim.state()) {
             assert!(Instant::now() < deadline, "{what}: {:#?}", self.sim.state());
             std::thread::sleep(Duration::from_millis(2));
