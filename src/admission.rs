@@ -23,8 +23,8 @@ pub use error::AdmissionError;
 pub use orphans::{Collected, Condition, Orphan, UNSTARTED_S, deletion};
 
 use crate::backend::{Launch, Launcher, Leftover};
+use crate::container_names;
 use crate::host::{Host, require_root, tenant};
-use crate::names;
 use cgpu_core::plan::{self, Change, ChangeError, Holding, Kind, Plan, Proposal, Refusal};
 use cgpu_core::request::Decision;
 use cgpu_host::events::{Cause, Event, EventSink, Kind as EventKind, plain};
@@ -219,7 +219,7 @@ impl Admission<'_> {
             return;
         }
         cgpu_host::log::init(&self.host.config.log);
-        let name = names::of_bundle(&key.id, bundle);
+        let name = container_names::of_bundle(&key.id, bundle);
         for near in &decision.near_misses {
             let event = Event::new(EventKind::Warned).of(&key.id, name.as_deref(), &key.root);
             self.sink().report(event.because(&near.to_string()));
@@ -344,7 +344,7 @@ impl Admission<'_> {
             locked.remove(from)?;
             let record = Record { key: to.clone(), ..record };
             locked.put(&record)?;
-            let name = names::of(&Record { bundle: bundle.to_owned(), ..record });
+            let name = container_names::of(&Record { bundle: bundle.to_owned(), ..record });
             let event = Event::new(EventKind::Named).of(&to.id, name.as_deref(), &to.root);
             self.sink().report(Event { former_id: Some(from.id.clone()), ..event });
         }
@@ -463,7 +463,7 @@ impl Admission<'_> {
         Ok(())
     }
 
-    /// Changes the container that `word` means ([`names::chosen`]); its plan after that.
+    /// Changes the container that `word` means ([`container_names::chosen`]); its plan after that.
     ///
     /// # Errors
     ///
@@ -478,7 +478,7 @@ impl Admission<'_> {
             |registry| {
                 let mut records = registry.records()?;
                 records.retain(|record| !record.is_leaked());
-                names::chosen(word, records)
+                container_names::chosen(word, records)
             },
             change,
         )
@@ -538,7 +538,7 @@ impl Admission<'_> {
             Change::MemoryLimit { .. } => EventKind::Resized,
             Change::Weight(_) | Change::HighPriority(_) => EventKind::Changed,
         };
-        let name = names::of(after);
+        let name = container_names::of(after);
         let event = Event::new(kind).of(&after.key.id, name.as_deref(), &after.key.root);
         self.sink().report(match change {
             Change::MemoryLimit { gpu_index, bytes } => {
@@ -691,7 +691,7 @@ impl Admission<'_> {
     ) -> Result<(), AdmissionError> {
         self.unregister(locked, record)?;
         let root = &record.key.root;
-        let name = names::of(record);
+        let name = container_names::of(record);
         let event = Event::new(EventKind::Removed).of(record.container_id(), name.as_deref(), root);
         self.sink().report(match why {
             Some(why) => event.because(why),
@@ -705,7 +705,7 @@ impl Admission<'_> {
 /// there is one.
 fn named(refusal: Refusal, registry: &Registry) -> AdmissionError {
     let living = registry.living().unwrap_or_default();
-    let mut files = names::Files::default();
+    let mut files = container_names::Files::default();
     let mut name_of = |id: &str| {
         let record = living.iter().find(|record| record.key.id == id)?;
         Some(plain(&files.name(record)?, LONGEST_NAME))

@@ -21,9 +21,9 @@ use tracing::warn;
 use crate::admission::Admission;
 use crate::admission::bundle_marks::{PROGRAM, WHOLE};
 use crate::admission::{self, AdmissionError};
+use crate::container_names;
 use crate::host;
 use crate::host::Host;
-use crate::names;
 use cgpu_core::request::{EntryPoint, Request};
 use cgpu_host::config::{ConfigError, Whole};
 use cgpu_host::events::Cause;
@@ -259,7 +259,7 @@ fn write(bytes: &[u8], output: &mut dyn Write) -> Result<(), HookError> {
 /// Reports to the log and the events why no container is created: podman discards what a precreate
 /// hook prints, and crun what any hook prints.
 fn report_refusal(host: &Host, key: &Key, bundle: Result<Bundle, BundleError>, error: &HookError) {
-    let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
+    let name = bundle.ok().and_then(|bundle| container_names::of_bundle(&key.id, &bundle));
     Admission::of(host).report_refusal(key, name.as_deref(), (error, error.why()));
 }
 
@@ -387,7 +387,7 @@ fn register(
         None => Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by: None },
     };
     let bundle = Bundle::load(dir, Path::new("config.json"));
-    let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
+    let name = bundle.ok().and_then(|bundle| container_names::of_bundle(&key.id, &bundle));
     let record = Admission::of(host).reserve(key.clone(), dir, &proposal, holder)?;
     Admission::of(host).report_creation(&record, name.as_deref(), None);
     Admission::of(host).activate(&key, dir, init)?;
@@ -464,7 +464,7 @@ fn precreate(host: &Host, bytes: &[u8], output: &mut dyn Write) -> Result<(), Ho
     let by = ProcessId::of(Pid::as_raw(getppid()));
     let holder = Holder::Announced { until_boot_s: boot_time_s() + ANNOUNCED_S, by };
     // It has no id that an engine's file could be found by; a pod's has its name all the same.
-    let name = names::of_bundle(&token, &bundle);
+    let name = container_names::of_bundle(&token, &bundle);
     let record =
         Admission::of(host).reserve(announced(&token), Path::new(""), &proposal, holder)?;
     let driver = host.driver_of(&record.plan, &inventory, &bundle, request.is_as_brought());

@@ -31,7 +31,7 @@ use cgpu_host::inventory;
 use cgpu_host::process;
 use cgpu_host::registry::{Record, Registry, RegistryError};
 use cgpu_inject::bundle::{self, Bundle, Edits, HookCall};
-use cgpu_inject::host_nodes::{HostNodes, device_root};
+use cgpu_inject::node_creation::{HostNodes, device_root};
 use cgpu_inject::{self as inject, Injection, Missing, Nodes, Purpose};
 
 /// This host's configuration and what belongs to it.
@@ -427,7 +427,7 @@ impl Host {
         // if that alone says which GPUs.
         let keeps = uuids.is_empty() || (request.is_disabled() && request.is_nvidias_alone());
         let reported = !keeps;
-        let visible = (request::name::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
+        let visible = (request::setting_names::NVIDIA_VISIBLE_DEVICES.to_owned(), uuids.join(","));
         let visible = reported.then_some(visible);
         // Nodes of GPUs are ours to give: what isolation knows of the container are these.
         let more = driver.devices.into_iter().filter(|more| {
@@ -460,7 +460,7 @@ impl Host {
             // A second hook must not act on what we hold.
             renamed_env: match plan.backend {
                 Kind::None => Vec::new(),
-                Kind::Gate | Kind::Km => request::name::SET_ASIDE.to_vec(),
+                Kind::Gate | Kind::Km => request::setting_names::SET_ASIDE.to_vec(),
             },
             hooks,
             // However the driver comes now, what an earlier create of this bundle mounted of it

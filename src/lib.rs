@@ -3,7 +3,7 @@
 //! What the programs that engines start have in common: `cgpu-runtime` ([`runtime`]), `cgpu-hook` ([`hook`]) and `cgpu-monitor`,
 //! whose own crate is [`cgpu_monitor`]. The modules stand in reading order: each uses those above it.
 
-pub mod names;
+pub mod container_names;
 
 pub mod backend;
 

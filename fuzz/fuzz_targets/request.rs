@@ -2,12 +2,12 @@
 #![no_main]
 
 use cgpu_host::config::Config;
-use cgpu_core::request::{Brought, EntryPoint, Profile, Reaches, Rules, BundleFacts, decide, name};
+use cgpu_core::request::{Brought, EntryPoint, Profile, Reaches, Rules, BundleFacts, decide, setting_names};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
     let text = String::from_utf8_lossy(data);
-    let names = name::NAMES;
+    let names = setting_names::NAMES;
     // The first byte of each line says which variable or annotation the rest is.
     let (mut env, mut annotations) = (Vec::new(), Vec::new());
     for line in text.lines() {
@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
             0 => match names.get(which / 2 % (names.len() + 2)) {
                 Some(name) => env.push(format!("{}={value}", name.variable)),
                 None if which % 4 == 0 => {
-                    env.push(format!("{}={value}", name::NVIDIA_VISIBLE_DEVICES))
+                    env.push(format!("{}={value}", setting_names::NVIDIA_VISIBLE_DEVICES))
                 }
                 None => env.push(value.to_owned()),
             },

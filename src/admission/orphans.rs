@@ -6,8 +6,8 @@ use std::path::Path;
 
 use super::AdmissionError;
 use crate::admission::Admission;
+use crate::container_names;
 use crate::host::tenant;
-use crate::names;
 use cgpu_core::plan::{Holding, Kind};
 use cgpu_host::events::Event;
 use cgpu_host::process::{ProcessId, age_s};
@@ -116,7 +116,7 @@ impl Admission<'_> {
             // A container that has ended ends its monitor.
             let Some(first) = record.holder.init().filter(|first| first.alive()) else { continue };
             let place = MonitorDir::of(&self.host.config.state_dir, &record.short_id);
-            let name = names::of(&record);
+            let name = container_names::of(&record);
             let report = |event: Event| {
                 let (id, root) = (record.container_id(), &record.key.root);
                 self.sink().report(event.of(id, name.as_deref(), root));

@@ -26,7 +26,7 @@ use cgpu_host::config;
 use cgpu_host::events::Event;
 use cgpu_host::process::ProcessId;
 use cgpu_inject::bundle::Edits;
-use cgpu_inject::host_nodes::device_root;
+use cgpu_inject::node_creation::device_root;
 use cgpu_monitor::daemon::{self, Unanswered};
 use cgpu_monitor::gate::client::{AskError, ask, ask_all, is_listening};
 use cgpu_monitor::gate::entry::{EnterError, abilities, enter};

@@ -26,10 +26,10 @@ use tracing::warn;
 use crate::admission::Admission;
 use crate::admission::{self, AdmissionError, bundle_marks};
 use crate::backend::{Launch, Launcher};
+use crate::container_names;
 use crate::hook;
 use crate::host;
 use crate::host::Host;
-use crate::names;
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::Kind;
 use cgpu_core::request::{EntryPoint, Request, Verdict};
@@ -212,7 +212,7 @@ fn report_refusal(real: &Real, line: &argv::CommandLine, create: &Create, error:
     let id = create.id.as_ref().map(|id| id.to_string_lossy().into_owned()).unwrap_or_default();
     let key = Key { root: key_root(real, create.root.as_deref()), id };
     let bundle = Bundle::load(&bundle_dir(create), &bundle_file(create));
-    let name = bundle.ok().and_then(|bundle| names::of_bundle(&key.id, &bundle));
+    let name = bundle.ok().and_then(|bundle| container_names::of_bundle(&key.id, &bundle));
     cgpu_host::log::init(&host.config.log);
     Admission::of(&host).report_refusal(&key, name.as_deref(), (error, error.why()));
 }
@@ -492,7 +492,7 @@ fn register(
     cgpu_host::log::init(&host.config.log);
 
     let inventory = host.inventory(request)?;
-    let name = names::of_bundle(&key.id, &bundle);
+    let name = container_names::of_bundle(&key.id, &bundle);
     let proposal = host
         .plan(request, &inventory)
         .map_err(|error| Admission::of(&host).with_past(error, &key, name.as_deref()))?;

@@ -29,6 +29,7 @@ const PURE: &[&str] = &[
     "crates/cgpu-inject/src/catalogue.rs",
     "crates/cgpu-inject/src/device_numbers.rs",
     "crates/cgpu-inject/src/mounts.rs",
+    "crates/cgpu-inject/src/path_variables.rs",
     "crates/cgpu-cli/src/doctor/facts.rs",
     "crates/cgpu-cli/src/engines/config_text",
     "crates/cgpu-cli/src/engines/containerd/cri_table.rs",

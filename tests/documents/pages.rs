@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cgpu_cli::commands::Cli;
-use cgpu_core::request::name::{NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES};
+use cgpu_core::request::setting_names::{NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES};
 use cgpu_host::config::Config;
 use clap::{Command, CommandFactory};
 

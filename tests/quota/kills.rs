@@ -179,13 +179,16 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
     mounts.map(|mount| mount.mount_point.join(name.trim_start_matches('/'))).collect()
 }
 
+/// A container's id, which is its short id, too. No other test has it: cgroups of monitors are the host's.
+const OF_POD: &str = "in-a-pod-app";
+
 /// A container whose runtime is started in a cgroup below a pod's, as that of CRI-O and podman is, and
 /// `check`s at its monitor.
 #[track_caller]
 fn in_a_pods_cgroup(check: impl Fn(Pid)) {
     let gated = Gated::new();
     let pod = format!("{}/kubepods/pod1", gated.host.scratch.cgroup());
-    let bundle = gated.bundle_with("app", |config| {
+    let bundle = gated.bundle_with(OF_POD, |config| {
         ask(config, 1000);
         config["process"]["args"] = json!(["sleep", "1000"]);
         config["linux"]["cgroupsPath"] = json!(format!("{pod}/app"));
@@ -211,19 +214,19 @@ fn in_a_pods_cgroup(check: impl Fn(Pid)) {
     command.env("CGPU_CONFIG", gated.host.config());
     let words = format!("{enter}exec \"$@\"");
     command.args(["-c", &words, "sh", RUNTIME, "--root"]).arg(runtime.root());
-    command.args(["create", "--bundle"]).arg(&bundle.directory).arg("app");
+    command.args(["create", "--bundle"]).arg(&bundle.directory).arg(OF_POD);
     run_with_timeout(&mut command, timeout()).ok();
     runtime.start(&bundle).ok();
-    check(gated.monitor("app_________"));
+    check(gated.monitor(OF_POD));
     gated.fills(&bundle, 1000);
     runtime.delete(&bundle).ok();
     gated.soon_is_empty();
     gated.host.gc();
 }
 
-/// The cgroups of its own that the monitor of `app` has.
+/// The cgroups of its own that the monitor of [`OF_POD`] has.
 fn own_cgroups() -> Vec<PathBuf> {
-    let mut all = cgroups("cgpu/app_________");
+    let mut all = cgroups(&format!("cgpu/{OF_POD}"));
     all.retain(|path| path.is_dir());
     all
 }
@@ -233,7 +236,7 @@ fn own_cgroups() -> Vec<PathBuf> {
 fn monitor_leaves_every_cgroup_of_its_pod() {
     in_a_pods_cgroup(|monitor| {
         is_outside(monitor, "/kubepods/");
-        let is_there = || cgroups_of(monitor).contains("/cgpu/app_________\n");
+        let is_there = || cgroups_of(monitor).contains(&format!("/cgpu/{OF_POD}\n"));
         assert!(eventually(is_there), "{}", cgroups_of(monitor));
         let text = |file: &str| {
             own_cgroups().iter().find_map(|path| fs::read_to_string(path.join(file)).ok())

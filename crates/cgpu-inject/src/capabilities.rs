@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::host_nodes::HostNodes;
-use super::nodes::{NodeError, Nodes, PathKind, lookup};
+use super::container_nodes::{NodeError, Nodes, PathKind, lookup};
+use super::node_creation::HostNodes;
 use crate::bundle::{Bind, Bundle, BundleError, DeviceNode};
 use cgpu_core::plan::{Plan, PlannedGpu};
 use cgpu_core::request::MigInstance;

@@ -1,7 +1,7 @@
 //! A driver as it lies on a host: its files, what each is for, and by which names it is looked
 //! for.
 //!
-//! Owns the words that the search ([`super::search`]), the bundle's edits and CDI files share. Pure.
+//! Owns the words that the search ([`super::driver_search`]), the bundle's edits and CDI files share. Pure.
 
 use serde::{Deserialize, Serialize};
 

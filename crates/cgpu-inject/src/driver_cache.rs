@@ -19,8 +19,8 @@ use tracing::warn;
 
 use super::Purpose;
 use super::driver::Driver;
+use super::driver_search::{self, FindError};
 use super::root::{Root, Watched};
-use super::search::{self, FindError};
 use cgpu_host::atomic_file::replace;
 
 const FILE_NAME: &str = "driver.cache";
@@ -65,7 +65,7 @@ pub fn driver(
         return found.ok_or_else(nothing);
     }
     let begun = SystemTime::now();
-    let found = match search::driver(root, kernel) {
+    let found = match driver_search::driver(root, kernel) {
         Ok(driver) => Some(CachedDriver { identity: identity(&driver), driver }),
         Err(FindError::Nothing { .. }) => None,
         Err(error) => return Err(error),

@@ -8,18 +8,19 @@ pub mod bundle;
 pub mod capabilities;
 pub mod catalogue;
 pub mod cdi;
+mod container_nodes;
 pub mod device_numbers;
 pub mod driver;
 pub mod driver_cache;
-pub mod host_nodes;
+pub mod driver_search;
 pub mod kernel_modules;
 pub mod layers;
 pub mod mounts;
 pub mod native;
-mod nodes;
+pub mod node_creation;
+pub mod path_variables;
 pub mod requirements;
 pub mod root;
-pub mod search;
 pub mod tree;
 pub mod userland;
 
@@ -28,7 +29,7 @@ use std::path::Path;
 use thiserror::Error;
 use tracing::warn;
 
-pub use nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, nodes};
+pub use container_nodes::{Missing, NodeError, Nodes, graphics, link_by_number, modeset, nodes};
 
 use crate::bundle::{Bundle, BundleError, Edits, leads_to_daemon};
 use cgpu_core::gpu::Inventory;
@@ -104,7 +105,7 @@ pub enum InjectError {
     Cdi(#[from] CdiError),
     /// There is no driver.
     #[error("{0}; or set inject = \"off\" under [driver]")]
-    Find(#[from] search::FindError),
+    Find(#[from] driver_search::FindError),
     /// Something is in their way in the container.
     #[error(transparent)]
     Place(#[from] mounts::PlaceError),
@@ -215,7 +216,7 @@ fn best(
     };
     match native() {
         Ok(edits) => Ok(Injection { mode: Mode::Native, why, edits }),
-        Err(InjectError::Find(error @ search::FindError::Nothing { .. })) => {
+        Err(InjectError::Find(error @ driver_search::FindError::Nothing { .. })) => {
             if has_driver {
                 warn!("this container gets device nodes only: {error}");
             }
@@ -254,7 +255,7 @@ pub fn variables(bundle: &Bundle, env: &[&str], state_dir: &Path) -> Vec<(String
     let home = tree::home(state_dir);
     let mut mounted = bundle.mounted().filter(|(_, source)| Path::new(source).starts_with(&home));
     let place = mounted.find_map(|(path, _)| tree::PLACES.iter().find(|place| **place == path));
-    place.map_or_else(Vec::new, |place| mounts::variables(env, place))
+    place.map_or_else(Vec::new, |place| path_variables::variables(env, place))
 }
 
 /// What a bundle asks NVIDIA's runtime and hook for in addition to its GPUs; any of it may bring devices

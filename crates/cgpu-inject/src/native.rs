@@ -15,11 +15,13 @@ use cgpu_host::config::Config;
 use nvrm::Version;
 
 use super::driver::DriverFile;
+use super::driver_search::{self, FindError};
 use super::layers::Layers;
 use super::mounts::{MountPoint, Obstacle};
 use super::root::Root;
-use super::search::{self, FindError};
-use super::{InjectError, Purpose, catalogue, driver_cache, mounts, tree, userland};
+use super::{
+    InjectError, Purpose, catalogue, driver_cache, mounts, path_variables, tree, userland,
+};
 
 /// The version of the kernel's module; `None` where none is loaded.
 #[must_use]
@@ -59,7 +61,7 @@ pub fn edits(
         Purpose::Inspect => Some(tree::home(&config.state_dir)),
     };
 
-    let sockets = search::sockets(&root);
+    let sockets = driver_search::sockets(&root);
     let given = |file: &&DriverFile| file.capabilities.iter().any(|by| wanted.contains(by));
     let files: Vec<&DriverFile> =
         known.driver.files_for(&wanted).chain(sockets.iter().filter(given)).collect();
@@ -74,7 +76,7 @@ pub fn edits(
         warn_of(&placed.left_out);
     }
     Ok(Edits {
-        env: placed.directory.map_or_else(Vec::new, |place| mounts::variables(&env, place)),
+        env: placed.directory.map_or_else(Vec::new, |place| path_variables::variables(&env, place)),
         mounts: placed.mounts,
         masked: others(&config.driver.proc_root, plan, inventory),
         ..Edits::default()

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cgpu_core::request::name::{DISABLE, GPUS, NEUTRAL};
+use cgpu_core::request::setting_names::{DISABLE, GPUS, NEUTRAL};
 
 use crate::units::{SharedGpu, Unit};
 
@@ -145,10 +145,10 @@ mod tests {
         let gpus = shared(&gpus, Unit::GiB).unwrap();
         for parts in [&[(&gpus[0], 2)][..], &[(&gpus[0], 2), (&gpus[1], 2)]] {
             let set = environment(parts, Unit::GiB, &ContainerFacts::default()).unwrap();
-            for name in cgpu_core::request::name::NAMES {
+            for name in cgpu_core::request::setting_names::NAMES {
                 assert!(set.contains_key(name.variable), "{} {set:?}", name.variable);
             }
-            assert!(set.contains_key(cgpu_core::request::name::NVIDIA_VISIBLE_DEVICES));
+            assert!(set.contains_key(cgpu_core::request::setting_names::NVIDIA_VISIBLE_DEVICES));
         }
     }
 

@@ -20,8 +20,8 @@ use cgpu_host::inventory::cached;
 use cgpu_inject::cdi::generator::{Generated, generate, usable};
 use cgpu_inject::cdi::{DeviceState, HostFacts, Specifications, State, yaml};
 use cgpu_inject::driver::{Capability, Driver};
+use cgpu_inject::driver_search::{self, FindError};
 use cgpu_inject::root::Root;
-use cgpu_inject::search::{self, FindError};
 use cgpu_inject::{Missing, native, nodes};
 
 /// What to do with specifications.
@@ -169,9 +169,9 @@ fn driver(host: &Host) -> Result<(Driver, Option<String>)> {
     let root =
         Root::open(path).with_context(|| format!("can't open driver.root {}", path.display()))?;
     let kernel = native::kernel_version(&host.config.driver.proc_root);
-    match search::driver(&root, kernel.map(|version| version.to_string()).as_deref()) {
+    match driver_search::driver(&root, kernel.map(|version| version.to_string()).as_deref()) {
         Ok(mut driver) => {
-            driver.files.extend(search::sockets(&root));
+            driver.files.extend(driver_search::sockets(&root));
             Ok((driver, None))
         }
         Err(error @ FindError::Nothing { .. }) => Ok((Driver::default(), Some(error.to_string()))),

@@ -8,8 +8,8 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::table::printable;
+use cgpu::container_names;
 use cgpu::host::Host;
-use cgpu::names;
 use cgpu_host::events::{Event, Filter, Follower, Names, Store};
 
 /// How often new events are polled.
@@ -99,7 +99,7 @@ pub(super) fn registered(host: &Host, word: Option<&str>) -> Result<Option<Strin
     let registry = host.check_registry()?;
     let Some(word) = word else { return Ok(None) };
     // More than one is no error here: the events of all are shown.
-    let chosen = names::chosen(word, registry.living()?).ok();
+    let chosen = container_names::chosen(word, registry.living()?).ok();
     Ok(chosen.map(|record| record.container_id().to_owned()))
 }
 

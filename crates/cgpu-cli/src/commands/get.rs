@@ -8,8 +8,8 @@ use clap::{Args, ValueEnum};
 use super::table::printable;
 use crate::view::{ContainerView, GpuView, Processes, collect, collect_records};
 use cgpu::admission::Admission;
+use cgpu::container_names;
 use cgpu::host::Host;
-use cgpu::names;
 use cgpu_core::units::bytes_to_mib;
 
 /// What to print of which container or GPU, or of the host.
@@ -56,7 +56,7 @@ pub fn run(host: &Host, get: &Get, out: &mut dyn Write) -> Result<()> {
         }
         Thing::Container => {
             let (records, _) = host.check_registry()?.check_each()?;
-            let record = names::chosen(word()?, records)?;
+            let record = container_names::chosen(word()?, records)?;
             let snapshot = collect_records(host, vec![record], &[], Processes::Numbered, None)?;
             snapshot.containers.first().map(of_container)
         }

@@ -9,8 +9,8 @@ use super::Format;
 use super::table::{aligned, or_dash, printable};
 use crate::view::{ContainerView, Mode, Processes, Program, ShareView, State, collect_records};
 use cgpu::admission::{UNSTARTED_S, deletion};
+use cgpu::container_names;
 use cgpu::host::Host;
-use cgpu::names;
 use cgpu_core::plan::{Caveats, Kind, PlannedGpu};
 use cgpu_core::units::bytes_to_mib;
 use cgpu_host::registry::Key;
@@ -50,7 +50,7 @@ struct UsedGpu<'a> {
 pub fn run(host: &Host, word: Option<&str>, format: Format, out: &mut dyn Write) -> Result<()> {
     let (mut records, unreadable) = host.check_registry()?.check_each()?;
     if let Some(word) = word {
-        records = vec![names::chosen(word, records)?];
+        records = vec![container_names::chosen(word, records)?];
     }
     let snapshot = collect_records(host, records, &[], Processes::Numbered, None)?;
     match format {

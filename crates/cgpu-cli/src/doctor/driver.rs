@@ -18,7 +18,7 @@ use cgpu_host::inventory::{self, Fingerprint, FingerprintError, KernelGpu, Setti
 use cgpu_inject::cdi::{HostFacts, Specifications, State, Wanted};
 use cgpu_inject::device_numbers::{Module, NodeRights, character_majors, identity};
 use cgpu_inject::root::Root;
-use cgpu_inject::{host_nodes, search};
+use cgpu_inject::{driver_search, node_creation};
 use nvrm::Version;
 
 /// NVIDIA's kernel modules, as `/sys/module` calls them.
@@ -72,7 +72,7 @@ pub(super) fn inspect(tree: &Tree, config: &Config) -> Driver {
     };
     let library = Root::open(&root).ok().and_then(|files| {
         let (version, path) =
-            search::installed(&files, kernel.map(|version| version.to_string()).as_deref())?;
+            driver_search::installed(&files, kernel.map(|version| version.to_string()).as_deref())?;
         let path = config.driver.root.join(path.strip_prefix("/").unwrap_or(&path));
         Some(Library { version: version.parse().ok()?, path })
     });
@@ -97,7 +97,7 @@ pub(super) fn inspect(tree: &Tree, config: &Config) -> Driver {
 /// The directory below whose `dev` the driver's nodes are on the host in `tree`.
 pub(super) fn device_root(tree: &Tree, config: &Config) -> PathBuf {
     let (dev_root, root) = (&config.driver.dev_root, &config.driver.root);
-    match host_nodes::device_root(dev_root, &tree.at(root), &tree.at("/")) {
+    match node_creation::device_root(dev_root, &tree.at(root), &tree.at("/")) {
         own if own == tree.at(root) => root.clone(),
         host if host == tree.at("/") => "/".into(),
         configured => configured,

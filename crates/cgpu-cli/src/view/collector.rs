@@ -14,8 +14,8 @@ use super::{Driver, DriverUsage, Snapshot};
 use cgpu::admission::Admission;
 use cgpu::backend::gate::note_held;
 use cgpu::backend::{BackendError, Observed};
+use cgpu::container_names;
 use cgpu::host::Host;
-use cgpu::names;
 use cgpu_core::gpu::Gpu;
 use cgpu_core::plan::{GpuRules, Kind};
 use cgpu_host::inventory;
@@ -66,7 +66,7 @@ pub fn collect_records(
     // Monitors answer while names are read.
     let (asked, names) = thread::scope(|scope| {
         let asked = scope.spawn(|| observed(host, &records));
-        let mut files = names::Files::default();
+        let mut files = container_names::Files::default();
         let names: Vec<_> = records.iter().map(|record| files.name(record)).collect();
         (asked.join(), names)
     });

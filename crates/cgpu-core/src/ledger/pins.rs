@@ -70,7 +70,7 @@ impl Pins {
 }
 
 impl Ledger {
-    /// Whether a pin can be put at this place: what it is to stand before exists, no pin stands there, and [`Bounds`]
+    /// Whether a pin can be put at this place: what it is to stand before exists, no pin stands there, and [`Bounds`](super::Bounds)
     /// allows one more.
     #[must_use]
     pub fn may_pin(&self, before: PinPlace) -> bool {

@@ -6,7 +6,7 @@
 
 mod choice;
 mod error;
-mod limit;
+mod quota_bytes;
 
 pub use error::ResolveError;
 
@@ -60,7 +60,7 @@ pub fn resolve(
     };
     let choice = choice::choose(request, inventory, purpose)?;
     for quota in quotas.iter().filter(|_| !is_default) {
-        limit::check_length(quota, choice.shared_in_order_of(quota.source))?;
+        quota_bytes::check_length(quota, choice.shared_in_order_of(quota.source))?;
     }
 
     let planned = |chosen: &Chosen<'_>| {
@@ -107,7 +107,7 @@ fn places(
     let count = request.count().unwrap_or(1);
     let (usable, mut unusable) = choice::choosable(request, count, inventory)?;
     for quota in &request.quotas {
-        limit::check_count(quota, count as usize)?;
+        quota_bytes::check_count(quota, count as usize)?;
     }
     let mut places = Vec::new();
     for nth in 0..count as usize {
@@ -148,11 +148,11 @@ fn candidate(
     let mut is_cut = false;
     for quota in &request.quotas {
         let Some(nth) = nth(quota) else { continue };
-        is_cut |= limit::is_cut(quota, nth, gpu);
+        is_cut |= quota_bytes::is_cut(quota, nth, gpu);
         if request.doubts_measure {
-            limit::check_measure(quota, gpu)?;
+            quota_bytes::check_measure(quota, gpu)?;
         }
-        let bytes = limit::limit_bytes(quota, nth, gpu)?;
+        let bytes = quota_bytes::limit_bytes(quota, nth, gpu)?;
         if smallest.is_none_or(|(other, _)| bytes < other) {
             smallest = Some((bytes, quota));
         }

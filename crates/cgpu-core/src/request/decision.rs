@@ -14,10 +14,10 @@ use core::fmt;
 use super::brought_gpus::{self, Brought, BroughtGpu, BroughtName, Extent};
 use super::decision_table::{self, Because, Named, On, Outcome, Quota};
 use super::grant::Grant;
-use super::name::NAMES;
 use super::near_miss::NearMiss;
 use super::quota as asked;
 use super::reach::Reaches;
+use super::setting_names::NAMES;
 use super::ungranted::{Ungranted, stripped};
 use super::{
     DefaultMemory, NVIDIA_VISIBLE_DEVICES, Off, Request, RequestError, Rules, Setting, cri, read,

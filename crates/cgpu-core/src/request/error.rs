@@ -4,9 +4,9 @@ use alloc::string::String;
 
 use thiserror::Error;
 
-use super::name::{MEM_CONTAINER, MEM_DEV, VISIBLE_DEVICES};
 use super::near_miss::NearMiss;
 use super::setting::{Quoted, Setting};
+use super::setting_names::{MEM_CONTAINER, MEM_DEV, VISIBLE_DEVICES};
 
 /// Why a request can't be meant, on whatever host.
 #[derive(Debug, Error, PartialEq, Eq)]

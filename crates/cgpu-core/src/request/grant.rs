@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use super::name::{
+use super::setting_names::{
     DISABLE, GPUS, MEMORY, NAMES, NVIDIA_MEMORY_LIMIT, NVIDIA_MEMORY_REQUEST,
     NVIDIA_VISIBLE_DEVICES, WEIGHT,
 };

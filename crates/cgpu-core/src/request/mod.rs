@@ -2,7 +2,7 @@
 //!
 //! Knows variables, lists, units and the trust policy. Must not know files or the GPUs of the host: which GPU a name
 //! means is `plan`'s matter. Each trusted source is read on its own, variables of `process.env` and annotations, under
-//! neutral names and those of Alibaba Cloud cGPU ([`name::NAMES`]), and NVIDIA's limit. If several ask for a quota, all
+//! neutral names and those of Alibaba Cloud cGPU ([`setting_names::NAMES`]), and NVIDIA's limit. If several ask for a quota, all
 //! are retained and the smallest applies on each GPU.
 //!
 //! [`decide()`] is the one question: what becomes of a bundle, by its settings and by what others
@@ -15,12 +15,12 @@ mod decision;
 pub mod decision_table;
 mod error;
 pub mod grant;
-pub mod name;
 mod near_miss;
 mod quota;
 pub mod reach;
 mod selection;
 mod setting;
+pub mod setting_names;
 mod ungranted;
 
 pub use brought_gpus::{Brought, BroughtGpu, BroughtName, MigInstance};
@@ -43,8 +43,10 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 use decision_table::{Because, Named};
-use name::{GPUS, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES, Name, SET_ASIDE, VISIBLE_DEVICES};
 use quota::{Ask, Off};
+use setting_names::{
+    GPUS, NVIDIA_MEMORY_LIMIT, NVIDIA_VISIBLE_DEVICES, Name, SET_ASIDE, VISIBLE_DEVICES,
+};
 
 /// How the device plugin's value begins if the scheduler found no GPU.
 const NO_GPU_FOUND: &str = "no-gpu-has-";
@@ -777,8 +779,8 @@ pub(crate) mod testing {
 mod tests {
     use proptest::prelude::*;
 
-    use super::name::NAMES;
     use super::quota::Weight;
+    use super::setting_names::NAMES;
     use super::*;
 
     /// Rules under which cgpu gives no unlimited GPUs.

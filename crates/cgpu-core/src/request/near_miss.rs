@@ -9,12 +9,12 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use super::name::{
+use super::quota::Source;
+use super::setting::{Quoted, Setting};
+use super::setting_names::{
     DISABLE, MEM_CONTAINER, MEM_DEV, MEM_UNIT, MEMORY, NAMES, NEUTRAL, NVIDIA_MEMORY_LIMIT,
     NVIDIA_MEMORY_REQUEST, Name,
 };
-use super::quota::Source;
-use super::setting::{Quoted, Setting};
 
 /// The most edits between a near miss and the name that was probably meant.
 const MOST_EDITS: usize = 2;

@@ -13,11 +13,11 @@ use core::fmt;
 
 use super::RequestError;
 use super::amount::{self, Amounts, BadAmount, GIB, Measure};
-use super::name::{
+use super::setting::Setting;
+use super::setting_names::{
     DISABLE, HIGH_PRIO, MEM_CONTAINER, MEM_DEV, MEM_UNIT, MEMORY, Name, PRIORITY, SCHD_WEIGHT,
     WEIGHT,
 };
-use super::setting::Setting;
 use crate::units::MIB;
 
 /// Where something is said.

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use super::name::{
+use super::setting_names::{
     DISABLE, GPUS, MEM_CONTAINER, MEM_DEV, MEM_UNIT, MEMORY, NAMES, NVIDIA_MEMORY_LIMIT,
     NVIDIA_MEMORY_REQUEST, NVIDIA_VISIBLE_DEVICES, SET_ASIDE, VISIBLE_DEVICES,
 };
@@ -43,7 +43,7 @@ pub(super) fn stripped<'a>(
 ) -> Stripped<'a> {
     let of_memory = [MEMORY, MEM_CONTAINER, MEM_DEV, MEM_UNIT, DISABLE];
     let of_gpus = [GPUS, VISIBLE_DEVICES];
-    let is_retained = |name: &super::name::Name| {
+    let is_retained = |name: &super::setting_names::Name| {
         keeps_gpus && (of_gpus.contains(name) || !of_memory.contains(name))
     };
     let others = [NVIDIA_MEMORY_LIMIT, NVIDIA_MEMORY_REQUEST].into_iter();

@@ -8,9 +8,9 @@
 mod brought_gpus;
 mod devices;
 mod edit;
+mod exec_process;
 mod json_splice;
 mod plan_edits;
-mod process;
 mod shape;
 
 use std::ffi::OsStr;
@@ -25,8 +25,8 @@ use serde_json::Value;
 use thiserror::Error;
 
 pub use edit::{leads_to_daemon, leads_to_mps};
+pub use exec_process::ProcessFile;
 pub use plan_edits::{Bind, DeviceNode, Edits, HookCall, HookStage, Mount, Withheld};
-pub use process::ProcessFile;
 pub use shape::plain;
 
 use cgpu_core::processor::ProcessorShares;

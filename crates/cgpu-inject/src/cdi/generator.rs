@@ -18,7 +18,7 @@ use super::validation::{self, Invalid};
 use crate::Nodes;
 use crate::driver::{Capability, Driver, DriverFile, Use, Width};
 use cgpu_core::gpu::{Gpu, GpuState, Inventory};
-use cgpu_core::request::name::NVIDIA_VISIBLE_DEVICES;
+use cgpu_core::request::setting_names::NVIDIA_VISIBLE_DEVICES;
 
 /// What a socket of a daemon is mounted with; one that is read-only can be connected to.
 const SOCKET_OPTIONS: [&str; 6] = ["ro", "nosuid", "nodev", "rbind", "rprivate", "noexec"];

@@ -28,7 +28,7 @@ use super::node_kind::{Nature, gpu_minor, nature};
 use super::spec::{self, Edits, Hook, Mount, Node};
 use super::validation::stage;
 use crate::bundle::{self, Bind, DeviceNode, HookCall, leads_to_mps, plain};
-use cgpu_core::request::name::NVIDIA_VISIBLE_DEVICES;
+use cgpu_core::request::setting_names::NVIDIA_VISIBLE_DEVICES;
 
 /// What a mount has that states no options: of a driver's files, a container writes none.
 pub(super) const MOUNT_OPTIONS: [&str; 5] = ["ro", "nosuid", "nodev", "rbind", "rprivate"];

@@ -14,7 +14,7 @@ use rustix::fs::{major, minor};
 use thiserror::Error;
 use tracing::warn;
 
-use super::host_nodes::{HostNodeError, HostNodes, Numbers};
+use super::node_creation::{HostNodeError, HostNodes, Numbers};
 use crate::bundle::{Bind, DeviceNode, Withheld};
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::Plan;
