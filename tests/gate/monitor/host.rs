@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use cgpu_host::process::ProcessId;
 use cgpu_host::registry::share::{self, Share};
+use cgpu_monitor::gate::client::AskError;
 use cgpu_monitor::gate::entry::{LISTENER_SENT, LISTENER_TAKEN};
 use cgpu_monitor::gate::launch::MonitorDir;
 use cgpu_monitor::gate::settings::{Gpu, Identity, Managed, Node, NodeKind, Settings};
@@ -262,21 +263,30 @@ impl Monitor {
         monitor
     }
 
-    /// Has the installed program go on in the monitor, as soon as no call hangs.
+    /// Has the installed program go on in the monitor, as soon as no call hangs. A busy host may keep the monitor from
+    /// its answer for longer than the client waits.
     pub(crate) fn update(&self) {
-        until("it is updated", || self.try_update());
+        until("it is updated", || match self.ask_for_update() {
+            Ok(()) => true,
+            Err(UpgradeError::Refused { .. } | UpgradeError::Ask(AskError::Silent { .. })) => false,
+            other => panic!("{other:?}"),
+        });
         assert_eq!(self.status().pid, self.pid);
     }
 
     /// Has the installed program go on in the monitor. `false` if the monitor refuses.
     pub(crate) fn try_update(&self) -> bool {
-        let all = upgrade(self.state.path(), &program("cgpu-monitor")).expect("it is installed");
-        let [only] = &all[..] else { panic!("{all:?}") };
-        match &only.versions {
-            Ok(Some(_)) => true,
+        match self.ask_for_update() {
+            Ok(()) => true,
             Err(UpgradeError::Refused { .. }) => false,
             other => panic!("{other:?}"),
         }
+    }
+
+    fn ask_for_update(&self) -> Result<(), UpgradeError> {
+        let all = upgrade(self.state.path(), &program("cgpu-monitor")).expect("it is installed");
+        let [only] = <[_; 1]>::try_from(all).unwrap_or_else(|all| panic!("{all:?}"));
+        only.versions.map(|versions| assert!(versions.is_some(), "no program is put in its place"))
     }
 
     pub(crate) fn signal(&self, signal: Signal) -> nix::Result<()> {
