@@ -164,7 +164,7 @@ pub fn threads(pid: i32) -> impl Iterator<Item = i32> {
 ///
 /// `/proc/PID` is of the first thread. If that has exited, it shows no memory, no descriptors
 /// and no namespaces, though the process lives on.
-pub fn reported<T>(pid: i32, ask: impl Fn(i32) -> Option<T>) -> Option<T> {
+pub fn of_any_thread<T>(pid: i32, ask: impl Fn(i32) -> Option<T>) -> Option<T> {
     ask(pid).or_else(|| threads(pid).filter(|tid| *tid != pid).find_map(ask))
 }
 

@@ -38,26 +38,26 @@ impl Use {
 
 /// What the GPUs of a node are used for, by what the kubelet reports of both resources.
 #[must_use]
-pub fn reported(
+pub fn modes(
     held: &ListPodResourcesResponse,
     gpus: &[SharedGpu],
     shared: &str,
     whole: &str,
 ) -> BTreeMap<u32, Use> {
-    let mut reported = BTreeMap::new();
+    let mut modes = BTreeMap::new();
     let containers = held.pod_resources.iter().flat_map(|pod| &pod.containers);
     for some in containers.flat_map(|container| &container.devices) {
         for id in &some.device_ids {
             if some.resource_name == shared {
                 // A container that has all of a GPU has it, whatever else is reported.
-                gpu_of(gpus, id).map(|gpu| reported.entry(gpu.index).or_insert(Use::Shared));
+                gpu_of(gpus, id).map(|gpu| modes.entry(gpu.index).or_insert(Use::Shared));
             } else if some.resource_name == whole {
                 let gpu = gpus.iter().find(|gpu| gpu.uuid == *id);
-                gpu.map(|gpu| reported.insert(gpu.index, Use::Whole));
+                gpu.map(|gpu| modes.insert(gpu.index, Use::Whole));
             }
         }
     }
-    reported
+    modes
 }
 
 /// What the GPUs of a node are used for.

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 use crate::annotations::ByGpu;
 use crate::cluster::Cluster;
 use crate::environment::{ContainerFacts, environment, weight};
-use crate::gpu_modes::{Use, Uses, reported};
+use crate::gpu_modes::{Use, Uses, modes};
 use crate::grant::{self, GrantDetails};
 use crate::node::{Lost, said};
 use crate::placement::{Demand, Placement, parts, preferred};
@@ -166,10 +166,10 @@ impl Plugin {
         let asked = self.began.elapsed();
         let held = self.kubelet.held().await?;
         let AskRules { memory, whole, .. } = &self.rules.asks;
-        let reported = reported(&held, &self.gpus(), memory, whole);
+        let modes = modes(&held, &self.gpus(), memory, whole);
         let was_known =
             self.held.write().unwrap_or_else(PoisonError::into_inner).replace(held).is_some();
-        let used = self.change_uses(|uses| uses.set(reported, asked));
+        let used = self.change_uses(|uses| uses.set(modes, asked));
         if used || !was_known {
             self.changes.send_modify(|count| *count += 1);
         }

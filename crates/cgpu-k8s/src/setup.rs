@@ -284,7 +284,6 @@ fn enter(
         let namespace = File::open(node.join("ns").join(name))
             .with_context(|| format!("cannot open the node's namespace {name}"))?;
         move_into_link_name_space(namespace.as_fd(), Some(kind))
-            .map_err(worded)
             .context("the container has to be privileged to be on the node")?;
     }
     std::env::set_current_dir("/").context("the node has no root directory")?;
@@ -314,12 +313,10 @@ fn service_account() -> Result<Option<ServiceAccount>> {
     let port = std::env::var("KUBERNETES_SERVICE_PORT").unwrap_or_else(|_| "443".to_owned());
     let Some(host) = server.filter(|_| Path::new(ACCOUNT).is_dir()) else { return Ok(None) };
     let directory = open(ACCOUNT, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())
-        .map_err(worded)
         .context("cannot open the service account")?;
-    let file = memfd_create("kubeconfig", MemfdFlags::empty())
-        .map_err(worded)
-        .context("cannot make a kubeconfig")?;
-    let inherit = |fd: &OwnedFd| fcntl_setfd(fd, FdFlags::empty()).map_err(worded);
+    let file =
+        memfd_create("kubeconfig", MemfdFlags::empty()).context("cannot make a kubeconfig")?;
+    let inherit = |fd: &OwnedFd| fcntl_setfd(fd, FdFlags::empty());
     inherit(&directory).and_then(|()| inherit(&file)).context("cannot keep the service account")?;
     let text = kubeconfig(&host, &port, &format!("/proc/self/fd/{}", directory.as_raw_fd()));
     let mut file = File::from(file);
@@ -327,11 +324,6 @@ fn service_account() -> Result<Option<ServiceAccount>> {
     let file = OwnedFd::from(file);
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(Some(ServiceAccount { kubeconfig: path, _open: [directory, file] }))
-}
-
-/// The same error, for a message: with its name, and without "os error".
-fn worded(errno: Errno) -> nix::Error {
-    nix::Error::from_raw(errno.raw_os_error())
 }
 
 /// A kubeconfig with the service account of that directory. JSON is YAML.

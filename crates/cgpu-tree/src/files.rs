@@ -115,7 +115,7 @@ impl Filesystem for Tree {
             |child: &Node| matches!(child, Node::ContainerFile(..)) || self.shown.exists(child);
         match child.filter(is_there) {
             Some(node) => {
-                let number = self.numbers().report(&node);
+                let number = self.numbers().count(&node);
                 reply.entry(&ttl(&node), &attributes(number, &node), Generation(0));
             }
             None => reply.error(Errno::ENOENT),

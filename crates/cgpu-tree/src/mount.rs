@@ -96,9 +96,9 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = writeln!(io::stdout(), "{MOUNTED_ON}{}", dir.display());
     if args.unheard {
         let nowhere = File::options().read(true).write(true).open("/dev/null")?;
-        dup2_stdin(&nowhere).map_err(mount_point::worded)?;
-        dup2_stdout(&nowhere).map_err(mount_point::worded)?;
-        dup2_stderr(&nowhere).map_err(mount_point::worded)?;
+        dup2_stdin(&nowhere)?;
+        dup2_stdout(&nowhere)?;
+        dup2_stderr(&nowhere)?;
     }
     loop {
         let mut fds = [PollFd::new(&reported, PollFlags::IN)];
@@ -106,7 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
             Ok(0) | Err(Errno::INTR) if session.guard.is_finished() => return Ok(()),
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => break,
-            Err(errno) => return Err(mount_point::worded(errno).into()),
+            Err(errno) => return Err(errno.into()),
         }
     }
     // A process that is in it loses it with this process, and no other finds it.

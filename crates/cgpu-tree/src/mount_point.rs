@@ -116,13 +116,8 @@ pub(crate) fn clear(dir: &Path) -> Result<()> {
 /// # Errors
 ///
 /// If the kernel refuses.
-pub(crate) fn unmount(dir: &Path) -> nix::Result<()> {
-    rustix::mount::unmount(dir, UnmountFlags::DETACH).map_err(worded)
-}
-
-/// The same error, for a message: with its name, and without "os error".
-pub(crate) fn worded(errno: Errno) -> nix::Error {
-    nix::Error::from_raw(errno.raw_os_error())
+pub(crate) fn unmount(dir: &Path) -> rustix::io::Result<()> {
+    rustix::mount::unmount(dir, UnmountFlags::DETACH)
 }
 
 /// Whether no process has the directory for a tree.

@@ -34,7 +34,7 @@ impl NodeNumbers {
     }
 
     /// The node's number, which is reported to the kernel once more.
-    pub(crate) fn report(&mut self, node: &Node) -> u64 {
+    pub(crate) fn count(&mut self, node: &Node) -> u64 {
         let number = *self.numbers.entry(node.clone()).or_insert_with(|| {
             self.next += 1;
             self.next - 1
@@ -67,16 +67,16 @@ mod tests {
         let mut numbers = NodeNumbers::default();
         let (gpu, container) = (Node::Gpu(0), Node::Container(0, "3f2a".into()));
         assert_eq!(numbers.number(&Node::Root), Some(1));
-        let (first, other) = (numbers.report(&gpu), numbers.report(&container));
+        let (first, other) = (numbers.count(&gpu), numbers.count(&container));
         assert!(first != other && first > 1 && other > 1);
-        assert_eq!(numbers.report(&gpu), first);
+        assert_eq!(numbers.count(&gpu), first);
         numbers.forget(first, 1);
         assert_eq!((numbers.node(first), numbers.number(&gpu)), (Some(&gpu), Some(first)));
         numbers.forget(first, 1);
         assert_eq!((numbers.node(first), numbers.number(&gpu)), (None, None));
         assert_eq!(numbers.node(other), Some(&container));
         // A number is never another node's.
-        let again = numbers.report(&gpu);
+        let again = numbers.count(&gpu);
         assert!(again != first && again != other);
         numbers.forget(1, 5);
         numbers.forget(99, 5);

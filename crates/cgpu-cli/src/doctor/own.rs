@@ -51,8 +51,8 @@ pub(super) fn inspect(
         log_open: log_open(&host.config.log, log),
         log: host.config.log.clone().into(),
         records: records(host),
-        warned: reported(&host.config.state_dir, Kind::Warned),
-        short: reported(&host.config.state_dir, Kind::AllocationRefused),
+        warned: latest_reasons(&host.config.state_dir, Kind::Warned),
+        short: latest_reasons(&host.config.state_dir, Kind::AllocationRefused),
         divisible: divisible(host),
     }
 }
@@ -69,7 +69,7 @@ fn divisible(host: &Host) -> Vec<Divisible> {
 }
 
 /// The latest events of that kind which have a reason, among those that are kept: `CONTAINER: REASON`.
-fn reported(state_dir: &Path, kind: Kind) -> Result<Vec<String>, String> {
+fn latest_reasons(state_dir: &Path, kind: Kind) -> Result<Vec<String>, String> {
     let mut follower = Follower::new(Store::of(state_dir)).map_err(|error| error.to_string())?;
     let mut found: Vec<String> = Vec::new();
     for event in follower.read().map_err(|error| error.to_string())? {

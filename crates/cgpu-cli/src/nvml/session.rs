@@ -148,15 +148,15 @@ impl Session {
             Err(error) => return Answers { failure: Some(error), ..Answers::default() },
         };
         let mut failure = None;
-        let pci = reported(&mut failure, device.pci_info());
-        let mig_enabled = reported(&mut failure, is_mig_enabled(&device)).unwrap_or(false);
+        let pci = or_failure(&mut failure, device.pci_info());
+        let mig_enabled = or_failure(&mut failure, is_mig_enabled(&device)).unwrap_or(false);
         Answers {
             bus_id: pci.map(|pci| bus_id::normalise(&pci.bus_id)),
-            uuid: reported(&mut failure, device.uuid()),
-            minor: reported(&mut failure, device.minor_number()),
+            uuid: or_failure(&mut failure, device.uuid()),
+            minor: or_failure(&mut failure, device.minor_number()),
             // No GPU is worse for having no name.
             name: device.name().ok(),
-            memory_bytes: reported(&mut failure, memory(&self.nvml, &device)),
+            memory_bytes: or_failure(&mut failure, memory(&self.nvml, &device)),
             mig_enabled,
             mig_devices: match mig_enabled {
                 true => mig_devices(&self.nvml, index, &device),
@@ -216,7 +216,7 @@ fn candidates(driver_root: &Path) -> Vec<OsString> {
 }
 
 /// The answer, with the first failure remembered.
-fn reported<T>(failure: &mut Option<NvmlError>, answer: Result<T, NvmlError>) -> Option<T> {
+fn or_failure<T>(failure: &mut Option<NvmlError>, answer: Result<T, NvmlError>) -> Option<T> {
     match answer {
         Ok(answer) => Some(answer),
         Err(error) => {

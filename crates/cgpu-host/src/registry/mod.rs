@@ -403,7 +403,7 @@ impl Locked<'_> {
     /// # Errors
     ///
     /// Where one of them can't be read.
-    pub fn stale(&self, open_read_only: StaleCheck) -> Result<Vec<Record>, RegistryError> {
+    pub fn stale(&self, check: StaleCheck) -> Result<Vec<Record>, RegistryError> {
         let now_s = boot_time_s();
         let count = self.entries.len();
         // Which ones get the closer check changes from one container creation to the next.
@@ -416,8 +416,7 @@ impl Locked<'_> {
         };
         let mut stale = Vec::new();
         for (at, entry) in self.entries.iter().enumerate() {
-            let close =
-                open_read_only == StaleCheck::Close || (at + count - first) % count < CLOSE_CHECKS;
+            let close = check == StaleCheck::Close || (at + count - first) % count < CLOSE_CHECKS;
             let suspect = match &entry.life {
                 Life::Process(process) if close => !process.alive(),
                 Life::Process(process) | Life::Launched { by: process, .. } => !process.pid_taken(),
@@ -431,7 +430,7 @@ impl Locked<'_> {
                 Life::Bundle => close,
                 Life::Over => true,
             };
-            if (suspect || open_read_only == StaleCheck::Close)
+            if (suspect || check == StaleCheck::Close)
                 && let Some(record) = self.registry.record(entry.file.as_ref())?
                 && self.registry.is_stale(&record)
             {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::Lock;
 use cgpu_core::ledger::Process;
-use cgpu_host::process::{ProcStatus, ProcessId, reported};
+use cgpu_host::process::{ProcStatus, ProcessId, of_any_thread};
 
 /// How long the numbers of a namespace are remembered: to find those of thousands of processes takes a tenth of a
 /// second, which is charged to no cgroup of the container's.
@@ -67,7 +67,7 @@ impl PidMap {
 
 /// The inode of a process's pid namespace.
 fn namespace(pid: i32) -> Option<u64> {
-    reported(pid, |tid| Some(fs::metadata(format!("/proc/{tid}/ns/pid")).ok()?.ino()))
+    of_any_thread(pid, |tid| Some(fs::metadata(format!("/proc/{tid}/ns/pid")).ok()?.ino()))
 }
 
 #[cfg(test)]

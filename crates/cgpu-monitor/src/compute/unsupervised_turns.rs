@@ -54,9 +54,9 @@ pub(crate) fn take_turns_of_unsupervised(
     }
     let mut poll_us = unsupervised.poll_us;
     let frame_us = unsupervised.turns.as_ref().map_or(0, |turns| turns.frame_us);
-    for alone in unsupervised.all.values_mut() {
-        let (on, next) = alone.last.times.turn(frame_us, &alone.spans, now);
-        switch_unsupervised(monitor, gpu, alone, on);
+    for neighbour in unsupervised.all.values_mut() {
+        let (on, next) = neighbour.last.times.turn(frame_us, &neighbour.spans, now);
+        switch_unsupervised(monitor, gpu, neighbour, on);
         poll_us = poll_us.into_iter().chain(next).min();
     }
     poll_us
@@ -68,18 +68,18 @@ pub(crate) fn end_unsupervised_turns(
     gpu: usize,
     unsupervised: &mut UnsupervisedContainers,
 ) {
-    for alone in unsupervised.all.values_mut() {
-        switch_unsupervised(monitor, gpu, alone, true);
+    for neighbour in unsupervised.all.values_mut() {
+        switch_unsupervised(monitor, gpu, neighbour, true);
     }
 }
 
-fn switch_unsupervised(monitor: &Monitor, gpu: usize, alone: &mut Unsupervised, on: bool) {
+fn switch_unsupervised(monitor: &Monitor, gpu: usize, neighbour: &mut Unsupervised, on: bool) {
     // Channels that the unsupervised container makes are not reported to this monitor, so their numbers don't matter.
-    let all = alone.channels.iter().map(|channel| (*channel, 0)).collect();
-    let off = alone.channels.iter().copied().filter(|_| !on).collect();
-    let done = switch_channels(monitor, gpu, &all, &off, &mut alone.last);
-    let gone = std::mem::take(&mut alone.last.gone);
-    alone.channels.retain(|channel| !gone.contains(channel));
+    let all = neighbour.channels.iter().map(|channel| (*channel, 0)).collect();
+    let off = neighbour.channels.iter().copied().filter(|_| !on).collect();
+    let done = switch_channels(monitor, gpu, &all, &off, &mut neighbour.last);
+    let gone = std::mem::take(&mut neighbour.last.gone);
+    neighbour.channels.retain(|channel| !gone.contains(channel));
     // If the driver refused, the next turn tries again.
     if done.is_none_or(|done| done.refused.is_some()) {
         tracing::debug!(gpu, on, "channels of a container whose monitor is gone aren't switched");
@@ -106,18 +106,18 @@ fn find_unsupervised(monitor: &Monitor, gpu: usize, unsupervised: &mut Unsupervi
             }
             NeighbourState::Gone => {
                 let known = before.remove(name);
-                let alone = known.or_else(|| new_unsupervised(monitor, gpu, name, &place));
-                if let Some(alone) = alone {
-                    let alone = Unsupervised { spans: spans.clone(), ..alone };
-                    unsupervised.all.insert(name.to_owned(), alone);
+                let neighbour = known.or_else(|| new_unsupervised(monitor, gpu, name, &place));
+                if let Some(neighbour) = neighbour {
+                    let neighbour = Unsupervised { spans: spans.clone(), ..neighbour };
+                    unsupervised.all.insert(name.to_owned(), neighbour);
                 }
             }
             NeighbourState::Unknown => unsupervised.poll_us = Some(now_us() + RETRY_US),
         }
     }
     // These containers have no turns any more, or are gone. Those that are there stay on the GPU.
-    for alone in before.values_mut() {
-        switch_unsupervised(monitor, gpu, alone, true);
+    for neighbour in before.values_mut() {
+        switch_unsupervised(monitor, gpu, neighbour, true);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::processes::provenance_index::mount_namespace;
 use crate::shared::Monitor;
 use cgpu_core::ledger::Process;
 use cgpu_host::events::Event;
-use cgpu_host::process::{self, ProcessId, reported};
+use cgpu_host::process::{self, ProcessId, of_any_thread};
 
 /// The pids of the processes that called and are still known.
 pub(crate) fn caller_pids(monitor: &Monitor) -> BTreeSet<u32> {
@@ -125,7 +125,7 @@ pub(crate) fn kill_all_processes(monitor: &Monitor) {
 pub(crate) fn is_monitor(pid: u32) -> bool {
     let namespace = mount_namespace(pid.cast_signed());
     let program = |tid| fs::read_link(format!("/proc/{tid}/exe")).ok();
-    let name = reported(pid.cast_signed(), program).unwrap_or_default();
+    let name = of_any_thread(pid.cast_signed(), program).unwrap_or_default();
     let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
     // The kernel adds " (deleted)" to the name where an upgrade has replaced the file.
     namespace.is_some()
@@ -136,7 +136,8 @@ pub(crate) fn is_monitor(pid: u32) -> bool {
 /// Whether a process is a program of the host: it is in the monitor's pid namespace. `None` where that can't be read,
 /// because the process ends, say.
 pub(crate) fn is_of_host(pid: i32) -> Option<bool> {
-    let namespace = |pid| reported(pid, |tid| fs::read_link(format!("/proc/{tid}/ns/pid")).ok());
+    let namespace =
+        |pid| of_any_thread(pid, |tid| fs::read_link(format!("/proc/{tid}/ns/pid")).ok());
     let own = namespace(std::process::id().cast_signed());
     namespace(pid).map(|namespace| Some(namespace) == own)
 }

@@ -16,7 +16,7 @@ use crate::node::{mount_at, place_at};
 use crate::processes::provenance::{Provenance, mounts};
 use crate::sync::Lock;
 use cgpu_core::ledger::Process;
-use cgpu_host::process::{ProcessId, first_of, reported};
+use cgpu_host::process::{ProcessId, first_of, of_any_thread};
 
 /// How long after it was found the mounts of a container's first process may still be changing.
 const MOUNTING: Duration = Duration::from_secs(5);
@@ -235,7 +235,7 @@ pub(crate) fn descriptors_of(
 /// The mounts that a process sees; `None` where they can't be read.
 pub(crate) fn mounts_of(pid: i32) -> Option<BTreeSet<u64>> {
     let of = |tid| fs::read_to_string(format!("/proc/{tid}/mountinfo")).ok();
-    reported(pid, of).map(|text| mounts(&text))
+    of_any_thread(pid, of).map(|text| mounts(&text))
 }
 
 /// The mount namespace and the cgroups of a container's process, unless others are in them, too: the monitor, any
@@ -255,7 +255,7 @@ pub(crate) fn cgroups_of(pid: i32) -> Option<String> {
 
 /// The mount namespace of a process, by the device and inode of its file.
 pub(crate) fn mount_namespace(pid: i32) -> Option<(u64, u64)> {
-    let namespace = reported(pid, |tid| fs::metadata(format!("/proc/{tid}/ns/mnt")).ok())?;
+    let namespace = of_any_thread(pid, |tid| fs::metadata(format!("/proc/{tid}/ns/mnt")).ok())?;
     Some((namespace.dev(), namespace.ino()))
 }
 

@@ -17,7 +17,7 @@ use nix::libc;
 use crate::state::Mapped;
 use crate::sync::{Lock, Notifier};
 use cgpu_core::ledger::Process;
-use cgpu_host::process::{ProcessId, reported};
+use cgpu_host::process::{ProcessId, of_any_thread};
 
 /// How long a mapping that was asked for may still not be made.
 pub(crate) const MAPPING_DELAY: Duration = Duration::from_secs(2);
@@ -125,7 +125,7 @@ impl AddressSpace {
 
 /// The kernel's list of the mappings that a process has now; `None` where the kernel lists none.
 pub(crate) fn current_maps(process: Process) -> Option<String> {
-    reported(process.pid().cast_signed(), |tid| {
+    of_any_thread(process.pid().cast_signed(), |tid| {
         let text = fs::read(format!("/proc/{tid}/maps")).ok().filter(|text| !text.is_empty())?;
         Some(String::from_utf8_lossy(&text).into_owned())
     })
@@ -135,7 +135,7 @@ pub(crate) fn current_maps(process: Process) -> Option<String> {
 /// the program out. The kernel puts stack, heap and its own page each at a random address (`randomize_va_space`), and
 /// the process can't claim other addresses (`PR_SET_MM` is refused). `None` if the addresses can't be read.
 pub(crate) fn image_hash(process: Process) -> Option<u64> {
-    reported(process.pid().cast_signed(), |tid| {
+    of_any_thread(process.pid().cast_signed(), |tid| {
         let stat = procfs::process::Process::new(tid).and_then(|of| of.stat()).ok()?;
         let places = [stat.startstack, stat.start_brk.unwrap_or(0)];
         let auxiliary = fs::read(format!("/proc/{tid}/auxv")).ok();
@@ -152,7 +152,7 @@ pub(crate) fn image_hash(process: Process) -> Option<u64> {
 /// Whether the kernel lays a process's programs out at random. Otherwise [`image_hash`] is the same for all.
 pub(crate) fn is_randomized(process: Process) -> bool {
     let of_all = fs::read_to_string("/proc/sys/kernel/randomize_va_space");
-    let personality = reported(process.pid().cast_signed(), |tid| {
+    let personality = of_any_thread(process.pid().cast_signed(), |tid| {
         let text = fs::read_to_string(format!("/proc/{tid}/personality")).ok()?;
         u32::from_str_radix(text.trim_end(), 16).ok()
     });

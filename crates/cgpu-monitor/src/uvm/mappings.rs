@@ -28,7 +28,7 @@ use crate::uvm::retained_files::{end_orphaned_files, unregister_gpus};
 use crate::uvm::vma_list::{Listed, possibly_managed};
 use cgpu_core::ledger::{Entry, Hold, Process};
 use cgpu_host::events::Event;
-use cgpu_host::process::{ProcessId, reported};
+use cgpu_host::process::{ProcessId, of_any_thread};
 use nvrm::uvm::Range;
 
 /// How often the address spaces are checked whose processes asked for nothing since. A thread that was prevented from
@@ -44,7 +44,7 @@ pub(crate) fn audit_mappings_forever(monitor: &Monitor) {
     let processes: Vec<Process> = monitor.state().processes.iter().copied().collect();
     for process in processes {
         let watch = |tid| monitor.spaces.watch(process, tid).ok();
-        let _ = reported(process.pid().cast_signed(), watch);
+        let _ = of_any_thread(process.pid().cast_signed(), watch);
     }
     loop {
         monitor.spaces.wait();
@@ -375,7 +375,7 @@ fn is_uvm(monitor: &Monitor, process: Process, of: Listed<'_>) -> bool {
             None => place_at(&path).map(|place| monitor.state().is_node(place)),
         }
     };
-    reported(process.pid().cast_signed(), of_file).unwrap_or(false)
+    of_any_thread(process.pid().cast_signed(), of_file).unwrap_or(false)
 }
 
 /// Whether two mappings have an address in common.

@@ -421,7 +421,7 @@ mod tests {
         assert!(state.helps);
         press(&mut state, "x");
         assert!(!state.helps);
-        let page_style = end(&mut state, KeyCode::Char('r'), KeyModifiers::NONE);
-        assert_eq!(page_style, After::Poll);
+        let after = end(&mut state, KeyCode::Char('r'), KeyModifiers::NONE);
+        assert_eq!(after, After::Poll);
     }
 }
