@@ -187,9 +187,7 @@ test-host: packages ## install the .deb in virtual machines of Debian 12 and 13,
 	CGPU_VM_SUITE=bookworm tests/vm --script tests/fresh-host
 	CGPU_VM_SUITE=trixie tests/vm --script tests/fresh-host
 
-test-engines: deps ## test with the engines of Debian 13 and of Debian's next release, in userlands of theirs (root)
-	$(CARGO) build --locked --workspace --bins
-	$(CARGO) rustc --locked -p cgpu-sim --bin rmtool -- -C target-feature=+crt-static
+test-engines: test-programs ## test with the engines of Debian 13 and of Debian's next release, in userlands of theirs (root)
 	tests/engines-of
 
 # Kubernetes is built once, and kept outside this directory (tests/kubernetes/build).

@@ -52,12 +52,12 @@ const READ: &[&str] =
 /// Most words in the name of a test.
 const NAME_WORDS_MAX: usize = 8;
 
-fn root() -> &'static Path {
+pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The files below `directory` that have words of ours.
-fn files(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).expect("a directory can be read");
     let mut found = Vec::new();
     for entry in entries.map(|entry| entry.expect("a directory can be read")) {
@@ -119,7 +119,7 @@ fn banned(text: &str) -> Vec<(usize, &'static str)> {
 }
 
 /// The names of the tests in a source.
-fn test_names(source: &str) -> Vec<&str> {
+pub(crate) fn test_names(source: &str) -> Vec<&str> {
     let mut lines = source.lines().map(str::trim);
     let mut names = Vec::new();
     while let Some(line) = lines.next() {
