@@ -142,6 +142,7 @@ impl Admission<'_> {
         if let Some(old) = locked.find(&key)? {
             self.give_up(&registry, &mut locked, &old, bundle, &holder)?;
         }
+        self.require_unused(&mut locked, proposal.shares(), &key)?;
         let limits = self.limits(&registry)?;
         let placement = self.host.config.admission.placement;
         let plan = match proposal.place(locked.holdings(), &limits, placement) {
@@ -181,6 +182,42 @@ impl Admission<'_> {
         drop(locked);
         self.handle_closed(closed);
         Ok(record)
+    }
+
+    /// Sees that no other container uses one of these shares of claims than the one of `key`.
+    fn require_unused(
+        &self,
+        locked: &mut Locked<'_>,
+        shares: &[String],
+        key: &Key,
+    ) -> Result<(), AdmissionError> {
+        // Few containers have claims: they aren't in the index.
+        if shares.is_empty() {
+            return Ok(());
+        }
+        let mut check = StaleCheck::Quick;
+        loop {
+            let mut others = locked.registry().records()?.into_iter();
+            let in_use = others.find_map(|other| {
+                let is_other = other.key != *key && !other.is_leaked();
+                let used = &other.plan.caveats.shares;
+                let share = used.iter().find(|share| is_other && shares.contains(share))?.clone();
+                Some((share, other))
+            });
+            match in_use {
+                None => return Ok(()),
+                Some((share, other)) if check == StaleCheck::Close => {
+                    let name = container_names::of(&other);
+                    let by = name.map_or(other.key.id, |name| plain(&name, LONGEST_NAME));
+                    return Err(AdmissionError::ShareInUse { share, by });
+                }
+                // Before a refusal, the closer check: a pid may have been used again.
+                Some(_) => {
+                    self.collect_locked(locked, StaleCheck::Close)?;
+                    check = StaleCheck::Close;
+                }
+            }
+        }
     }
 
     /// The sink of the events of this host's containers.

@@ -69,6 +69,9 @@ pub enum Stage {
     /// podman's: the configuration comes and goes through pipes.
     #[value(name = "precreate")]
     Precreate,
+    /// As createRuntime, of a claim's CDI file (Kubernetes): the container must be cgpu-runtime's.
+    #[value(name = "claim")]
+    Claim,
 }
 
 /// What the runtime reports to a hook (OCI runtime specification, "State").
@@ -118,6 +121,12 @@ pub enum HookError {
          configuration to share GPUs without isolation"
     )]
     RuntimeNeeded,
+    /// A claim whose container another runtime makes.
+    #[error(
+        "container {id} uses a claim of GPU memory, and the runtime that makes it isn't cgpu's, so that it would have no GPU: \
+         set runtimeClassName: cgpu in the pod's spec, or make cgpu the engine's default runtime (`cgpu setup`)"
+    )]
+    OtherRuntime { id: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The container can't have what it asks for.
@@ -131,7 +140,7 @@ impl HookError {
     pub fn why(&self) -> Cause {
         match self {
             HookError::Admission(error) => error.why(),
-            HookError::RuntimeNeeded => Cause::Isolation,
+            HookError::RuntimeNeeded | HookError::OtherRuntime { .. } => Cause::Isolation,
             HookError::Input { .. }
             | HookError::Output { .. }
             | HookError::State { .. }
@@ -281,6 +290,10 @@ fn call(
         serde_json::from_slice(&bytes).map_err(|source| HookError::State { source })?;
     match stage {
         Stage::Poststop => poststop(host, caller, &state),
+        Stage::Claim => require_registered(host, &state).inspect_err(|error| {
+            let bundle = Bundle::load(&state.bundle, Path::new("config.json"));
+            report_refusal(host, &bundle_key(&bundle_dir(&state), &state.id), bundle, error);
+        })?,
         _ => activate(host, caller, &state).inspect_err(|error| {
             let key = match caller {
                 Caller::Wrapper { key } => key.clone(),
@@ -293,6 +306,14 @@ fn call(
         })?,
     }
     Ok(())
+}
+
+/// Sees that a container with a claim is cgpu-runtime's, which has registered it before it calls hooks.
+fn require_registered(host: &Host, state: &State) -> Result<(), HookError> {
+    match Admission::of(host).find_by_bundle(&bundle_dir(state), &state.id)? {
+        Some(_) => Ok(()),
+        None => Err(HookError::OtherRuntime { id: state.id.clone() }),
+    }
 }
 
 /// The bundle without links; as it is where it is gone.

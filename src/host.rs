@@ -20,13 +20,14 @@ use crate::backend::{self, Isolation, Tenant};
 use cgpu_core::gpu::Inventory;
 use cgpu_core::plan::{self, Kind, Plan, PlannedGpu, Proposal};
 use cgpu_core::request::brought_gpus::DriNode;
+use cgpu_core::request::claim::{self, ClaimError, ShareName};
 use cgpu_core::request::grant::{PodContainer, TOKEN};
 use cgpu_core::request::{
-    self, Brought, BroughtName, BundleFacts, Decision, DefaultMemory, EntryPoint, Quoted, Request,
-    Rules, Ungranted,
+    self, Brought, BroughtName, BundleFacts, Decision, DefaultMemory, EntryPoint, Grant, Quoted,
+    Request, Rules, Ungranted,
 };
 use cgpu_host::config::{self, Config, ConfigError, Inject, InventorySource};
-use cgpu_host::grants::Grants;
+use cgpu_host::grants::{Claims, GrantError, Grants};
 use cgpu_host::inventory;
 use cgpu_host::process;
 use cgpu_host::registry::{Record, Registry, RegistryError};
@@ -184,13 +185,13 @@ impl Host {
         let container = PodContainer::of(&annotations);
         // What only root can read no other can have been given.
         let found = match geteuid().is_root() {
-            true => self.grants().find(token(&env), container.as_ref()),
+            true => self.granted(&env, container.as_ref()),
             false => Ok(None),
         };
         let (grant, unreadable) = match found {
             Ok(grant) => (grant, None),
             // Who names no GPU and no grant is no concern of theirs.
-            Err(error) if token(&env).is_none() => (None, Some(error)),
+            Err(error) if token(&env).is_none() && !names_share(&env) => (None, Some(error)),
             Err(error) => return Err(error.into()),
         };
         let said = BundleFacts {
@@ -214,6 +215,28 @@ impl Host {
         match unreadable.filter(|_| decision.request().is_some()) {
             Some(error) => Err(error.into()),
             None => Ok(decision),
+        }
+    }
+
+    /// What Kubernetes has given a container with this environment: by claims, or by the device plugin.
+    fn granted(
+        &self,
+        env: &[&str],
+        container: Option<&PodContainer>,
+    ) -> Result<Option<Grant>, GrantError> {
+        let grant = self.grants().find(token(env), container);
+        if !names_share(env) {
+            return grant;
+        }
+        let container = container.ok_or(GrantError::NoPod)?;
+        let claims = Claims::at(&self.config.kubernetes.grants).named(env)?;
+        let by_claims = claim::merged(env, &claims, &container.namespace, &container.uid)?;
+        match (by_claims, grant?) {
+            (Some(by_claims), Some(grant)) => {
+                Err(ClaimError::TwoWays { claim: by_claims.resource, resource: grant.resource }
+                    .into())
+            }
+            (by_claims, grant) => Ok(by_claims.or(grant)),
         }
     }
 
@@ -548,6 +571,11 @@ pub fn own_program(program: &'static str) -> Result<PathBuf, AdmissionError> {
 fn token<'a>(env: &[&'a str]) -> Option<&'a str> {
     let named = env.iter().filter_map(|item| item.split_once('='));
     named.filter(|(name, _)| *name == TOKEN).map(|(_, value)| value).next_back()
+}
+
+/// Whether a variable names a share of a claim.
+fn names_share(env: &[&str]) -> bool {
+    env.iter().any(|item| ShareName::of(item).is_some())
 }
 
 /// Whether the container of `bundle` may be started without a configuration that can be read: no

@@ -59,6 +59,17 @@ pub enum AdmissionError {
     /// What Kubernetes gave it.
     #[error(transparent)]
     Grant(#[from] GrantError),
+    /// What a claim gives is another container's.
+    #[error(
+        "the claim's share {share} is in use by the container {by}: Kubernetes divides nothing between the containers of \
+         a claim; give each its own claim, by a ResourceClaimTemplate say, or its own request of the claim"
+    )]
+    ShareInUse {
+        /// The share, as `claim's UID/request`.
+        share: String,
+        /// The container that has it, by its name if it has one.
+        by: String,
+    },
     /// Their device nodes.
     #[error(transparent)]
     Nodes(#[from] NodeError),
@@ -127,7 +138,8 @@ impl AdmissionError {
             | AdmissionError::Change(_)
             | AdmissionError::GpuChange(_)
             | AdmissionError::NoSuchGpu { .. }
-            | AdmissionError::Grant(_) => Cause::Request,
+            | AdmissionError::Grant(_)
+            | AdmissionError::ShareInUse { .. } => Cause::Request,
             AdmissionError::Gpus(_)
             | AdmissionError::Inventory(_)
             | AdmissionError::NoGpus { .. }

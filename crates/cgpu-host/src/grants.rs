@@ -5,26 +5,19 @@
 //! files are checked before anything is believed. Must not know what a grant means, nor to which process it is
 //! reported.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+mod claims;
+mod directory;
 
-use rustix::fs::OFlags;
-use rustix::process::geteuid;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cgpu_core::request::claim::ClaimError;
+use cgpu_core::request::grant::{FORMAT, Grant, PodContainer, TOKEN, is_token};
 use thiserror::Error;
 
-use crate::atomic_file::replace;
-use cgpu_core::request::grant::{FORMAT, Grant, PodContainer, TOKEN, is_token};
-
-/// Most bytes of a record that are read: the devices of a large GPU in MiB are a hundred thousand short names.
-const MOST_BYTES: u64 = 4 << 20;
-
-/// How long another one is waited for that changes the directory.
-const TIMEOUT: Duration = Duration::from_secs(5);
-
-const LOCK: &str = "lock";
+pub use claims::{Claims, Given};
+use directory::Directory;
 
 /// Why a container isn't given what its token names.
 #[derive(Debug, Error)]
@@ -54,6 +47,20 @@ pub enum GrantError {
         /// Whose it is, as the end of a clause.
         owner: String,
     },
+    /// What a claim gives can't be had.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// A GPU of the device plugin's that a claim has.
+    #[error(
+        "GPU {uuid} is given out by claims (DRA) on this node: claim {claim} has it; a GPU is given out by claims or by the \
+         device plugin, not by both"
+    )]
+    Claimed {
+        /// The GPU.
+        uuid: String,
+        /// A claim that has it.
+        claim: String,
+    },
     /// A directory or file that others could have written.
     #[error(
         "{path} can't be trusted: {why}; what Kubernetes gave is unknown, and no container gets a GPU by it"
@@ -80,14 +87,14 @@ pub enum GrantError {
 /// The directory.
 #[derive(Debug, Clone)]
 pub struct Grants {
-    directory: PathBuf,
+    directory: Directory,
 }
 
 impl Grants {
     /// The grants in `directory`, which may be missing: then there are none.
     #[must_use]
     pub fn at(directory: &Path) -> Self {
-        Grants { directory: directory.to_owned() }
+        Grants { directory: Directory::at(directory) }
     }
 
     /// The grant of a container that comes with `token`, or is `container`: the record that its token names, if it may become
@@ -105,7 +112,7 @@ impl Grants {
         let Some(container) = container else {
             return if token.is_some() { Err(GrantError::NoPod) } else { Ok(None) };
         };
-        let is_there = self.is_trusted()?;
+        let is_there = self.directory.is_trusted()?;
         let read = |path: PathBuf| if is_there { self.read(&path) } else { Ok(None) };
         let named = token.filter(|token| is_token(token)).map(|token| read(self.path(token)));
         let named = named.transpose()?.flatten();
@@ -135,7 +142,7 @@ impl Grants {
         if found.holder.is_some() {
             return Ok(());
         }
-        let _lock = self.lock()?;
+        let _lock = self.directory.lock()?;
         // Another may have come with the same token meanwhile.
         let Some(mut grant) = self.find(Some(token), Some(container))? else { return Ok(()) };
         if grant.holder.is_none() {
@@ -153,8 +160,9 @@ impl Grants {
     ///
     /// If it can't be written.
     pub fn give(&self, grant: &Grant) -> Result<(), GrantError> {
-        self.make()?;
-        let _lock = self.lock()?;
+        self.directory.make()?;
+        let _lock = self.directory.lock()?;
+        self.require_unclaimed(grant)?;
         let pods = |grant: &Grant| -> Vec<String> {
             let all = grant.holder.iter().chain(&grant.candidates);
             all.map(|container| container.uid.clone()).collect()
@@ -170,16 +178,28 @@ impl Grants {
         self.write(grant)
     }
 
+    /// Sees that no claim has a GPU of `grant`.
+    fn require_unclaimed(&self, grant: &Grant) -> Result<(), GrantError> {
+        for claim in Claims::at(self.directory.path()).all()? {
+            let mut claimed = claim.shares.iter().flat_map(|share| &share.gpus);
+            let is_given = |uuid: &str| grant.gpus.iter().any(|gpu| gpu.uuid == uuid);
+            if let Some(gpu) = claimed.find(|gpu| is_given(&gpu.uuid)) {
+                return Err(GrantError::Claimed { uuid: gpu.uuid.clone(), claim: claim.title() });
+            }
+        }
+        Ok(())
+    }
+
     /// Ends the grants of which `has_ended` says so.
     ///
     /// # Errors
     ///
     /// If the directory can't be read, or a record not removed.
     pub fn end(&self, has_ended: impl Fn(&Grant) -> bool) -> Result<Vec<Grant>, GrantError> {
-        if !self.is_trusted()? {
+        if !self.directory.is_trusted()? {
             return Ok(Vec::new());
         }
-        let _lock = self.lock()?;
+        let _lock = self.directory.lock()?;
         let over: Vec<Grant> = self.all()?.into_iter().filter(|grant| has_ended(grant)).collect();
         over.iter().try_for_each(|grant| self.remove(grant))?;
         Ok(over)
@@ -191,24 +211,15 @@ impl Grants {
     ///
     /// If the directory can't be read or trusted.
     pub fn all(&self) -> Result<Vec<Grant>, GrantError> {
-        if !self.is_trusted()? {
+        if !self.directory.is_trusted()? {
             return Ok(Vec::new());
         }
-        let failed = |source| GrantError::Io { path: self.directory.clone(), source };
-        let mut all = Vec::new();
-        for entry in fs::read_dir(&self.directory).map_err(failed)? {
-            let path = entry.map_err(failed)?.path();
-            let is_hidden =
-                path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-            if !is_hidden && path.extension().is_some_and(|end| end == "json") {
-                all.extend(self.read(&path).unwrap_or_default());
-            }
-        }
-        Ok(all)
+        let files = self.directory.files()?;
+        Ok(files.iter().filter_map(|path| self.read(path).unwrap_or_default()).collect())
     }
 
     fn path(&self, token: &str) -> PathBuf {
-        self.directory.join(format!("{token}.json"))
+        self.directory.path().join(format!("{token}.json"))
     }
 
     /// Where the record of a holder lies. `None` if its names are none of Kubernetes'.
@@ -219,7 +230,7 @@ impl Grants {
                 && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         };
         let name = format!("{uid}_{container}.json");
-        (is_name(uid) && is_name(container)).then(|| self.directory.join(name))
+        (is_name(uid) && is_name(container)).then(|| self.directory.path().join(name))
     }
 
     fn place(&self, grant: &Grant) -> Option<PathBuf> {
@@ -231,102 +242,19 @@ impl Grants {
 
     fn write(&self, grant: &Grant) -> Result<(), GrantError> {
         let unnamed = || GrantError::Io {
-            path: self.directory.clone(),
+            path: self.directory.path().to_owned(),
             source: io::Error::from(io::ErrorKind::InvalidInput),
         };
-        let path = self.place(grant).ok_or_else(unnamed)?;
-        let text = serde_json::to_vec(grant).unwrap_or_default();
-        replace(&path, &text, 0o600).map_err(|source| GrantError::Io { path, source })
+        self.directory.write(self.place(grant).ok_or_else(unnamed)?, grant)
     }
 
     fn remove(&self, grant: &Grant) -> Result<(), GrantError> {
-        let Some(path) = self.place(grant) else { return Ok(()) };
-        match fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(GrantError::Io { path, source })
-            }
-            _ => Ok(()),
-        }
+        self.place(grant).map_or(Ok(()), |path| self.directory.remove(path))
     }
 
     fn read(&self, path: &Path) -> Result<Option<Grant>, GrantError> {
-        let failed = |source| GrantError::Io { path: path.to_owned(), source };
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(failed)?,
-        };
-        let meta = file.metadata().map_err(failed)?;
-        let untrusted = |why| GrantError::Untrusted { path: path.to_owned(), why };
-        if !meta.is_file() {
-            return Err(untrusted("it is no file"));
-        }
-        trusted(&meta).map_err(untrusted)?;
-        let mut text = Vec::new();
-        file.take(MOST_BYTES).read_to_end(&mut text).map_err(failed)?;
-        let unreadable = |why| GrantError::Unreadable { path: path.to_owned(), why };
-        let grant: Grant =
-            serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
-        match grant.format {
-            FORMAT => Ok(Some(grant)),
-            other => {
-                Err(unreadable(format!("it is of format {other}, and this cgpu reads {FORMAT}")))
-            }
-        }
+        self.directory.read(path, |grant: &Grant| grant.format, FORMAT)
     }
-
-    /// Whether the directory is there.
-    fn is_trusted(&self) -> Result<bool, GrantError> {
-        let meta = match fs::symlink_metadata(&self.directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            meta => {
-                meta.map_err(|source| GrantError::Io { path: self.directory.clone(), source })?
-            }
-        };
-        let untrusted = |why| GrantError::Untrusted { path: self.directory.clone(), why };
-        if !meta.is_dir() {
-            return Err(untrusted("it is no directory"));
-        }
-        trusted(&meta).map_err(untrusted)?;
-        Ok(true)
-    }
-
-    fn make(&self) -> Result<(), GrantError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
-        made.map_err(|source| GrantError::Io { path: self.directory.clone(), source })?;
-        self.is_trusted().map(drop)
-    }
-
-    /// Keeps others from changing the directory until it is dropped.
-    fn lock(&self) -> Result<File, GrantError> {
-        let path = self.directory.join(LOCK);
-        let failed = |source| GrantError::Io { path: path.clone(), source };
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600);
-        options.custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        let file = options.open(&path).map_err(failed)?;
-        let since = Instant::now();
-        loop {
-            match file.try_lock() {
-                Ok(()) => return Ok(file),
-                Err(TryLockError::WouldBlock) if since.elapsed() < TIMEOUT => {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                Err(error) => return Err(failed(error.into())),
-            }
-        }
-    }
-}
-
-/// Checks that no user but ours can have written it.
-fn trusted(meta: &fs::Metadata) -> Result<(), &'static str> {
-    if meta.uid() != geteuid().as_raw() {
-        return Err("it belongs to somebody else");
-    }
-    if meta.mode() & 0o022 != 0 {
-        return Err("others may write to it");
-    }
-    Ok(())
 }
 
 fn others(grant: &Grant, asked: &PodContainer) -> GrantError {
@@ -366,6 +294,7 @@ mod tests {
             candidates: candidates.to_vec(),
             holder: None,
             variables: [].into(),
+            shares: Vec::new(),
         }
     }
 

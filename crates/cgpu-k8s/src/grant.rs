@@ -94,6 +94,7 @@ pub fn new(
         candidates,
         holder,
         variables,
+        shares: Vec::new(),
     })
 }
 

@@ -454,6 +454,7 @@ mod tests {
             candidates: candidates.iter().copied().cloned().collect(),
             holder,
             variables: BTreeMap::new(),
+            shares: Vec::new(),
         };
         let (mem, other) = ("aliyun.com/gpu-mem", device_requests[1].container());
         // It is remembered by its record, before it is made and afterwards; it may still be meant after all.

@@ -53,6 +53,7 @@ fn grant(mib: Option<u64>, candidates: &[&str]) -> Grant {
         candidates: candidates.iter().map(|name| pod(name)).collect(),
         holder: None,
         variables: [].into(),
+        shares: Vec::new(),
     }
 }
 

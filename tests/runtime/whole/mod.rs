@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in tests, not in their helpers")]
 
+mod claimed;
 mod granted;
 mod mig;
 mod recorded;

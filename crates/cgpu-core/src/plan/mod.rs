@@ -58,6 +58,9 @@ pub struct Caveats {
     /// How it reaches past the enforcement, a phrase each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reaches_past: Vec<String>,
+    /// The shares of Kubernetes' claims that it uses, as `claim's UID/request`: no two containers use one at once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<String>,
 }
 
 /// One GPU of a [`Plan`].

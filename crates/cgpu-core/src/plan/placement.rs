@@ -92,6 +92,12 @@ impl Proposal {
         self.rest.backend
     }
 
+    /// The shares of claims that it uses.
+    #[must_use]
+    pub fn shares(&self) -> &[String] {
+        &self.rest.caveats.shares
+    }
+
     /// Whether no GPU comes with it.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -41,6 +41,7 @@ pub fn resolve(
         quota_by: quota_by(quotas),
         unenforced_by: request.unenforced_by.clone(),
         reaches_past: request.reaches.ways.iter().map(ToString::to_string).collect(),
+        shares: request.shares.clone(),
     };
     let is_high = |quota: &Quota| quota.shares.high_priority.is_some();
     let high_priority = !quotas.is_empty() && quotas.iter().all(is_high);

@@ -125,7 +125,10 @@ pub fn decide(said: &BundleFacts<'_>, rules: &Rules<'_>) -> Result<Decision, Req
     let overruled = grant.overruled(said.env, said.annotations, rules).into_iter();
     let overruled =
         overruled.map(|setting| NearMiss::Overruled { setting, resource: grant.resource.clone() });
-    let decision = by_settings(&by_grant, &grant.rules(rules))?;
+    let mut decision = by_settings(&by_grant, &grant.rules(rules))?;
+    if let Verdict::Ours(request) = &mut decision.verdict {
+        request.shares.clone_from(&grant.shares);
+    }
     Ok(Decision { near_misses: overruled.collect(), ..decision })
 }
 

@@ -67,6 +67,9 @@ pub struct Grant {
     /// The variables of the answer to the kubelet. One that has another value in the bundle was set by the pod or
     /// its image.
     pub variables: BTreeMap<String, String>,
+    /// The shares of claims that it is the sum of, as `claim's UID/request`; none of a device plugin's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shares: Vec<String>,
 }
 
 /// Whether `text` can be a token.
@@ -182,6 +185,7 @@ mod tests {
             candidates: vec![container("main")],
             holder: None,
             variables: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            shares: Vec::new(),
         }
     }
 

@@ -10,6 +10,7 @@
 
 pub mod amount;
 pub mod brought_gpus;
+pub mod claim;
 mod cri;
 mod decision;
 pub mod decision_table;
@@ -167,6 +168,8 @@ pub struct Request {
     pub(crate) unenforced_by: Option<String>,
     /// How it reaches past the enforcement.
     pub(crate) reaches: Reaches,
+    /// The shares of claims that it asks by, as [`Grant::shares`].
+    pub(crate) shares: Vec<String>,
 }
 
 /// The GPUs a container names, by each source.
@@ -291,6 +294,7 @@ fn read(
         may_mix: true,
         unenforced_by: None,
         reaches: Reaches::default(),
+        shares: Vec::new(),
     };
     Ok((request, near_misses))
 }
