@@ -11,12 +11,74 @@ fn method(
     input: &str,
     output: &str,
 ) -> tonic_build::manual::MethodBuilder {
+    method_of("api", name, route, [input, output])
+}
+
+/// The same, with messages of that module.
+fn method_of(
+    module: &str,
+    name: &str,
+    route: &str,
+    [input, output]: [&str; 2],
+) -> tonic_build::manual::MethodBuilder {
     Method::builder()
         .name(name)
         .route_name(route)
-        .input_type(format!("crate::api::{input}"))
-        .output_type(format!("crate::api::{output}"))
+        .input_type(format!("crate::{module}::{input}"))
+        .output_type(format!("crate::{module}::{output}"))
         .codec_path(CODEC)
+}
+
+/// What a driver of Dynamic Resource Allocation serves.
+fn dra() -> [Service; 3] {
+    let of = |name, route, messages| method_of("dra", name, route, messages);
+    let registration = Service::builder()
+        .name("Registration")
+        .package("pluginregistration")
+        .method(of("get_info", "GetInfo", ["InfoRequest", "PluginInfo"]).build())
+        .method(
+            of(
+                "notify_registration_status",
+                "NotifyRegistrationStatus",
+                ["RegistrationStatus", "RegistrationStatusResponse"],
+            )
+            .build(),
+        )
+        .build();
+    let plugin = Service::builder()
+        .name("DRAPlugin")
+        .package("k8s.io.kubelet.pkg.apis.dra.v1")
+        .method(
+            of(
+                "node_prepare_resources",
+                "NodePrepareResources",
+                ["NodePrepareResourcesRequest", "NodePrepareResourcesResponse"],
+            )
+            .build(),
+        )
+        .method(
+            of(
+                "node_unprepare_resources",
+                "NodeUnprepareResources",
+                ["NodeUnprepareResourcesRequest", "NodeUnprepareResourcesResponse"],
+            )
+            .build(),
+        )
+        .build();
+    let health = Service::builder()
+        .name("DRAResourceHealth")
+        .package("v1alpha1")
+        .method(
+            of(
+                "node_watch_resources",
+                "NodeWatchResources",
+                ["NodeWatchResourcesRequest", "NodeWatchResourcesResponse"],
+            )
+            .server_streaming()
+            .build(),
+        )
+        .build();
+    [registration, plugin, health]
 }
 
 fn main() {
@@ -75,7 +137,11 @@ fn main() {
             .name("RuntimeService")
             .package(package)
             .method(method("status", "Status", "StatusRequest", "StatusResponse").build())
+            .method(method("version", "Version", "VersionRequest", "VersionResponse").build())
             .build()
     });
-    Builder::new().compile(&[registration, plugin, resources, engine, older_engine]);
+    let [dra_registration, dra_plugin, dra_health] = dra();
+    let devices = [registration, plugin, resources, engine, older_engine];
+    Builder::new().compile(&devices);
+    Builder::new().compile(&[dra_registration, dra_plugin, dra_health]);
 }

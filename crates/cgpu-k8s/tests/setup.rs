@@ -38,7 +38,7 @@ fn node_program_joins_its_network_if_requested() {
 fn unanswering_engine_is_reported_as_not_ready() {
     let (printed, reported) = on_a_node(&["ready", "--engine-socket", "/nowhere/containerd.sock"]);
     assert_eq!(printed, "");
-    let words = "the engine does not tell its runtimes at /proc/1/root/nowhere/containerd.sock";
+    let words = "the engine does not report its state at /proc/1/root/nowhere/containerd.sock";
     assert!(reported.contains(words), "{reported}");
 }
 

@@ -193,6 +193,19 @@ pub struct StatusResponse {
     pub runtime_handlers: Vec<RuntimeHandler>,
 }
 
+/// Asks an engine which one it is.
+#[derive(Clone, PartialEq, Message)]
+pub struct VersionRequest {}
+
+/// Which one it is.
+#[derive(Clone, PartialEq, Message)]
+pub struct VersionResponse {
+    #[prost(string, tag = "2")]
+    pub runtime_name: String,
+    #[prost(string, tag = "3")]
+    pub runtime_version: String,
+}
+
 /// A runtime of an engine.
 #[derive(Clone, PartialEq, Message)]
 pub struct RuntimeHandler {
