@@ -25,7 +25,7 @@ deps: ## install what tests and demo need (Debian and Ubuntu, root)
 build: core ## build the programs for release, in target/release
 	$(CARGO) build --release --locked -p cgpu-smi -p cgpu-metrics -p cgpu-tree -p cgpu-k8s \
 		--bin cgpu-smi --bin cgpu-metrics --bin cgpu-tree --bin cgpu-device-plugin \
-		--bin kubectl-inspect-gpushare
+		--bin cgpu-dra-driver --bin kubectl-inspect-gpushare
 
 # What containers are made with: the demo needs no more.
 core:
@@ -147,10 +147,10 @@ install: build pages ## install into DESTDIR/PREFIX
 	test -n "$(DESTDIR)" || test "$(PREFIX)" != /usr || ! test -d /run/systemd/system || systemctl enable --now cgpu-nodes.service
 
 uninstall: ## remove what install installed, but for the configuration
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin kubectl-inspect-gpushare cgpu-runtime cgpu-hook cgpu-monitor)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/bin/,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin cgpu-dra-driver kubectl-inspect-gpushare cgpu-runtime cgpu-hook cgpu-monitor)
 	rm -rf $(DESTDIR)$(PREFIX)/share/cgpu $(DESTDIR)$(PREFIX)/share/doc/cgpu
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man8/cgpu.8 $(DESTDIR)$(PREFIX)/share/man/man8/cgpu-*.8 $(DESTDIR)$(PREFIX)/share/man/man8/kubectl-inspect-gpushare.8
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin kubectl-inspect-gpushare,\
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,$(foreach program,cgpu cgpu-smi cgpu-metrics cgpu-tree cgpu-device-plugin cgpu-dra-driver kubectl-inspect-gpushare,\
 		bash-completion/completions/$(program) zsh/vendor-completions/_$(program) \
 		fish/vendor_completions.d/$(program).fish))
 	test -n "$(DESTDIR)" || ! test -d /run/systemd/system || systemctl disable cgpu-nodes.service || true
@@ -199,5 +199,6 @@ test-kubernetes: deps ## run pods in a real Kubernetes on this machine, over sim
 		$(CARGO) rustc --locked -p cgpu-k8s --bin $$program -- -C target-feature=+crt-static || exit 1; \
 	done
 	tests/kubernetes/run target/debug
+	tests/kubernetes/claims target/debug
 
 prepush: lint test-all deny ## what CI does, and more

@@ -18,6 +18,7 @@ mod table;
 mod activation;
 mod attacks;
 mod brought_gpus;
+mod claims;
 mod divisible;
 mod engines;
 mod events;

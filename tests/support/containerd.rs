@@ -3,7 +3,8 @@
 //!
 //! The CRI plugin knows the runtime handlers `runc`, `crun` and `cgpu`; the last is whatever the
 //! test names. Pods use the host's network, so no CNI plugin is needed; `restrict_oom_score_adj`
-//! because a sandbox may not lower it; pod annotations `aliyun.com/*` reach the runtime.
+//! because a sandbox may not lower it; pod annotations `aliyun.com/*` reach the runtime. NRI is off: its socket is one for
+//! all of a host's.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -33,9 +34,17 @@ pub struct Builder {
     default_handler: &'static str,
     environment: Vec<(String, String)>,
     client_programs: Option<PathBuf>,
+    reads_cdi: bool,
 }
 
 impl Builder {
+    /// Has it read the CDI files in [`Containerd::cdi_dir`], if its release can.
+    #[must_use]
+    pub fn cdi(mut self) -> Self {
+        self.reads_cdi = true;
+        self
+    }
+
     /// The program behind the handler `cgpu`; bare runc unless said.
     #[must_use]
     pub fn runtime(mut self, path: impl Into<PathBuf>) -> Self {
@@ -70,7 +79,15 @@ impl Builder {
         let scratch = Scratch::new();
         let crun = scratch.crun_program();
         let handlers = [("runc", program("runc")), ("crun", crun), ("cgpu", self.runtime.clone())];
-        let text = configuration(scratch.path(), self.default_handler, &handlers);
+        let mut text = configuration(scratch.path(), self.default_handler, &handlers);
+        // containerd 2 reads a configuration of version 2, too; 1.6 knows neither key.
+        let cdi =
+            format!("enable_cdi = {}\ncdi_spec_dirs = [{:?}]", self.reads_cdi, cdi(scratch.path()));
+        text = text.replacen(
+            "restrict_oom_score_adj = true",
+            &format!("restrict_oom_score_adj = true\n{cdi}"),
+            1,
+        );
         scratch.file("containerd.toml", text);
         let Builder { runtime, environment, client_programs, .. } = self;
         let daemon = spawn(&scratch, &environment);
@@ -101,7 +118,18 @@ impl Containerd {
             default_handler: "runc",
             environment: Vec::new(),
             client_programs: None,
+            reads_cdi: false,
         }
+    }
+
+    /// Where CDI files lie that it reads.
+    pub fn cdi_dir(&self) -> PathBuf {
+        cdi(self.scratch.path())
+    }
+
+    /// Its socket, by which a kubelet asks it.
+    pub fn socket(&self) -> PathBuf {
+        socket(self.scratch.path())
     }
 
     /// The directory that holds everything of this containerd.
@@ -299,6 +327,10 @@ fn socket(scratch: &Path) -> PathBuf {
     scratch.join("containerd.sock")
 }
 
+fn cdi(scratch: &Path) -> PathBuf {
+    scratch.join("cdi")
+}
+
 fn configuration(scratch: &Path, default_handler: &str, handlers: &[(&str, PathBuf)]) -> String {
     let (root, socket) = (scratch.display(), socket(scratch));
     let socket = socket.display();
@@ -313,6 +345,9 @@ address = "{socket}"
 
 [plugins."io.containerd.internal.v1.opt"]
 path = "{root}/opt"
+
+[plugins."io.containerd.nri.v1.nri"]
+disable = true
 
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{PAUSE}"

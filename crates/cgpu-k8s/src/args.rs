@@ -106,6 +106,9 @@ pub struct InspectArgs {
     /// What pods ask for.
     #[arg(long, value_name = "NAME", default_value = "aliyun.com/gpu-mem")]
     pub resource: String,
+    /// The DRA driver whose claims are shown, too.
+    #[arg(long, value_name = "NAME", default_value = "gpu.cgpu.io")]
+    pub driver_name: String,
     /// How the API server is reached [default: as kubectl does].
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -159,6 +162,7 @@ mod tests {
             InspectArgs::command(),
             crate::extender::ExtenderArgs::command(),
             crate::setup::SetupArgs::command(),
+            crate::dra::DraArgs::command(),
         ];
         let of = |command: &clap::Command| {
             let below = command.get_subcommands().flat_map(clap::Command::get_arguments);

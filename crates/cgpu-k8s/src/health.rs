@@ -59,6 +59,11 @@ impl Health {
         self.broken = Broken::default();
     }
 
+    /// The Xid of the GPU at that place, if it is broken.
+    pub(crate) fn xid(&self, bus_id: &str) -> Option<u32> {
+        self.broken.xid(bus_id)
+    }
+
     /// The GPUs, those for lost that are broken.
     pub(crate) fn judged(&self, mut gpus: Vec<SharedGpu>) -> Vec<SharedGpu> {
         gpus.iter_mut().for_each(|gpu| gpu.healthy &= self.broken.xid(&gpu.bus_id).is_none());

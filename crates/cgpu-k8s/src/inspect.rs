@@ -1,6 +1,8 @@
 //! `kubectl inspect gpushare`: which pods have what of which GPU in a cluster, from nodes and pods as the
 //! API server has them. Pure.
 
+mod claims;
+
 use std::collections::BTreeMap;
 
 use cgpu_cli::commands::table::{aligned, printable};
@@ -11,6 +13,8 @@ use crate::annotations::{shares, sum};
 use crate::extender::protocol::Inspection;
 use crate::node::{Given, GivenByUid, Lost, given_of, gpus_of};
 use crate::pod_request::PodAsk;
+
+pub use claims::{ClaimUse, claim_use, claims_table};
 
 /// The line below the table, as the user guide of gpushare prints it.
 const LINE: usize = 87;
@@ -24,6 +28,9 @@ pub struct ClusterUse {
     pub allocated: u32,
     /// All units.
     pub total: u32,
+    /// What claims have, which aren't counted in units.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<ClaimUse>,
 }
 
 /// A node's.
@@ -104,7 +111,7 @@ pub fn cluster_use(nodes: &[Node], pods: &[Pod], resource: &str, only: Option<&s
     }
     let allocated = nodes.iter().map(NodeUse::allocated).sum();
     let total = nodes.iter().map(NodeUse::total).sum();
-    ClusterUse { nodes, allocated, total }
+    ClusterUse { nodes, allocated, total, claims: Vec::new() }
 }
 
 /// The same, as the extender reports it; the nodes report their addresses and what a unit is.

@@ -12,6 +12,8 @@ pub mod cluster;
 
 mod server;
 
+pub mod dra;
+
 pub mod environment;
 
 pub mod extender;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use cgpu::host::{Host, require_root};
 use cgpu_cli::nvml::refresh;
+use cgpu_core::gpu::Inventory;
 use cgpu_core::request::Grant;
 use cgpu_host::events::Store;
 use cgpu_host::inventory::{Settings, cached};
@@ -85,7 +86,7 @@ async fn live(args: &Args, settings: Settings, host: &Host) -> Result<()> {
         most_weight: host.config.admission.max_inst,
     };
     let kubeconfig = args.kubeconfig.as_deref();
-    let cluster = Cluster::find(kubeconfig, node_name(args)?).await?;
+    let cluster = Cluster::find(kubeconfig, node_name(args.node_name.as_deref())?).await?;
     let kubelet = Kubelet::new(args.pod_resources.clone());
     let gpus = learn(&settings, rules.unit).await?;
     let held = kubelet.held().await.map(|held| holdings(&held, &rules.asks.memory));
@@ -298,9 +299,9 @@ async fn serve(
 
 /// The node's name in the cluster: the kubelet takes the host's, in small letters, if it is given no
 /// other.
-fn node_name(args: &Args) -> Result<String> {
-    if let Some(name) = &args.node_name {
-        return Ok(name.clone());
+pub(crate) fn node_name(said: Option<&str>) -> Result<String> {
+    if let Some(name) = said {
+        return Ok(name.to_owned());
     }
     if let Ok(name) = std::env::var("NODE_NAME") {
         return Ok(name);
@@ -312,12 +313,17 @@ fn node_name(args: &Args) -> Result<String> {
 
 /// The GPUs as they are known, or if they aren't, as the driver reports them; then they are.
 async fn learn(settings: &Settings, unit: Unit) -> Result<Vec<SharedGpu>> {
+    Ok(shared(inventory(settings).await?.gpus(), unit)?)
+}
+
+/// The same, as the inventory has them.
+pub(crate) async fn inventory(settings: &Settings) -> Result<Inventory> {
     let settings = settings.clone();
     let found = spawn_blocking(move || match cached(&settings)? {
         Some(inventory) => anyhow::Ok(inventory),
         None => Ok(refresh(&settings)?.reserving(settings.reserve_mib)),
     });
-    Ok(shared(found.await??.gpus(), unit)?)
+    found.await?
 }
 
 /// Makes the plugin known to the kubelet, at each of its sockets.

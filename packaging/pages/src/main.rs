@@ -32,7 +32,7 @@ const COMPLETIONS: [(Shell, &str, &str, &str); 3] = [
 ];
 
 /// The programs that parse their command lines by definitions of theirs, but for the hook.
-fn own() -> [Command; 6] {
+fn own() -> [Command; 7] {
     [
         Cli::command(),
         cgpu_smi::Args::command(),
@@ -40,6 +40,7 @@ fn own() -> [Command; 6] {
         cgpu_tree::Args::command(),
         cgpu_k8s::Args::command(),
         cgpu_k8s::InspectArgs::command(),
+        cgpu_k8s::dra::DraArgs::command(),
     ]
 }
 

@@ -45,6 +45,7 @@ fn every_command_and_program_has_a_renderable_page() {
     wanted.extend(
         [
             "cgpu-device-plugin",
+            "cgpu-dra-driver",
             "cgpu-hook",
             "cgpu-metrics",
             "cgpu-monitor",
@@ -142,6 +143,7 @@ fn unpacked() -> TempDir {
         "cgpu-metrics",
         "cgpu-tree",
         "cgpu-device-plugin",
+        "cgpu-dra-driver",
         "kubectl-inspect-gpushare",
     ] {
         fs::write(programs.join(program), program).expect("it can be written");
@@ -189,6 +191,7 @@ fn installer_preserves_host_configuration_and_purge_removes_everything() {
         "usr/lib/systemd/system/cgpu-metrics.service 644",
         "usr/bin/cgpu-tree 755",
         "usr/bin/cgpu-device-plugin 755",
+        "usr/bin/cgpu-dra-driver 755",
         "usr/bin/kubectl-inspect-gpushare 755",
         "usr/share/cgpu/cgpu.yaml 644",
         "usr/share/cgpu/scheduler-config.yaml 644",

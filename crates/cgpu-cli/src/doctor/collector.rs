@@ -12,6 +12,7 @@ use super::{driver, engines, host, own};
 use crate::engines::host_tree::Tree;
 use cgpu::host::Host;
 use cgpu_host::config::{self, Config};
+use cgpu_host::grants::Claims;
 
 /// Where a host is.
 #[derive(Debug, Clone)]
@@ -40,8 +41,15 @@ pub fn inspect(roots: &Roots) -> Facts {
         engines: engines::inspect(&tree),
         hooks: engines::hooks(&tree),
         toolkit: engines::toolkit(&tree),
+        claims: claims(&tree, &config),
         own: own::inspect(&reached, reported, config.state_dir.clone(), &tree.at(&config.log)),
     }
+}
+
+/// The directory of claims' records.
+fn claims(tree: &Tree, config: &Config) -> Option<PathBuf> {
+    let directory = Claims::at(&config.kubernetes.grants).directory().to_owned();
+    tree.at(&directory).is_dir().then_some(directory)
 }
 
 /// The configuration, and its file or what is wrong with it.

@@ -24,6 +24,8 @@ pub struct Facts {
     pub hooks: Vec<HookFile>,
     /// NVIDIA's container toolkit.
     pub toolkit: Toolkit,
+    /// Where our DRA driver's claims are recorded, if it has run here.
+    pub claims: Option<PathBuf>,
     /// Ourselves.
     pub own: Own,
 }

@@ -23,7 +23,11 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.extend(host::runtimes(&facts.runtimes, facts.isolation.cgroups));
     let hooks = engines::Hooks { files: &facts.hooks, backend: facts.isolation.backend };
     findings.extend(engines::judge(&facts.engines, hooks, &facts.own));
-    findings.extend(engines::without_cdi(&facts.engines, &facts.toolkit.cdi));
+    findings.extend(engines::without_cdi(
+        &facts.engines,
+        facts.claims.as_deref(),
+        &facts.toolkit.cdi,
+    ));
     findings.push(engines::toolkit(&facts.toolkit));
     findings.extend(host::own(&facts.own));
     findings

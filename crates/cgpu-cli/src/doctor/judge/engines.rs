@@ -231,20 +231,36 @@ fn judge_hooks(Hooks { files, backend }: Hooks<'_>) -> Vec<Finding> {
 }
 
 /// Engines with cgpu that give no container what the host's CDI specifications have.
-pub(super) fn without_cdi(engines: &[Engine], specifications: &[PathBuf]) -> Vec<Finding> {
-    let Some(specification) = specifications.first() else { return Vec::new() };
+pub(super) fn without_cdi(
+    engines: &[Engine],
+    claims: Option<&Path>,
+    specifications: &[PathBuf],
+) -> Vec<Finding> {
+    let (severity, consequence) = match (claims, specifications.first()) {
+        (Some(claims), _) => {
+            let words = format!(
+                "cgpu's DRA driver has run here ({}): it doesn't register with the kubelet before, and no pod with a claim starts",
+                claims.display()
+            );
+            (Warning, words)
+        }
+        (None, Some(specification)) => {
+            let words = format!(
+                "there is {}: who names GPUs so, as DRA drivers do and NVIDIA's device plugin can, gives none",
+                specification.display()
+            );
+            (Note, words)
+        }
+        (None, None) => return Vec::new(),
+    };
     let knows_us = |file: &EngineFile| file.handlers.as_ref().is_ok_and(|all| !all.is_empty());
     let deaf = engines.iter().filter(|engine| {
         engine.gives_cdi_devices == Some(false) && engine.files.iter().any(knows_us)
     });
     let found = deaf.map(|engine| {
-        let what = format!(
-            "gives pods no devices by CDI (enable_cdi), and there is {}: who names GPUs so, as \
-             DRA drivers do and NVIDIA's device plugin can, gives none",
-            specification.display()
-        );
-        Finding::new(Engines, engine.kind.name(), Note, what).remedy(
-            "enable_cdi = true under [plugins.\"io.containerd.grpc.v1.cri\"], where that is used",
+        let what = format!("gives pods no devices by CDI (enable_cdi), and {consequence}");
+        Finding::new(Engines, engine.kind.name(), severity, what).remedy(
+            "enable_cdi = true under [plugins.\"io.containerd.grpc.v1.cri\"] and a restart, where that is used",
         )
     });
     found.collect()

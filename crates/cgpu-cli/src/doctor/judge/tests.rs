@@ -78,6 +78,7 @@ fn well() -> Facts {
         ],
         hooks: Vec::new(),
         toolkit: Toolkit::default(),
+        claims: None,
         own: Own {
             root: true,
             directory: "/usr/bin".into(),
@@ -628,6 +629,20 @@ fn engine_finding_says_how_to_configure_cgpu() {
     }
     let file =
         EngineFile { path: "/etc/containerd/config.toml".into(), handlers: Ok(vec![handler()]) };
+    let deaf = |facts: &mut Facts| {
+        let handlers = Ok(vec![handler()]);
+        let file = EngineFile { path: "/etc/containerd/config.toml".into(), handlers };
+        let gives_cdi_devices = Some(false);
+        let engine = there(EngineKind::Containerd);
+        facts.engines = vec![Engine { files: vec![file], gives_cdi_devices, ..engine }];
+        facts.claims = Some("/var/lib/cgpu/grants/claims".into());
+    };
+    finds(
+        "containerd",
+        Warning,
+        "and cgpu's DRA driver has run here (/var/lib/cgpu/grants/claims): it doesn't register",
+        deaf,
+    );
     finds(
         "containerd",
         Note,
