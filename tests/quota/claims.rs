@@ -41,6 +41,7 @@ fn claimed(gated: &Gated) -> Claim {
         name: "claim".to_owned(),
         uid: UID.to_owned(),
         pods: vec!["claiming".to_owned()],
+        of_one_pod: true,
         shares: vec![share("a", "1"), share("b", "f")],
     }
 }

@@ -105,6 +105,18 @@ pub(crate) async fn require(root: &Path, args: &EngineArgs, plugin: Option<&Path
     answered.with_context(|| format!("the device plugin does not answer at {}", socket.display()))
 }
 
+/// Makes sure that the engine puts the CDI devices of files in `directory` into containers.
+///
+/// # Errors
+///
+/// Why it doesn't, in the words that `kubectl describe` shows.
+pub(crate) async fn require_cdi(root: &Path, args: &EngineArgs, directory: &Path) -> Result<()> {
+    match Engine::new(seen_at(root, &args.engine_socket)).cdi().await?.lack(directory) {
+        Some(lack) => bail!("{lack}; no pod with a claim starts on this node"),
+        None => Ok(()),
+    }
+}
+
 /// Configures the engine by a `cgpu setup` that `enter` runs on the node with more options, and restarts it if it has
 /// to be: one node of the cluster at a time, by a lease in `namespace`. Returns once it makes containers by cgpu; until
 /// then a failure is retried, and no other node has its turn.

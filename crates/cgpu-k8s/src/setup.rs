@@ -22,7 +22,7 @@ use rustix::thread::{
 };
 use serde_json::json;
 
-use crate::engine_check::{EngineArgs, require, restart_in_turn, seen_at};
+use crate::engine_check::{EngineArgs, require, require_cdi, restart_in_turn, seen_at};
 
 /// The first process of the node, if the pod has `hostPID: true`.
 const NODE: &str = "/proc/1";
@@ -72,6 +72,9 @@ pub enum SetupCommand {
         /// The socket of the device plugin, which has to answer.
         #[arg(long, value_name = "FILE")]
         plugin: Option<PathBuf>,
+        /// A directory of CDI files that the engine has to read, for claims.
+        #[arg(long, value_name = "DIR")]
+        cdi_dir: Option<PathBuf>,
     },
     /// Run a program of the node's.
     Enter {
@@ -152,11 +155,17 @@ pub fn set_up(args: &SetupArgs) -> Result<()> {
             };
             now(restart_in_turn(&node.join("root"), engine, namespace, on_node))
         }
-        SetupCommand::Ready { engine, plugin } => {
+        SetupCommand::Ready { engine, plugin, cdi_dir } => {
             // A probe runs in the namespaces of the container's first process, which may be in the node's by then.
             let root =
                 if is_on_node(node)? { Path::new("/").to_owned() } else { node.join("root") };
-            now(require(&root, engine, plugin.as_deref()))
+            now(async {
+                require(&root, engine, plugin.as_deref()).await?;
+                match cdi_dir {
+                    Some(directory) => require_cdi(&root, engine, directory).await,
+                    None => Ok(()),
+                }
+            })
         }
         SetupCommand::Enter { network, keep, command } => {
             let retained = keep.as_deref().map(capabilities).transpose()?;

@@ -88,7 +88,8 @@ def has_begun(running):
 
 def shown(run):
     """A container computes: what ps, cgpu-smi and the metrics tell of it."""
-    spin = [run.program("spin"), "--seconds", HOLD_S]
+    # It is ended once all have looked, which takes long on a busy host.
+    spin = [run.program("spin"), "--seconds", 20 * HOLD_S]
     running = run.place.start(spin, QUOTA_MIB, door=TOOLS)
     begun = has_begun(running)
     # The driver reports which processes ran in the last seconds.
@@ -235,7 +236,7 @@ def tree(run):
     number, question = "8.8", "cgpu mount shows the container's quota and memory as files"
     place = os.path.join(run.place.work, "tree")
     os.makedirs(place, exist_ok=True)
-    running = run.place.start([run.program("spin"), "--seconds", HOLD_S], QUOTA_MIB, door=TOOLS)
+    running = run.place.start([run.program("spin"), "--seconds", 20 * HOLD_S], QUOTA_MIB, door=TOOLS)
     begun = has_begun(running)
     mounted = ask(run, "tools-mount", "cgpu-tree", "--detach", place)
     below = os.path.join(place, str(run.driver.listed[0]["minor"]))

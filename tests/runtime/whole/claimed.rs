@@ -48,6 +48,7 @@ fn claim(uid: &str, requests: &[(&str, &str, u64)]) -> Claim {
         name: format!("claim-{uid}"),
         uid: uid.to_owned(),
         pods: vec!["uid-of-web".to_owned()],
+        of_one_pod: true,
         shares: requests.iter().enumerate().map(share).collect(),
     }
 }

@@ -76,6 +76,9 @@ pub struct Claim {
     pub uid: String,
     /// The UIDs of the pods that it is reserved for.
     pub pods: Vec<String>,
+    /// Whether it was made for a pod, by a template: it is never reserved for another one.
+    #[serde(default)]
+    pub of_one_pod: bool,
     /// One for each request that has GPUs of cgpu's.
     pub shares: Vec<Share>,
 }
@@ -297,6 +300,7 @@ mod tests {
             name: format!("claim-{uid}"),
             uid: uid.to_owned(),
             pods: vec![POD.to_owned()],
+            of_one_pod: true,
             shares: shares.iter().map(share).collect(),
         }
     }

@@ -164,6 +164,7 @@ mod tests {
             name: "c".to_owned(),
             uid: uid.to_owned(),
             pods: vec!["p".to_owned()],
+            of_one_pod: true,
             shares: vec![Share { request: "gpu".to_owned(), token, gpus: vec![gpu], weight: None }],
         }
     }

@@ -131,6 +131,11 @@ pub(super) fn record(
         name,
         uid,
         pods: pods.map(|user| user.uid.clone()).collect(),
+        of_one_pod: meta
+            .owner_references
+            .iter()
+            .flatten()
+            .any(|owner| owner.kind == "Pod" && owner.controller == Some(true)),
         shares: shares.collect(),
     };
     require_left(&record, rules, given)?;

@@ -121,6 +121,7 @@ mod tests {
             name: "c".to_owned(),
             uid: "5c3b9a52-0000-4c8e-9d0e-4f1d2c3b4a59".to_owned(),
             pods: Vec::new(),
+            of_one_pod: true,
             shares: vec![share("a", "1"), share("b", "f")],
         }
     }
@@ -141,7 +142,9 @@ mod tests {
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let written: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        let expected: Value = serde_json::from_str(include_str!("../../../../tests/fixtures/claim.cdi.json")).unwrap();
+        let expected: Value =
+            serde_json::from_str(include_str!("../../../../tests/fixtures/claim.cdi.json"))
+                .unwrap();
         assert_eq!(written, expected);
         assert_eq!(
             files.device(&claim(), "a"),

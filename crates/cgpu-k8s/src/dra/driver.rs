@@ -119,7 +119,8 @@ impl Driver {
 
     /// Takes in for which pods the claims are reserved by now: the kubelet asks once for a claim that several pods use.
     pub(crate) async fn refresh_pods(&self) -> anyhow::Result<()> {
-        for known in self.claims.all()? {
+        // Most are a template's: of these nothing is asked.
+        for known in self.claims.all()?.into_iter().filter(|claim| !claim.of_one_pod) {
             let Some(found) = self.api.claim(&known.namespace, &known.name).await? else {
                 continue;
             };

@@ -34,6 +34,8 @@ struct Kept {
     /// Writes of slices that succeeded.
     writes: usize,
     is_down: bool,
+    /// How often each claim was asked for, by name.
+    asked: BTreeMap<String, usize>,
 }
 
 #[derive(Clone)]
@@ -91,6 +93,11 @@ impl ApiServer {
     /// Answers nothing from now on, or again.
     pub fn set_down(&self, is_down: bool) {
         self.kept.lock().unwrap().is_down = is_down;
+    }
+
+    /// How often the claim of that name was asked for.
+    pub fn asked(&self, name: &str) -> usize {
+        self.kept.lock().unwrap().asked.get(name).copied().unwrap_or_default()
     }
 
     pub fn slices(&self) -> Vec<Value> {
@@ -179,7 +186,9 @@ async fn claim(
     if server.is_down() {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "down");
     }
-    match server.kept.lock().unwrap().claims.get(&(namespace, name)) {
+    let mut kept = server.kept.lock().unwrap();
+    *kept.asked.entry(name.clone()).or_default() += 1;
+    match kept.claims.get(&(namespace, name)) {
         Some(claim) => Json(claim.clone()).into_response(),
         None => refused(StatusCode::NOT_FOUND, "not found"),
     }

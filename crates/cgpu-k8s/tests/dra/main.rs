@@ -484,6 +484,22 @@ fn plugin_and_claims_never_share_a_gpu() {
     node.prepared("u1");
 }
 
+/// The API server is asked once of a claim that a template made for its pod, however often of a shared one.
+#[test]
+fn claims_of_templates_are_not_asked_again() {
+    let mut node = Node::new(&json!([gpu(0, 16_130)]));
+    let mut own = claim("u1", "pod-1", &[("a", 0, 4096)]);
+    own["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pod-1", "controller": true}]);
+    node.api.set_claim(&own);
+    node.api.set_claim(&claim("u2", "pod-2", &[("a", 0, 4096)]));
+    node.start();
+    node.prepared("u1");
+    node.prepared("u2");
+    let more = node.api.asked("c-u2") + 2;
+    soon(|| (node.api.asked("c-u2") >= more).then_some(()), "the shared claim is asked of again");
+    assert_eq!(node.api.asked("c-u1"), 1);
+}
+
 /// What a claim was allocated is known without an API server; for which pods it is reserved is taken in later.
 #[test]
 fn claims_follow_the_api_server_and_outlive_it() {
